@@ -1,0 +1,125 @@
+"""Samples in columns: what the pipe gives and the trainer takes.
+
+Shapes: B samples, N signs of one slot.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Signs of one sparse slot: sample b has `values_N[offset_B1[b]:offset_B1[b + 1]]`."""
+
+    values_N: U64
+    offset_B1: I64
+    """B + 1 offsets, from 0."""
+    weights_N: F32 | None = None
+
+    def slice(self, begin: int, end: int) -> "Ragged":
+        """Samples `begin` to `end`."""
+        first, last = int(self.offset_B1[begin]), int(self.offset_B1[end])
+        weights_N = None if self.weights_N is None else self.weights_N[first:last]
+        return Ragged(self.values_N[first:last], self.offset_B1[begin : end + 1] - first, weights_N)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """One after the other."""
+        shifts = np.cumsum([0] + [len(part.values_N) for part in parts])
+        offset_B1 = np.concatenate([[0], *(p.offset_B1[1:] + s for p, s in zip(parts, shifts, strict=False))])
+        weights = [part.weights_N for part in parts if part.weights_N is not None]
+        return cls(
+            np.concatenate([part.values_N for part in parts]),
+            offset_B1.astype(np.int64),
+            np.concatenate(weights) if weights else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of one segment, in pipe order. Every mapping is in the order of the schema."""
+
+    sparse: Mapping[str, Ragged]
+    dense: Mapping[str, F32]
+    """(B, size) each."""
+    meta: Mapping[str, NDArray[Any]]
+    """(B,) each: float32, uint64, int64, or object for strings."""
+    event_B: I64
+    """Position of the sample's event in its partition, never falling; where the pipe cannot tell, a running number."""
+    time_s_B: F64
+    """Event time, unix seconds; NaN where there is none."""
+    num_samples: int = field(default=-1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_samples", len(self.event_B))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def slice(self, begin: int, end: int) -> "Samples":
+        """Samples `begin` to `end`, without a copy of values."""
+        return Samples(
+            {name: column.slice(begin, end) for name, column in self.sparse.items()},
+            {name: column[begin:end] for name, column in self.dense.items()},
+            {name: column[begin:end] for name, column in self.meta.items()},
+            self.event_B[begin:end],
+            self.time_s_B[begin:end],
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence["Samples"]) -> "Samples":
+        """One after the other; all of one schema, at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        return cls(
+            {name: Ragged.concat([p.sparse[name] for p in parts]) for name in first.sparse},
+            {name: np.concatenate([p.dense[name] for p in parts]) for name in first.dense},
+            {name: np.concatenate([p.meta[name] for p in parts]) for name in first.meta},
+            np.concatenate([p.event_B for p in parts]),
+            np.concatenate([p.time_s_B for p in parts]),
+        )
+
+
+def cut_batches(blocks: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
+    """Batches of `batch_size` samples out of blocks of any size; the last may be smaller.
+
+    The samples of one event stay together: a batch ends at the first event boundary at or after `batch_size`.
+    An event is told by neighbouring samples with one `event_B`; blocks never split an event.
+    """
+    held: list[Samples] = []
+    num_held = 0
+    for block in blocks:
+        if not len(block):
+            continue
+        held.append(block)
+        num_held += len(block)
+        if num_held < batch_size:
+            continue
+        joined = Samples.concat(held)
+        begin = 0
+        while (end := _boundary(joined.event_B, begin + batch_size)) <= len(joined) and end - begin >= batch_size:
+            yield joined.slice(begin, end)
+            begin = end
+        held = [joined.slice(begin, len(joined))] if begin < len(joined) else []
+        num_held = len(joined) - begin
+    if num_held:
+        yield Samples.concat(held)
+
+
+def _boundary(event_B: I64, at: int) -> int:
+    """First index from `at` on where an event ends; len + 1 where `at` lies behind the end."""
+    if at > len(event_B):
+        return len(event_B) + 1
+    while at < len(event_B) and event_B[at] == event_B[at - 1]:
+        at += 1
+    return at

@@ -1,0 +1,164 @@
+"""How a section of the job spec is declared, read and refused.
+
+A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec` composes
+them. This module holds the base class, the units, reading of TOML with overrides, and the wording of errors.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+
+from millrace.errors import SpecError
+
+DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class Section(BaseModel):
+    """A part of the spec: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text) if isinstance(text, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is not of the form {example!r}; units are {', '.join(units)}")
+    return float(match[1]) * units[match[2]]
+
+
+def parse_duration(text: object) -> float:
+    """Seconds of a text such as "250ms", "1s" or "24h"."""
+    return _with_unit(text, DURATION_S, "30s")
+
+
+def parse_size(text: object) -> int:
+    """Bytes of a text such as "64KiB" or "512MiB"."""
+    return int(_with_unit(text, SIZE_BYTES, "512MiB"))
+
+
+def _duration_or_seconds(value: object) -> float:
+    # A default, or a model built in code or from its own dump, is already in seconds.
+    return value if isinstance(value, float) else parse_duration(value)
+
+
+def _size_or_bytes(value: object) -> int:
+    return value if type(value) is int else parse_size(value)
+
+
+Duration = Annotated[
+    float, BeforeValidator(_duration_or_seconds), WithJsonSchema({"type": "string", "examples": ["1s", "24h"]})
+]
+"""Seconds, written "1s", "24h"."""
+
+Size = Annotated[int, BeforeValidator(_size_or_bytes), WithJsonSchema({"type": "string", "examples": ["512MiB"]})]
+"""Bytes, written "512MiB"."""
+
+
+def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` put in its place.
+
+    A value is read as TOML, and as plain text where it is none. A list is indexed by number: `slots.0.dim=8`.
+    Raises SpecError naming the file, line and key.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not TOML: {error}") from error
+    for override in overrides:
+        _override(raw, override)
+    return raw
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise SpecError(f"--set {override!r} is not of the form a.b=value")
+    *parents, last = path.split(".")
+    node: Any = raw
+    for done, name in enumerate(parents):
+        node = _child(node, name, ".".join(parents[: done + 1]))
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if isinstance(node, list):
+        _child(node, last, path)
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise SpecError("cannot be set: its parent holds a plain value", path)
+
+
+def _child(node: Any, name: str, path: str) -> Any:
+    if isinstance(node, list):
+        if not name.isdigit() or int(name) >= len(node):
+            raise SpecError(f"is a list of {len(node)}; name an entry by its number from 0", path)
+        return node[int(name)]
+    if not isinstance(node, dict):
+        raise SpecError("cannot be set: its parent holds a plain value", path)
+    return node.setdefault(name, {})
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = False) -> Model:
+    """`raw` as a `model`; `only_known` drops top-level sections that the model does not declare.
+
+    Raises SpecError with one line for each mistake: the key's path, the value, what is allowed, the nearest name.
+    """
+    if only_known:
+        raw = {name: value for name, value in raw.items() if name in model.model_fields}
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [_line(model, problem) for problem in error.errors(include_url=False)]
+        raise SpecError("\n".join(lines)) from None
+
+
+def _line(model: type[BaseModel], problem: Any) -> str:
+    # pydantic puts the tag of a tagged union into the location; a reader of the spec never wrote it.
+    location = [part for part in problem["loc"] if not (isinstance(part, str) and part.startswith("tag:"))]
+    path = ".".join(str(part) for part in location) or "(spec)"
+    if problem["type"] == "extra_forbidden":
+        known = sorted(set(_fields_at(model, problem["loc"][:-1])))
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{path}: unknown key; {hint}known here: {', '.join(known)}"
+    if problem["type"] == "missing":
+        return f"{path}: is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    value = problem.get("input")
+    shown = "" if isinstance(value, dict | list | BaseModel) or repr(value) in message else f" (got {value!r})"
+    return f"{path}: {message}{shown}"
+
+
+def _fields_at(annotation: Any, location: Sequence[int | str]) -> Iterator[str]:
+    """Names of the fields that may stand at `location` below a model or annotation."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _fields_at(get_args(annotation)[0], location)
+    elif origin is Union or origin is UnionType:
+        for choice in get_args(annotation):
+            yield from _fields_at(choice, location)
+    elif origin is not None and location:
+        yield from _fields_at(get_args(annotation)[-1 if origin is not tuple else 0], location[1:])
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not location:
+            yield from annotation.model_fields
+        elif location[0] in annotation.model_fields:
+            yield from _fields_at(annotation.model_fields[str(location[0])].annotation, location[1:])
+        else:  # a tag of a union
+            yield from _fields_at(annotation, location[1:])

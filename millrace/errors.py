@@ -1,0 +1,43 @@
+"""Errors that more than one package raises or handles.
+
+MillraceError
++-- SpecError        the job spec is wrong; the user mends it              exit code 2
++-- BadInput         the stream, the pipe or a file broke its promise      exit code 1
+|   (dataset.errors draws its branches)
++-- DeadlineExceeded no answer within the time given                       exit code 75
++-- Unavailable      a peer or broker is down; the same call may succeed   exit code 75
+
+Packages draw their own branches below these. `exit_code` is what a process that ends on the error returns.
+"""
+
+
+class MillraceError(Exception):
+    """Something a person must be told: what, where, and what to do."""
+
+    exit_code = 1
+
+
+class SpecError(MillraceError):
+    """The job spec is wrong: `path` names the key."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class BadInput(MillraceError):
+    """What came in is not what was promised."""
+
+
+class DeadlineExceeded(MillraceError):
+    """The time given for a call is used up."""
+
+    exit_code = 75
+
+
+class Unavailable(MillraceError):
+    """A peer does not answer now; the same call may succeed later."""
+
+    exit_code = 75

@@ -1,0 +1,62 @@
+"""How a process of Millrace starts and ends: signals raise a flag, exit codes mean something."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+
+from millrace.errors import MillraceError
+
+
+class ExitCode(IntEnum):
+    """What the end of a process tells its launcher."""
+
+    DRAINED = 0
+    BUG = 1
+    BAD_CONFIG = 2
+    RETRY = 75
+
+
+@contextmanager
+def stop_flag() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; the old handlers come back at the end. Main thread only."""
+    stopping = threading.Event()
+
+    def raise_flag(_signal: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    old = {number: signal.signal(number, raise_flag) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Kill this process and its process group as soon as its standard input closes.
+
+    The launcher holds the other end and never writes, so it closes when the launcher is gone, however it died.
+    The process must lead a group of its own.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def exit_code_of(main: Callable[[], None]) -> int:
+    """Run `main`; print an error made for people as such, and return the exit code it asks for."""
+    try:
+        main()
+    except MillraceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return ExitCode.DRAINED

@@ -1,0 +1,1 @@
+"""Training: passes, steps, dense parts, models, metrics."""
