@@ -1,0 +1,128 @@
+"""The shards as one trainer sees them: one narrow protocol, whether they are in this process or behind gRPC.
+
+`pserver.embedded.EmbeddedShards` holds the one shard itself; `pserver.remote.RemoteShards` routes keys to shard
+processes. Same kernels in the same order: both end with the same rows, bit for bit. Finding a batch's unique keys,
+pooling, and summing a key's gradients within the batch are trainer.embedding's work.
+
+Shapes: U unique keys of one batch in one table, D floats of a row's weights (first-order weight, then the vector).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+
+F32 = NDArray[np.float32]
+U16 = NDArray[np.uint16]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Unique keys of one batch in one table, in order of first occurrence."""
+
+    keys_U: U64
+    group_U: U16
+    """Slot group of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What one rank's batch says about its `Keys`, in their order."""
+
+    grads_UD: F32
+    show_U: F32
+    click_U: F32
+
+
+class Prepared(Protocol):
+    """A batch's keys made ready for the shards (routed, or their row numbers found)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What `grad_scale = "show"` needs of a step: samples of all ranks."""
+
+    batch_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """Counts of one table over all shards."""
+
+    num_rows: int
+    num_bytes: int
+    """Memory of rows and index."""
+    new_rows: int
+    """Rows made in the open or last pass."""
+    rows_by_group: Mapping[int, int]
+
+
+class Shards(Protocol):
+    """Every shard of the job, as one rank uses them.
+
+    Order of a pass: `open_pass`; `pull` for step 0; then, for every step of the pass on any rank, one `exchange` by
+    each rank; then `close_pass` by every rank. `prepare` may run in another thread, ahead, in the order of steps,
+    and never blocks for a step. Errors: pserver.errors.
+    """
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
+        ...
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Prepared:
+        """Make a batch's keys ready. `learn` = False: the batch is only predicted, nothing may come of it."""
+        ...
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """(U, D) rows of a batch by table: for `learn`, a key without a row reads its initial value; else zeros."""
+        ...
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: Scale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """Push step `step` of this rank, then pull the next batch's rows.
+
+        `batch` and `gradients` are None on a rank that has run out of batches (it still takes part), gradients alone
+        where the step is skipped on all ranks; `following` is None at its last. The rows returned are those after
+        `step` of all ranks. A repeat after a lost answer is acknowledged, not applied twice.
+        """
+        ...
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """No push in flight on any rank from here: rows touched get `day`. Digest of each shard's pushes, by shard.
+
+        Called by every rank; the shards close once all have.
+        """
+        ...
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """By table, a 128-bit sum over all rows: independent of order and of the number of shards."""
+        ...
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """Counts by table."""
+        ...
+
+    def save(self, folder: Path, deadline: Deadline) -> None:
+        """All rows, whole, to a folder. Between passes only."""
+        ...
+
+    def load(self, folder: Path, deadline: Deadline) -> None:
+        """All rows from a folder of `save`, made with any number of shards, into empty tables."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and threads."""
+        ...
