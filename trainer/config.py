@@ -1,0 +1,230 @@
+"""What a user writes about training, and what a launcher tells one trainer process."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
+from millrace.config import Duration, Section
+from pserver.config import TableSection
+
+
+class TaskSection(Section):
+    """One thing to predict."""
+
+    name: str
+    """Name of the task and of its prediction."""
+    label: str
+    """Meta slot with the label."""
+    loss: Literal["bce", "mse"] = "bce"
+    """"bce": log loss of a probability; "mse": squared error of a value."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of the task's loss in the sum."""
+    mask: str | None = None
+    """Meta slot that is 0 where this task has no label; an absent label (NaN) is then no error."""
+
+
+class ModelSection(Section):
+    """Which model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    name: str | None = None
+    """One of Millrace's own."""
+    class_path: str | None = Field(default=None, alias="class")
+    """A torch module of one's own, "package.module:Class", found from the spec's folder."""
+    settings: dict[str, Any] = {}
+    """The model's own settings."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "ModelSection":
+        if (self.name is None) == (self.class_path is None):
+            raise ValueError('needs either name = "..." or class = "package.module:Class"')
+        return self
+
+
+class DenseSgd(Section):
+    """torch.optim.SGD."""
+
+    kind: Literal["sgd"]
+    """SGD."""
+    lr: float = Field(default=0.01, gt=0)
+    """Learning rate."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum."""
+
+
+class DenseAdam(Section):
+    """torch.optim.Adam."""
+
+    kind: Literal["adam"] = "adam"
+    """Adam."""
+    lr: float = Field(default=0.001, gt=0)
+    """Learning rate."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay (AdamW)."""
+
+
+class DenseAdagrad(Section):
+    """torch.optim.Adagrad."""
+
+    kind: Literal["adagrad"]
+    """Adagrad."""
+    lr: float = Field(default=0.01, gt=0)
+    """Learning rate."""
+    initial: float = Field(default=0.0, ge=0)
+    """Accumulator at the start."""
+    epsilon: float = Field(default=1e-10, gt=0)
+    """Added to the root."""
+
+
+DenseOptimizer = Annotated[DenseSgd | DenseAdam | DenseAdagrad, Field(discriminator="kind")]
+
+
+class TrainSection(Section):
+    """How steps are made."""
+
+    mode: Literal["sync", "async", "geo"] = "sync"
+    """"sync"; the others are not built yet."""
+    staleness: int = Field(default=0, ge=0)
+    """Steps a pull may lag behind; only 0 is built."""
+    dense: Literal["allreduce", "ps"] = "allreduce"
+    """"allreduce"; "ps" is not built yet."""
+    batch_size: int = Field(default=1024, ge=1, le=1 << 20)
+    """Samples a step and trainer; the samples of one event stay together."""
+    accumulate: int = Field(default=1, ge=1, le=1024)
+    """Steps whose dense gradients are summed before the dense update."""
+    dense_optimizer: DenseOptimizer = DenseAdam()
+    """How dense parameters learn."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the dense gradient."""
+    amp: Literal["off", "bfloat16", "float16"] = "off"
+    """Type of the model's arithmetic; float16 on GPUs only, with loss scaling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto": GPUs where there are any."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """Threads of torch in each trainer; the machine's cores shared equally unless set."""
+    learn_until: int | None = Field(default=None, ge=0)
+    """Events after which the job only predicts: the frozen twin."""
+    shuffle: bool = False
+    """Shuffle each rank's samples within a pass, seeded by job seed and pass."""
+    on_nonfinite: Literal["fail", "skip_batch"] = "fail"
+    """What a loss or gradient that is no number does."""
+    step_deadline: Duration = 120.0
+    """How long a step may wait for shards and other trainers."""
+    prefetch_batches: int = Field(default=4, ge=1, le=1024)
+    """Batches made ready ahead."""
+
+    @model_validator(mode="after")
+    def _built(self) -> "TrainSection":
+        if self.mode != "sync":
+            raise ValueError(f'mode = "{self.mode}" is not built yet; use "sync"')
+        if self.staleness:
+            raise ValueError("staleness above 0 is not built yet")
+        if self.dense != "allreduce":
+            raise ValueError(f'dense = "{self.dense}" is not built yet; use "allreduce"')
+        return self
+
+
+class PassesSection(Section):
+    """How the stream is cut into passes."""
+
+    max_events: int = Field(default=20_000, ge=1, le=100_000_000)
+    """Events (positions) a pass holds at most, over all partitions."""
+    wait: Duration = 1.0
+    """cut = "arrival": how long events are collected."""
+    cut: Literal["count", "arrival"] | None = None
+    """"count": exactly max_events, the same at every run (default of bounded sources); "arrival": what came in `wait`."""
+
+
+class MetricsSection(Section):
+    """What is measured, always before the sample is learnt."""
+
+    window: Duration = 86_400.0
+    """Length of the sliding window of event time; without event time it is the last 24 passes."""
+    gauc_by: str | None = None
+    """Slot whose values group samples for the mean AUC of groups."""
+    slices: tuple[str, ...] = ()
+    """Slots with few values; each value gets metrics of its own."""
+    max_slice_values: int = Field(default=32, ge=1, le=1024)
+    """Values measured apart for each slice; the rest is put together as "other"."""
+    halves: bool = True
+    """On bounded sources: also the first and the last half of the samples, in training order."""
+
+
+class StoreSection(Section):
+    """Where a job keeps what it makes."""
+
+    path: str
+    """Folder, relative to the spec's."""
+
+
+class TrainerJob(Section):
+    """The sections of the job spec that a trainer reads."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the job: letters, digits, '.', '_', '-'."""
+    seed: int = Field(default=1, ge=0, lt=1 << 63)
+    """Seed of everything that is drawn."""
+    sources: Annotated[dict[str, AnySource], Field(min_length=1)]
+    """The stream; one source is built."""
+    pipe: PipeSection
+    """Events to samples."""
+    slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
+    """Slots, in the order of the pipe's output."""
+    tasks: Annotated[tuple[TaskSection, ...], Field(min_length=1)]
+    """What is predicted."""
+    sample: SampleSection = SampleSection()
+    """Group and weight of a sample."""
+    tables: dict[str, TableSection] = {"default": TableSection()}
+    """Embedding tables."""
+    model: ModelSection
+    """The model."""
+    train: TrainSection = TrainSection()
+    """Steps."""
+    passes: PassesSection = PassesSection()
+    """Passes."""
+    metrics: MetricsSection = MetricsSection()
+    """Measurements."""
+    store: StoreSection
+    """Where results go."""
+
+    @field_validator("sources")
+    @classmethod
+    def _one_source(cls, sources: dict[str, Any]) -> dict[str, Any]:
+        if len(sources) != 1:
+            raise ValueError(f"several sources are not built yet; {len(sources)} given")
+        return sources
+
+
+class WorkerConfig(Section):
+    """What the launcher tells one trainer process, as JSON."""
+
+    job: dict[str, Any]
+    """The whole spec, checked, as the user wrote it (overrides applied); the trainer reads its sections of it."""
+    folder: Path
+    """The spec's folder: relative paths start there."""
+    store: Path
+    """The store's absolute path."""
+    rank: int
+    """This trainer's number."""
+    world: int
+    """Number of trainers."""
+    rendezvous: Path | None = None
+    """File through which trainers find each other (world > 1)."""
+    shards: tuple[str, ...] = ()
+    """Addresses of the shards; none: the shard is embedded."""
+    secret: str = ""
+    """What shards and roles ask for."""
+    generation: int = 1
+    """How many times the workers were started."""
+    address_file: Path
+    """Where this process writes the address of its Role service."""
+    cores: int = 1
+    """Cores this trainer may use."""
