@@ -6,6 +6,7 @@ MillraceError
 |   (dataset.errors draws its branches)
 +-- DeadlineExceeded no answer within the time given                       exit code 75
 +-- Unavailable      a peer or broker is down; the same call may succeed   exit code 75
++-- Refused          a peer answered no: another job, another generation   exit code 1
 
 Packages draw their own branches below these. `exit_code` is what a process that ends on the error returns.
 """
@@ -41,3 +42,7 @@ class Unavailable(MillraceError):
     """A peer does not answer now; the same call may succeed later."""
 
     exit_code = 75
+
+
+class Refused(MillraceError):
+    """A peer of another job or generation, or in another state, said no; asking again will not help."""

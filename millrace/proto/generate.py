@@ -1,0 +1,60 @@
+"""Makes the Python of every `.proto` of the house, or checks that it is up to date.
+
+`python -m millrace.proto.generate [--check]` covers `<package>/proto/*.proto` of all packages. The result is
+committed, so that running Millrace needs no protoc.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+def protos(root: Path = ROOT) -> list[Path]:
+    """Every `.proto` of the house, relative to `root`."""
+    return sorted(path.relative_to(root) for path in root.glob("*/proto/*.proto"))
+
+
+def generate(out: Path, root: Path = ROOT) -> None:
+    """Write the Python of all protos of `root` below `out`, in the folders they have below `root`."""
+    from grpc_tools import protoc  # a tool of developers: not needed to run
+
+    bundled = resources.files("grpc_tools") / "_proto"
+    targets = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    arguments = ["protoc", f"-I{root}", f"-I{bundled}", *targets, *map(str, protos(root))]
+    if protoc.main(arguments) != 0:
+        raise SystemExit("protoc failed")
+
+
+def out_of_date(root: Path = ROOT) -> list[str]:
+    """Generated files below `root` that differ from what the protos give, or that no proto gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        generate(made, root)
+        fresh = {path.relative_to(made): path.read_bytes() for path in made.rglob("*.py*")}
+    kept = {
+        path.relative_to(root): path.read_bytes() for suffix in SUFFIXES for path in root.glob(f"*/proto/*{suffix}")
+    }
+    return sorted(str(name) for name in fresh.keys() | kept.keys() if fresh.get(name) != kept.get(name))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Generate, or with --check only compare; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is out of date")
+    if not parser.parse_args(arguments).check:
+        generate(ROOT)
+        return 0
+    late = out_of_date()
+    for name in late:
+        print(f"{name}: out of date; run python -m millrace.proto.generate", file=sys.stderr)
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""The Role service over a real loopback connection."""
+
+import json
+import math
+import socket
+import stat
+
+import pytest
+
+from millrace import rpc
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, Refused, Unavailable
+from millrace.role import RoleClient, serve_role
+
+
+@pytest.fixture
+def world(tmp_path):
+    class World:
+        status = {"job": "news", "state": "training"}
+        drains = 0
+        address_file = tmp_path / "trainer-0.address"
+
+        def drain(self):
+            self.drains += 1
+
+    world = World()
+    with serve_role(lambda: world.status, world.drain, "secret", world.address_file) as server:
+        world.server = server
+        world.client = RoleClient(server.address, "secret")
+        yield world
+        world.client.close()
+
+
+def soon():
+    return Deadline.after(10)
+
+
+def test_a_status_arrives_as_it_was_given(world):
+    world.status = {"job": "news", "lag": {"f:0": 3}, "metrics": {"life": {"ctr": {"auc": 0.75}}}, "learning": True}
+    assert world.client.status(soon()) == world.status
+
+
+def test_numbers_that_are_none_arrive_as_null_at_any_depth(world):
+    world.status = {"loss": math.nan, "list": (1.0, math.inf), "deep": {"auc": -math.inf}, 7: 1}
+    assert world.client.status(soon()) == {"loss": None, "list": [1.0, None], "deep": {"auc": None}, "7": 1}
+
+
+def test_drain_raises_the_flag_once_a_call(world):
+    world.client.drain(soon())
+    world.client.drain(soon())
+    assert world.drains == 2
+
+
+def test_the_address_file_names_the_server_and_only_its_owner_reads_it(world):
+    assert world.address_file.read_text() == world.server.address
+    assert stat.S_IMODE(world.address_file.stat().st_mode) == 0o600
+    assert [path.name for path in world.address_file.parent.iterdir()] == ["trainer-0.address"]
+
+
+def test_a_call_with_another_jobs_secret_is_refused_and_does_nothing(world):
+    stranger = RoleClient(world.server.address, "guess")
+    with pytest.raises(Refused, match="refused the call: wrong secret: this process belongs to another job"):
+        stranger.drain(soon())
+    stranger.close()
+    assert world.drains == 0
+
+
+def test_a_worker_that_is_gone_is_unavailable(world):
+    world.server.close()
+    with pytest.raises(Unavailable, match=f"the worker at {world.server.address} is not reachable"):
+        world.client.status(soon())
+
+
+def test_no_time_left_is_said_as_such(world):
+    with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+        world.client.status(Deadline.after(0))
+
+
+def test_closing_gives_the_port_back(world):
+    host, port = world.server.address.split(":")
+    world.server.close()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind((host, int(port)))
+
+
+def test_a_status_above_the_bound_fails_the_call_only(world):
+    world.status = {"text": "x" * (rpc.MAX_MESSAGE_BYTES + 1)}
+    with pytest.raises(Exception, match="RESOURCE_EXHAUSTED"):
+        world.client.status(soon())
+    world.status = {"text": "short"}
+    assert world.client.status(soon()) == {"text": "short"}
+
+
+def test_awaiting_an_address_ends_with_the_process_that_should_write_it(tmp_path):
+    class Gone(Exception):
+        pass
+
+    def alive():
+        raise Gone
+
+    with pytest.raises(Gone):
+        rpc.await_address(tmp_path / "none", soon(), alive)
+
+
+def test_awaiting_an_address_ends_at_the_deadline(tmp_path):
+    with pytest.raises(DeadlineExceeded, match="waiting for an address in"):
+        rpc.await_address(tmp_path / "none", Deadline.after(0.05), lambda: None)
+
+
+def test_an_address_is_read_back(tmp_path):
+    rpc.write_address(tmp_path / "a", "127.0.0.1:1")
+    assert rpc.await_address(tmp_path / "a", soon(), lambda: None) == "127.0.0.1:1"
+    assert json.dumps((tmp_path / "a").read_text()) == '"127.0.0.1:1"'
