@@ -112,8 +112,6 @@ class TrainSection(Section):
     """Threads of torch in each trainer; the machine's cores shared equally unless set."""
     learn_until: int | None = Field(default=None, ge=0)
     """Events after which the job only predicts: the frozen twin."""
-    shuffle: bool = False
-    """Shuffle each rank's samples within a pass, seeded by job seed and pass."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
     """What a loss or gradient that is no number does."""
     step_deadline: Duration = 120.0
@@ -140,7 +138,9 @@ class PassesSection(Section):
     wait: Duration = 1.0
     """cut = "arrival": how long events are collected."""
     cut: Literal["count", "arrival"] | None = None
-    """"count": exactly max_events, the same at every run (default of bounded sources); "arrival": what came in `wait`."""
+    """"count": exactly max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`."""
+    max_outage: Duration = 600.0
+    """How long a source may be away before the job stops."""
 
 
 class MetricsSection(Section):

@@ -1,0 +1,42 @@
+# make demo and make test need nothing but python3 (3.11 or later) and make: the environment is made on the way.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EVENTS ?=
+
+.PHONY: demo test check bench soak faults proto format clean
+
+demo: $(READY)
+	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
+
+test: $(READY)
+	$(BIN)/pytest tests -m "not slow"
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m millrace.proto.generate --check
+	$(BIN)/pytest -q tests/test_tidy.py
+
+bench: $(READY)
+	$(BIN)/python -m tests.bench
+
+proto: $(READY)
+	$(BIN)/python -m millrace.proto.generate
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,64 @@
+"""A batch with all that can be made ready ahead, on the loader's thread: lookups, row numbers, labels and weights.
+
+Shapes: B samples of the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataset.batch import F32, Samples
+from pserver.client import Prepared, Shards
+from trainer.config import TaskSection
+from trainer.embedding import Deduplicator, Lookup, TableSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples, made ready."""
+
+    samples: Samples
+    lookups: tuple[Lookup, ...]
+    prepared: Prepared
+    label_B: Mapping[str, F32]
+    """By task; 0 where the weight is."""
+    weight_B: Mapping[str, F32]
+    """By task: the sample's weight, 0 where masked."""
+
+
+def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None) -> tuple[dict[str, F32], ...]:
+    """Labels and weights of a batch by task."""
+    label_B, weight_B = {}, {}
+    ones_B = np.ones(len(samples), np.float32)
+    for task in tasks:
+        weight = ones_B if weight_slot is None else samples.meta[weight_slot].astype(np.float32)
+        label = samples.meta[task.label].astype(np.float32)
+        if task.mask is not None:
+            weight = np.where(samples.meta[task.mask] != 0, weight, np.float32(0))
+            label = np.where(weight != 0, label, np.float32(0))
+        label_B[task.name], weight_B[task.name] = label, weight
+    return label_B, weight_B
+
+
+class BatchMaker:
+    """Makes batches of samples; `expect` from the loop's thread, `make` from the loader's."""
+
+    def __init__(
+        self, tables: Sequence[TableSlots], tasks: Sequence[TaskSection], weight_slot: str | None, shards: Shards
+    ) -> None:
+        self._deduplicators = [Deduplicator(table) for table in tables]
+        self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
+        self._learn: dict[int, bool] = {}
+
+    def expect(self, pass_number: int, learn: bool) -> None:
+        """Say, before its samples come, whether a pass is learnt from."""
+        self._learn = {number: known for number, known in self._learn.items() if number >= pass_number - 2}
+        self._learn[pass_number] = learn
+
+    def make(self, pass_number: int, samples: Samples) -> Batch:
+        """The batch of some samples of a pass."""
+        lookups = tuple(each.lookup(samples) for each in self._deduplicators)
+        keys = {look.table.name: look.keys for look in lookups}
+        prepared = self._shards.prepare(keys, learn=self._learn[pass_number])
+        return Batch(samples, lookups, prepared, *targets(samples, self._tasks, self._weight_slot))

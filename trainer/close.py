@@ -1,0 +1,156 @@
+"""The close of a pass: everybody agrees on what was read, the day is set, metrics are reduced, state is compared."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.dead_letters import BadFraction, DeadLetters
+from dataset.loader import Loader, Tally
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from pserver.client import Shards
+from trainer.batches import Batch
+from trainer.dense import DensePart
+from trainer.observe import Observer
+from trainer.plan import Plan
+from trainer.planner import Planner
+from trainer.progress import Progress
+from trainer.ranks import Ranks
+
+SECONDS_PER_DAY = 86_400
+
+log = logging.getLogger(__name__)
+
+
+class RanksDiffer(MillraceError):
+    """Trainers hold different dense parameters: a bug, or arithmetic that differs between machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all ranks read of a pass."""
+
+    num_events: int
+    num_samples: int
+    rejected: Mapping[str, int]
+    day: int | None
+    """Median UTC day of its samples' event times; None without event time."""
+
+
+def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
+    """One reading of what the ranks say."""
+    rejected: dict[str, int] = {}
+    days: dict[int, int] = {}
+    for message in messages:
+        for reason, count in message["rejected"].items():
+            rejected[reason] = rejected.get(reason, 0) + count
+        for day, count in message["days"].items():
+            days[int(day)] = days.get(int(day), 0) + count
+    num_events = sum(message["num_events"] for message in messages)
+    return Reading(num_events, sum(m["num_samples"] for m in messages), rejected, median_day(days))
+
+
+def median_day(days: Mapping[int, int]) -> int | None:
+    """The lower median of days with their counts."""
+    middle, seen = (sum(days.values()) + 1) // 2, 0
+    for day in sorted(days):
+        seen += days[day]
+        if seen >= middle:
+            return day
+    return None
+
+
+class PassCloser:
+    """See module docstring. Every rank calls `close` at the end of each pass."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        shards: Shards,
+        loader: Loader[Batch],
+        dense: DensePart,
+        observer: Observer,
+        progress: Progress,
+        planner: Planner | None,
+        bad: BadFraction,
+        dead_letters: DeadLetters,
+        close_s: float,
+    ) -> None:
+        self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
+        self._observer, self._progress, self._planner = observer, progress, planner
+        self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
+        self._first_day: int | None = None
+        self._day = 0
+
+    def close(self, plan: Plan) -> None:
+        """Make version `plan.number`.
+
+        1. Ranks tell the chief what they read, and the hash of their dense state.
+        2. The chief compares, counts what was rejected against the limit, and tells the day.
+        3. Shards close: no push is in flight.
+        4. Metrics are reduced; dead letters are published; the status is told.
+        """
+        deadline = Deadline.after(self._close_s)
+        tally = self._loader.tally(plan.number)
+        reading = self._agree(plan, tally)
+        self._shards.close_pass(self._day, deadline)
+        seconds = time.time() - self._observer.latest_time_s() if self._observer.latest_time_s() else None
+        metrics = self._observer.close_pass(self._ranks)
+        self._dead_letters.publish(plan.number)
+        said = {
+            "metrics": metrics,
+            "loss": metrics.get("pass", {}).get("loss") if isinstance(metrics.get("pass"), dict) else None,
+            "day": self._day,
+            "freshness_s": seconds,
+            "tables": {
+                name: {"rows": stats.num_rows, "bytes": stats.num_bytes, "new_rows": stats.new_rows}
+                for name, stats in self._shards.stats(deadline).items()
+            }
+            if self._ranks.rank == 0
+            else {},
+        }
+        if self._planner is not None:
+            said["lag"] = self._planner.lag(plan.positions())
+        self._progress.closed(plan, reading.num_events, reading.num_samples, reading.rejected, said)
+
+    def _agree(self, plan: Plan, tally: Tally) -> Reading:
+        message = {
+            "num_events": tally.num_events,
+            "num_samples": tally.num_samples,
+            "rejected": tally.rejected,
+            "days": {int(day): int(count) for day, count in self._observer.days().items()},
+            "dense": self._dense.digest() if self._ranks.world > 1 else "",
+        }
+        heard = gather_messages(self._ranks, message)
+        if heard is not None:
+            if len({each["dense"] for each in heard}) > 1:
+                raise RanksDiffer(f"pass {plan.number}: trainers differ in their dense parameters")
+            reading = merge_tallies(heard)
+            self._bad.add(reading.num_events, reading.rejected)
+            if reading.day is not None:
+                self._first_day = reading.day if self._first_day is None else self._first_day
+                self._day = max(self._day, reading.day - self._first_day)
+            answer: dict[str, Any] | None = {
+                "num_events": reading.num_events,
+                "num_samples": reading.num_samples,
+                "rejected": dict(reading.rejected),
+                "day": self._day,
+            }
+        else:
+            answer = None
+        answer = self._ranks.broadcast(answer)
+        self._day = int(answer["day"])
+        return Reading(answer["num_events"], answer["num_samples"], answer["rejected"], self._day)
+
+
+def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """JSON messages of all ranks, on the chief."""
+    text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    gathered = ranks.gather({"json": text})
+    return None if gathered is None else [json.loads(columns["json"].tobytes()) for columns in gathered]

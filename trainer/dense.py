@@ -1,0 +1,117 @@
+"""Dense parameters: one flat buffer in parameter order, summed over ranks in fixed buckets, then the optimizer.
+
+Why not DistributedDataParallel: it cuts its buckets anew after the first iteration, so that its sums differ after a
+restart. Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries may round otherwise when not.
+"""
+
+import hashlib
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
+from trainer.ranks import Ranks
+
+ALIGN_FLOATS = 16
+
+
+class DensePart:
+    """A model's own parameters, and how they learn."""
+
+    def __init__(self, model: nn.Module, config: TrainSection, ranks: Ranks) -> None:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        begins, total = [], 0
+        for parameter in parameters:
+            begins.append(total)
+            total += -(-parameter.numel() // ALIGN_FLOATS) * ALIGN_FLOATS
+        self._flat = nn.Parameter(torch.zeros(total, device=device))
+        self._grad = torch.zeros(total, device=device)
+        self._sum = torch.zeros(total, device=device) if config.accumulate > 1 else self._grad
+        for parameter, begin in zip(parameters, begins, strict=True):
+            view = self._flat.data[begin : begin + parameter.numel()].view_as(parameter)
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = self._grad[begin : begin + parameter.numel()].view_as(parameter)
+        self._config, self._ranks, self._num_summed = config, ranks, 0
+        self._optimizer = _optimizer(self._flat, config.dense_optimizer) if total else None
+        self._names = {name: value for name, value in model.state_dict(keep_vars=True).items()}
+
+    @property
+    def gradient(self) -> Tensor:
+        """The flat gradient of the step, filled by backward."""
+        return self._grad
+
+    def clear(self) -> None:
+        """Forget the step's gradient."""
+        self._grad.zero_()
+
+    def reduce(self, loss_scale: float) -> None:
+        """Sum the step's gradient over ranks, and take the loss scale out."""
+        if self._flat.numel():
+            self._ranks.all_reduce(self._grad)
+            if loss_scale != 1:
+                self._grad.div_(loss_scale)
+
+    def finite(self) -> bool:
+        """Whether every gradient is a finite number."""
+        return bool(torch.isfinite(self._grad.sum())) or bool(torch.isfinite(self._grad).all())
+
+    def step(self) -> None:
+        """Learn from the reduced gradient, at every `accumulate`-th step."""
+        if self._optimizer is None:
+            return
+        self._num_summed += 1
+        if self._sum is not self._grad:
+            self._sum.add_(self._grad)
+        if self._num_summed == self._config.accumulate:
+            self.flush()
+
+    def flush(self) -> None:
+        """Apply what is summed: at the close of a pass none may be left over."""
+        if self._optimizer is None or self._num_summed == 0:
+            return
+        if self._num_summed > 1:
+            self._sum.div_(self._num_summed)
+        if self._config.clip_norm is not None:
+            norm = torch.linalg.vector_norm(self._sum)
+            self._sum.mul_(torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0))
+        self._flat.grad = self._sum
+        self._optimizer.step()
+        if self._sum is not self._grad:
+            self._sum.zero_()
+        self._num_summed = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, buffers and optimizer state by name: what a save holds and the digest covers."""
+        found = {f"model.{name}": value.detach() for name, value in self._names.items()}
+        if self._optimizer is not None:
+            for name, value in sorted(self._optimizer.state[self._flat].items()):
+                found[f"optimizer.{name}"] = torch.as_tensor(value)
+        return found
+
+    def digest(self) -> str:
+        """SHA-256 over names and bytes of all tensors."""
+        total = hashlib.sha256()
+        for name, value in self.tensors().items():
+            total.update(name.encode())
+            total.update(value.contiguous().cpu().view(-1).numpy().tobytes())
+        return total.hexdigest()
+
+
+def _optimizer(flat: nn.Parameter, config: DenseOptimizer) -> torch.optim.Optimizer:
+    match config:
+        case DenseSgd():
+            return torch.optim.SGD([flat], lr=config.lr, momentum=config.momentum)
+        case DenseAdam(weight_decay=decay):
+            betas = (config.beta1, config.beta2)
+            return torch.optim.AdamW(
+                [flat], lr=config.lr, betas=betas, eps=config.epsilon, weight_decay=decay, foreach=False, fused=True
+            )
+        case DenseAdagrad():
+            return torch.optim.Adagrad(
+                [flat], lr=config.lr, initial_accumulator_value=config.initial, eps=config.epsilon, foreach=False
+            )
+        case _:
+            assert_never(config)

@@ -1,0 +1,210 @@
+"""Kernels between a batch's signs and its embedding rows: unique keys, pooling, and the sum of gradients by key.
+
+Free functions on arrays, each with a plain twin (`_reference`) that defines it. Order is part of the definition:
+occurrences are numbered in sample order, so sums have one order, whatever the number of shards.
+
+Shapes: N occurrences of signs in a batch, in the order sample, slot, place; U unique keys in order of first
+occurrence; C cells, the vectors a model sees; D floats of a row; F slots; B samples.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from millrace.keys import GOLDEN, key_of_reference, mix
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+
+@njit(nogil=True, cache=True)
+def flatten(value_M, offset_F, offset_FB1, group_F, key_N, slot_N, sample_start_B1):  # type: ignore[no-untyped-def]
+    """Keys in the order sample, slot, place, out of columns that lie one behind the other in `value_M`.
+
+    Column f begins at `value_M[offset_F[f]]`; sample b has places offset_FB1[f, b] to offset_FB1[f, b + 1] of it.
+    Writes key_N, slot_N (number of the column) and sample_start_B1 (first occurrence of each sample).
+    """
+    num_slots, num_samples = offset_FB1.shape[0], offset_FB1.shape[1] - 1
+    n = 0
+    for b in range(num_samples):
+        sample_start_B1[b] = n
+        for f in range(num_slots):
+            step = np.uint64(group_F[f] + 1) * np.uint64(GOLDEN)
+            for place in range(offset_F[f] + offset_FB1[f, b], offset_F[f] + offset_FB1[f, b + 1]):
+                key_N[n] = mix(value_M[place] + step)
+                slot_N[n] = f
+                n += 1
+    sample_start_B1[num_samples] = n
+
+
+def flatten_reference(columns: list[list[list[int]]], groups: list[int]) -> list[tuple[int, int, int]]:
+    """(key, slot, sample) of every occurrence; `columns[f][b]` are the signs of sample b in slot f."""
+    return [
+        (key_of_reference(sign, groups[f]), f, b)
+        for b in range(len(columns[0]) if columns else 0)
+        for f in range(len(columns))
+        for sign in columns[f][b]
+    ]
+
+
+@njit(nogil=True, cache=True)
+def flatten_single(value_FB, group_F, key_N):  # type: ignore[no-untyped-def]
+    """`flatten` for columns of one sign a sample: the occurrence of sample b in slot f is number b * F + f."""
+    num_slots, num_samples = value_FB.shape
+    for f in range(num_slots):
+        step = np.uint64(group_F[f] + 1) * np.uint64(GOLDEN)
+        for b in range(num_samples):
+            key_N[b * num_slots + f] = mix(value_FB[f, b] + step)
+
+
+@njit(nogil=True, cache=True)
+def unique(key_N, seen_H, stamp, key_U, first_U, inverse_N):  # type: ignore[no-untyped-def]
+    """Number the keys of a batch in order of first occurrence; returns U.
+
+    `seen_H` (int64, a power of two, at least 2 N) is a hash table that is never cleared: an entry holds `stamp` of
+    its call in the upper half and the key's number in the lower; `stamp` must differ from call to call.
+    """
+    mask = np.uint64(len(seen_H) - 1)
+    mark = np.int64(stamp) << np.int64(32)
+    num_unique = 0
+    for n in range(len(key_N)):
+        key = key_N[n]
+        at = key & mask
+        while True:
+            entry = seen_H[at]
+            if (entry >> np.int64(32)) != stamp:
+                seen_H[at] = mark | num_unique
+                key_U[num_unique] = key
+                first_U[num_unique] = n
+                inverse_N[n] = num_unique
+                num_unique += 1
+                break
+            number = np.int32(entry & np.int64(0xFFFFFFFF))
+            if key_U[number] == key:
+                inverse_N[n] = number
+                break
+            at = (at + np.uint64(1)) & mask
+    return num_unique
+
+
+def unique_reference(keys: list[int]) -> tuple[list[int], list[int]]:
+    """(unique keys in order of first occurrence, number of each key)."""
+    numbers: dict[int, int] = {}
+    inverse = [numbers.setdefault(key, len(numbers)) for key in keys]
+    return list(numbers), inverse
+
+
+@njit(nogil=True, cache=True)
+def group_occurrences(inverse_N, start_U1, order_N):  # type: ignore[no-untyped-def]
+    """Counting sort: order_N[start_U1[u]:start_U1[u + 1]] are the occurrences of key u, rising."""
+    start_U1[:] = 0
+    for n in range(len(inverse_N)):
+        start_U1[inverse_N[n] + 1] += 1
+    for u in range(len(start_U1) - 1):
+        start_U1[u + 1] += start_U1[u]
+    for n in range(len(inverse_N)):
+        u = inverse_N[n]
+        order_N[start_U1[u]] = n
+        start_U1[u] += 1
+    for u in range(len(start_U1) - 1, 0, -1):
+        start_U1[u] = start_U1[u - 1]
+    start_U1[0] = 0
+
+
+def group_occurrences_reference(inverse: list[int], num_unique: int) -> list[list[int]]:
+    """The occurrences of each key, rising."""
+    return [[n for n, u in enumerate(inverse) if u == key] for key in range(num_unique)]
+
+
+@njit(nogil=True, cache=True)
+def expand(rows_UD, inverse_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
+    """Cell n is the row of occurrence n, for n from `begin` to `end`: the pooling of slots of one sign a sample."""
+    width = rows_UD.shape[1]
+    for n in range(begin, end):
+        u = inverse_N[n]
+        for d in range(width):
+            cell_CD[n, d] = rows_UD[u, d]
+
+
+@njit(nogil=True, cache=True)
+def pool(rows_UD, inverse_N, cell_N, scale_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
+    """Add scale_N[n] times the row of occurrence n to cell cell_N[n], for n from `begin` to `end`, in order."""
+    width = rows_UD.shape[1]
+    for n in range(begin, end):
+        u, c, scale = inverse_N[n], cell_N[n], scale_N[n]
+        for d in range(width):
+            cell_CD[c, d] += scale * rows_UD[u, d]
+
+
+def pool_reference(rows_UD: F32, inverse_N: I32, cell_N: I32, scale_N: F32, num_cells: int) -> F32:
+    """(C, D) cells."""
+    cell_CD = np.zeros((num_cells, rows_UD.shape[1]), np.float32)
+    for n, u in enumerate(inverse_N):
+        cell_CD[cell_N[n]] += scale_N[n] * rows_UD[u]
+    return cell_CD
+
+
+@njit(nogil=True, cache=True)
+def sum_single(grad_CD, order_N, start_U1, begin, end, grads_UD):  # type: ignore[no-untyped-def]
+    """Sum the gradients of each key's occurrences in their order, where cell n is occurrence n; False if not finite."""
+    width = grad_CD.shape[1]
+    check = np.float32(0)
+    for u in range(begin, end):
+        n = order_N[start_U1[u]]
+        for d in range(width):
+            grads_UD[u, d] = grad_CD[n, d]
+        for k in range(start_U1[u] + 1, start_U1[u + 1]):
+            n = order_N[k]
+            for d in range(width):
+                grads_UD[u, d] += grad_CD[n, d]
+        for d in range(width):
+            check += grads_UD[u, d] * np.float32(0)  # stays 0 unless one is no number
+    return check == np.float32(0)
+
+
+@njit(nogil=True, cache=True)
+def sum_pooled(grad_CD, order_N, start_U1, cell_N, scale_N, begin, end, grads_UD):  # type: ignore[no-untyped-def]
+    """As `sum_single`, for occurrences that were pooled into cells with a scale."""
+    width = grad_CD.shape[1]
+    check = np.float32(0)
+    for u in range(begin, end):
+        for d in range(width):
+            grads_UD[u, d] = 0
+        for k in range(start_U1[u], start_U1[u + 1]):
+            n = order_N[k]
+            c, scale = cell_N[n], scale_N[n]
+            for d in range(width):
+                grads_UD[u, d] += scale * grad_CD[c, d]
+        for d in range(width):
+            check += grads_UD[u, d] * np.float32(0)
+    return check == np.float32(0)
+
+
+def sum_pooled_reference(grad_CD: F32, occurrences: list[list[int]], cell_N: I32, scale_N: F32) -> F32:
+    """(U, D) gradients of the keys."""
+    grads_UD = np.zeros((len(occurrences), grad_CD.shape[1]), np.float32)
+    for u, numbers in enumerate(occurrences):
+        for n in numbers:
+            grads_UD[u] += scale_N[n] * grad_CD[cell_N[n]]
+    return grads_UD
+
+
+@njit(nogil=True, cache=True)
+def sum_by_key(value_B, sample_N, order_N, start_U1, out_U):  # type: ignore[no-untyped-def]
+    """Sum a value of the sample over each key's occurrences, in order: shows and clicks."""
+    for u in range(len(start_U1) - 1):
+        total = np.float32(0)
+        for k in range(start_U1[u], start_U1[u + 1]):
+            total += value_B[sample_N[order_N[k]]]
+        out_U[u] = total
+
+
+def sum_by_key_reference(value_B: F32, sample_N: I32, occurrences: list[list[int]]) -> F32:
+    """(U,) sums."""
+    out_U = np.zeros(len(occurrences), np.float32)
+    for u, numbers in enumerate(occurrences):
+        for n in numbers:
+            out_U[u] += value_B[sample_N[n]]
+    return out_U

@@ -1,0 +1,246 @@
+"""The life of a pass, on every rank: plan, read ahead, train, close.
+
+Every rank makes the same calls in the same order. Decisions are the chief's (rank 0): it plans, and its word goes out
+by `ranks.broadcast`. Parts are built by `trainer.job`; this module only composes them.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataset.batch import F32
+from dataset.loader import Loader
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from pserver.client import Gradients, Scale, Shards
+from trainer.batches import Batch, BatchMaker
+from trainer.close import PassCloser
+from trainer.config import TaskSection, TrainSection
+from trainer.dense import DensePart
+from trainer.observe import Observer
+from trainer.plan import Plan
+from trainer.planner import Drained, Planner
+from trainer.progress import Progress
+from trainer.ranks import Ranks
+from trainer.step import Stepper
+
+IDLE_WAIT_S = 0.2
+"""How long the chief waits for a plan before it tells the others that there is none yet."""
+
+log = logging.getLogger(__name__)
+
+
+class NonFinite(MillraceError):
+    """A loss or gradient is no number, and `on_nonfinite` is "fail"."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made of."""
+
+    train: TrainSection
+    tasks: tuple[TaskSection, ...]
+    ranks: Ranks
+    shards: Shards
+    loader: Loader[Batch]
+    maker: BatchMaker
+    stepper: Stepper
+    dense: DensePart
+    observer: Observer
+    closer: PassCloser
+    progress: Progress
+    planner: Planner | None
+    """The chief's; None on other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all ranks know of a step before it begins."""
+
+    weight: dict[str, float]
+    """Weight of the step's samples by task, over all ranks."""
+    num_samples: int
+    more: bool
+    """Whether any rank has a batch."""
+
+
+class TrainLoop:
+    """See module docstring."""
+
+    def __init__(self, parts: Parts, seed: int) -> None:
+        self._parts, self._seed = parts, seed
+        self._next: Plan | None = None
+        self._end = False
+        self._draining = threading.Event()
+        self._exchanges = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+
+    def drain(self) -> None:
+        """Ask for an end after the pass that is trained now. Any thread."""
+        self._draining.set()
+
+    def run(self) -> None:
+        """Train until the stream is drained or a drain is asked for."""
+        progress = self._parts.progress
+        self._ask()
+        while (plan := self._wait_for_plan()) is not None:
+            progress.opened(plan)
+            self._ask()
+            self._train(plan)
+            self._parts.closer.close(plan)
+            self._accept_commit(plan)
+        progress.ended()
+
+    # -- plans
+
+    def _ask(self) -> None:
+        """Chief: ask for the pass after the last one known."""
+        planner, progress = self._parts.planner, self._parts.progress
+        if planner is not None and not self._end:
+            planner.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+
+    def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
+        """Chief: the message about the next pass, once there is one."""
+        planner = self._parts.planner
+        if planner is None or self._next is not None or self._end:
+            return None
+        answer = planner.take(wait_s)
+        if isinstance(answer, Drained):
+            return {"end": True}
+        return None if answer is None else {"plan": answer.message()}
+
+    def _heard(self, message: Mapping[str, object]) -> None:
+        """All ranks: the next pass is known, and its reading begins; or there is none."""
+        if "end" in message:
+            self._end = True
+            return
+        plan = Plan.of_message(message["plan"])  # type: ignore[arg-type]
+        self._next = plan
+        self._parts.progress.planned(plan)
+        self._parts.maker.expect(plan.number, plan.learn)
+        self._parts.loader.submit(plan.number, plan.segments[self._parts.ranks.rank])
+
+    def _wait_for_plan(self) -> Plan | None:
+        """The next pass to train, or None at the end."""
+        ranks = self._parts.ranks
+        while True:
+            message: dict[str, object] | None = None
+            if ranks.rank == 0:
+                if self._draining.is_set():
+                    message = {"end": True}
+                elif self._next is None and not self._end:
+                    message = self._poll_plan(IDLE_WAIT_S) or {"wait": True}
+                else:
+                    message = {"go": True}
+            message = ranks.broadcast(message)
+            if "wait" in message:
+                continue
+            if "go" not in message:
+                self._heard(message)
+            if self._end:
+                return None
+            plan, self._next = self._next, None
+            return plan
+
+    def _accept_commit(self, plan: Plan) -> None:
+        planner = self._parts.planner
+        if planner is not None:
+            planner.commit(plan.positions())
+
+    # -- steps
+
+    def _train(self, plan: Plan) -> None:
+        """Every step of a pass on this rank, and the empty ones while other ranks have more."""
+        parts = self._parts
+        parts.shards.open_pass(plan.number, self._deadline())
+        batches = parts.loader.batches(plan.number)
+        batch = next(batches, None)
+        rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
+        step = 0
+        while (common := self._agree(batch)).more:
+            if plan.learn:
+                batch, rows = self._learn(step, batch, rows, batches, common)
+            else:
+                batch, rows = self._predict(batch, rows, batches, common)
+            step += 1
+        parts.dense.flush()
+
+    def _agree(self, batch: Batch | None) -> _Common:
+        """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
+        ranks, tasks = self._parts.ranks, self._parts.tasks
+        message = self._poll_plan(0.0) if ranks.rank == 0 else None
+        mine = np.zeros(len(tasks) + 3)
+        if batch is not None:
+            mine[: len(tasks)] = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
+            mine[len(tasks) :] = len(batch.samples), 1, 0
+        mine[-1] = message is not None
+        total = ranks.sum_floats(mine)
+        if total[-1]:
+            self._heard(ranks.broadcast(message))
+        weight = {task.name: float(total[i]) for i, task in enumerate(tasks)}
+        return _Common(weight, int(total[-3]), bool(total[-2]))
+
+    def _learn(
+        self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
+    ) -> tuple[Batch | None, dict[str, F32]]:
+        """One step: predict, measure, learn; returns the next batch and its rows."""
+        parts = self._parts
+        parts.dense.clear()
+        gradients: dict[str, Gradients] | None = None
+        finite = True
+        if batch is not None:
+            forward = parts.stepper.forward(batch, rows, common.weight)
+            parts.observer.observe(batch, forward, step)
+            gradients, finite = parts.stepper.backward(batch, forward)
+        parts.dense.reduce(parts.stepper.scale.value)
+        apply = self._all_finite(step, finite)
+        following = next(batches, None) if batch is not None else None
+        prepared = batch.prepared if batch is not None else None
+        exchange = self._exchanges.submit(
+            parts.shards.exchange,
+            step,
+            prepared,
+            gradients if apply else None,
+            following.prepared if following is not None else None,
+            Scale(common.num_samples),
+            self._deadline(),
+        )
+        if apply:
+            parts.dense.step()
+        return following, exchange.result() or {}
+
+    def _predict(
+        self, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
+    ) -> tuple[Batch | None, dict[str, F32]]:
+        """One step of a pass from which nothing is learnt."""
+        if batch is None:
+            return None, {}
+        self._parts.observer.observe(batch, self._parts.stepper.predict(batch, rows, common.weight), 0)
+        following = next(batches, None)
+        return following, {} if following is None else self._parts.shards.pull(following.prepared, self._deadline())
+
+    def _all_finite(self, step: int, finite: bool) -> bool:
+        """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""
+        parts = self._parts
+        good = finite and parts.dense.finite()
+        num_bad = int(parts.ranks.sum(np.array([not good], np.int64))[0])
+        parts.stepper.scale.settle(num_bad == 0)
+        if not num_bad:
+            return True
+        where = f"pass {parts.progress.current}, step {step}: a loss or gradient on {num_bad} rank(s) is not finite"
+        if parts.stepper.scale.on and parts.stepper.scale.value > 1:
+            log.info("%s; float16 loss scale lowered to %g", where, parts.stepper.scale.value)
+        elif parts.train.on_nonfinite == "fail":
+            raise NonFinite(
+                f'{where}; lower the learning rates or set train.clip_norm; train.on_nonfinite = "skip_batch" goes on'
+            )
+        else:
+            log.warning("%s; the step is skipped", where)
+            parts.progress.skipped_steps += 1
+        return False
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._parts.train.step_deadline)

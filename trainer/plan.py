@@ -1,0 +1,111 @@
+"""How a stream is cut into passes: pure functions of positions, ends and settings; no clock, no network.
+
+`trainer.planner` asks the source and the clock; what a plan says is trained exactly so, in this order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dataset.source import Partition, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One pass."""
+
+    number: int
+    """From 1; also the version at its close."""
+    segments: tuple[tuple[Segment, ...], ...]
+    """By rank, in the order they are read."""
+    learn: bool = True
+    """False: the pass is only predicted (`train.learn_until`)."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of all segments."""
+        return sum(segment.end - segment.begin for rank in self.segments for segment in rank)
+
+    def positions(self) -> dict[str, int]:
+        """Where each partition stands after this pass."""
+        ends: dict[str, int] = {}
+        for rank in self.segments:
+            for segment in rank:
+                ends[segment.partition] = max(segment.end, ends.get(segment.partition, 0))
+        return ends
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        segments = [[asdict(segment) for segment in rank] for rank in self.segments]
+        return {"number": self.number, "segments": segments, "learn": self.learn}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "Plan":
+        """The inverse of `message`."""
+        segments = tuple(tuple(Segment(**segment) for segment in rank) for rank in message["segments"])
+        return cls(message["number"], segments, message["learn"])
+
+
+def backlog(partitions: Sequence[Partition], positions: Mapping[str, int]) -> list[int]:
+    """Positions that wait in each partition."""
+    return [max(0, p.end - positions.get(p.name, p.start)) for p in partitions]
+
+
+def share(waiting: Sequence[int], max_events: int) -> list[int]:
+    """How many positions to take of each partition: equal parts, what one lacks shared by the others.
+
+    The remainder goes to the lowest numbers.
+    """
+    level, left = 0, max_events
+    for order, count in enumerate(sorted(waiting)):
+        part = min(count - level, left // (len(waiting) - order))
+        level, left = level + part, left - part * (len(waiting) - order)
+        if level < count:
+            break
+    taken = [min(count, level) for count in waiting]
+    for i, count in enumerate(waiting):
+        if left and count > level:
+            taken[i], left = level + 1, left - 1
+    return taken
+
+
+def cut(
+    number: int,
+    partitions: Sequence[Partition],
+    positions: Mapping[str, int],
+    max_events: int,
+    num_ranks: int,
+    learn: bool,
+) -> Plan:
+    """The pass that begins at `positions`; without backlog it holds no segment."""
+    taken = share(backlog(partitions, positions), max_events)
+    ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
+    for partition, count in zip(partitions, taken, strict=True):
+        if not count:
+            continue
+        begin = positions.get(partition.name, partition.start)
+        whole = Segment(partition.name, partition.number, begin, begin + count)
+        if len(partitions) == 1:
+            for rank, part in enumerate(split(whole, num_ranks)):
+                ranks[rank].append(part)
+        else:
+            ranks[partition.number % num_ranks].append(whole)
+    return Plan(
+        number, tuple(tuple(segment for segment in rank if segment.end > segment.begin) for rank in ranks), learn
+    )
+
+
+def split(segment: Segment, parts: int) -> list[Segment]:
+    """A segment in contiguous parts of equal length, the longer ones first."""
+    size, remainder = divmod(segment.end - segment.begin, parts)
+    found, begin = [], segment.begin
+    for part in range(parts):
+        end = begin + size + (part < remainder)
+        found.append(Segment(segment.partition, segment.number, begin, end))
+        begin = end
+    return found
+
+
+def drained(partitions: Sequence[Partition], positions: Mapping[str, int]) -> bool:
+    """Whether nothing waits and nothing will come."""
+    return all(p.final for p in partitions) and not any(backlog(partitions, positions))

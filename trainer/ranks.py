@@ -1,0 +1,162 @@
+"""What trainers tell each other: sums in a fixed order, and small messages from and to the chief.
+
+`Alone` is the twin for one trainer. Nothing is pickled: messages are JSON and plain arrays.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+BUCKET_FLOATS = 1 << 20
+"""Floats of one all-reduce: fixed, so that the order of sums is."""
+
+
+class Ranks(Protocol):
+    """The trainers of a job. Every rank makes the same calls in the same order."""
+
+    rank: int
+    world: int
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum over ranks."""
+        ...
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum over ranks, in rank order."""
+        ...
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """Sum a flat float tensor over ranks in place, in a fixed order."""
+        ...
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """Columns of all ranks on the chief, by rank; None elsewhere. Same names and types on all ranks."""
+        ...
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """The chief's message on all ranks."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class Alone:
+    """One trainer."""
+
+    rank = 0
+    world = 1
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Ranks."""
+        return array
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See Ranks."""
+        return array
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """See Ranks."""
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """See Ranks."""
+        return [dict(columns)]
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """See Ranks."""
+        assert message is not None, "the chief has something to say"
+        return message
+
+    def close(self) -> None:
+        """See Ranks."""
+
+
+class TorchRanks:
+    """Trainers joined by torch.distributed: gloo for what is on CPUs, NCCL for what is on GPUs."""
+
+    def __init__(self, rank: int, world: int, rendezvous: Path, device: torch.device, wait_s: float) -> None:
+        # One algorithm, so that the order of sums is the same at every run.
+        os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"] = "Ring", "Simple"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=wait_s),
+        )
+        self.rank, self.world = rank, world
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Ranks."""
+        tensor = torch.from_numpy(array.copy())
+        dist.all_reduce(tensor)
+        return tensor.numpy()
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See Ranks."""
+        mine = torch.from_numpy(array.copy())
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine)
+        total = parts[0].numpy()
+        for part in parts[1:]:
+            total = total + part.numpy()
+        return total
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """See Ranks."""
+        work = [dist.all_reduce(bucket, async_op=True) for bucket in flat.split(BUCKET_FLOATS)]
+        for handle in work:
+            handle.wait()
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """See Ranks."""
+        payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns.values())
+        sizes = np.zeros((self.world, len(columns)), np.int64)
+        sizes[self.rank] = [len(column) for column in columns.values()]
+        sizes = self.sum(sizes)
+        itemsizes = np.array([column.dtype.itemsize for column in columns.values()], np.int64)
+        longest = int((sizes * itemsizes).sum(1).max()) if len(columns) else 0
+        mine = torch.zeros(max(1, longest), dtype=torch.uint8)
+        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else 0
+        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
+        dist.gather(mine, parts)
+        if parts is None:
+            return None
+        return [_columns(columns, sizes[rank], part.numpy().tobytes()) for rank, part in enumerate(parts)]
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """See Ranks."""
+        text = json.dumps(message).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)])
+        dist.broadcast(size, 0)
+        body = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
+        )
+        dist.broadcast(body, 0)
+        received: dict[str, Any] = json.loads(body.numpy().tobytes())
+        return received
+
+    def close(self) -> None:
+        """See Ranks."""
+        dist.destroy_process_group()
+
+
+def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload: bytes) -> dict[str, NDArray[Any]]:
+    """Take apart what `gather` put together."""
+    found, at = {}, 0
+    for (name, column), size in zip(like.items(), sizes, strict=True):
+        found[name] = np.frombuffer(payload, column.dtype, int(size), at)
+        at += int(size) * column.dtype.itemsize
+    return found

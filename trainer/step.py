@@ -1,0 +1,135 @@
+"""One step of one rank: forward, what is measured, backward. Who is told of it is trainer.loop's matter.
+
+Shapes: B samples of the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dataset.batch import F32
+from dataset.schema import Schema
+from pserver.client import Gradients
+from trainer.batches import Batch
+from trainer.config import TaskSection, TrainSection
+from trainer.embedding import Pooling, gradients_of, inputs_of
+from trainer.models.contract import Inputs
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a forward pass gave."""
+
+    prediction_B: dict[str, F32]
+    """By task: probability (bce) or value (mse)."""
+    loss: Tensor
+    """This rank's share of the step's loss: sums divided by the weights of all ranks."""
+    leaves: dict[str, Tensor]
+    """Cells by table."""
+    tensors: dict[str, Tensor]
+    """What else the model gave out, by name: measured, not learnt."""
+
+
+class LossScale:
+    """Loss scaling for float16 (Micikevicius et al. 2018): doubled after 2,000 good steps, halved at an overflow."""
+
+    GROW_AFTER = 2000
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+        self.value = 65536.0 if on else 1.0
+        self._good = 0
+
+    def settle(self, finite: bool) -> None:
+        """Learn from a step."""
+        if not self.on:
+            return
+        self._good = self._good + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self._good == self.GROW_AFTER:
+            self.value, self._good = self.value * 2, 0
+
+
+class Stepper:
+    """The model and how a batch goes through it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        tasks: Sequence[TaskSection],
+        train: TrainSection,
+        pooling: Pooling,
+        device: torch.device,
+    ) -> None:
+        self._model, self._schema, self._tasks = model, schema, tasks
+        self._pooling, self._device = pooling, device
+        self._amp = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[train.amp]
+        self.scale = LossScale(train.amp == "float16")
+
+    def forward(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
+        """Predictions and this rank's share of the step's loss; `global_weight` is the weight of all ranks by task."""
+        leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
+        inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
+        with torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None):
+            outputs: dict[str, Tensor] = dict(self._model(inputs))
+        loss = torch.zeros((), device=self._device)
+        prediction_B: dict[str, F32] = {}
+        for task in self._tasks:
+            output = outputs.pop(task.name).float()
+            label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
+            weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+            if task.loss == "bce":
+                total = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="sum")
+                prediction = torch.sigmoid(output.detach())
+            else:
+                total = (functional.mse_loss(output, label, reduction="none") * weight).sum()
+                prediction = output.detach()
+            if global_weight[task.name]:
+                loss = loss + total * (task.weight / global_weight[task.name])
+            prediction_B[task.name] = prediction.cpu().numpy()
+        loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
+        return Forward(prediction_B, loss, leaves, {name: value.detach() for name, value in outputs.items()})
+
+    def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
+        """As `forward`, with nothing kept for a backward pass."""
+        with torch.no_grad():
+            return self.forward(batch, rows, global_weight)
+
+    def _own_losses(
+        self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: Batch, global_weight: Mapping[str, float]
+    ) -> Tensor | float:
+        """What a model adds by its own `losses`, under the first task's weights."""
+        losses = getattr(self._model, "losses", None)
+        first = self._tasks[0].name
+        if losses is None or not global_weight[first]:
+            return 0.0
+        weight = torch.from_numpy(batch.weight_B[first]).to(self._device) / global_weight[first]
+        return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
+
+    def backward(self, batch: Batch, forward: Forward) -> tuple[dict[str, Gradients], bool]:
+        """Gradients by table, and whether loss and all of them are finite; dense gradients go to their buffer."""
+        (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
+        finite = bool(torch.isfinite(forward.loss))
+        gradients: dict[str, Gradients] = {}
+        for look in batch.lookups:
+            grads_UD, all_finite = self._pooling.gradients(look, forward.leaves[look.table.name])
+            if self.scale.on:
+                grads_UD /= np.float32(self.scale.value)
+            finite = finite and all_finite
+            show_B = self._column(batch, look.table.show, 1.0)
+            click_B = self._column(batch, look.table.click, 0.0)
+            gradients[look.table.name] = gradients_of(look, grads_UD, show_B, click_B)
+        return gradients, finite
+
+    def _column(self, batch: Batch, slot: str | None, absent: float) -> F32:
+        if slot is None:
+            return np.full(len(batch.samples), absent, np.float32)
+        column: NDArray[np.float32] = np.nan_to_num(batch.samples.meta[slot].astype(np.float32), nan=0.0)
+        return column
