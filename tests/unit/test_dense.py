@@ -1,0 +1,103 @@
+"""Dense parameters learn as torch's optimizers say, from one flat buffer."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
+from trainer.dense import ALIGN_FLOATS, DensePart
+from trainer.ranks import Alone
+
+
+def model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+
+
+PLAIN = {
+    "sgd": (DenseSgd(kind="sgd", lr=0.1, momentum=0.5), lambda p: torch.optim.SGD(p, 0.1, momentum=0.5)),
+    "adam": (DenseAdam(lr=0.1), lambda p: torch.optim.Adam(p, 0.1)),
+    "adagrad": (DenseAdagrad(kind="adagrad", lr=0.1), lambda p: torch.optim.Adagrad(p, 0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
+    section, make = PLAIN[kind]
+    flat, plain = model(), model()
+    part = DensePart(flat, TrainSection(dense_optimizer=section), Alone())
+    optimizer = make(plain.parameters())
+    for seed in range(5):
+        x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
+        part.clear()
+        flat(x).square().mean().backward()
+        part.reduce(1.0)
+        part.step()
+        optimizer.zero_grad()
+        plain(x).square().mean().backward()
+        optimizer.step()
+    for ours, theirs in zip(flat.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_every_parameter_begins_at_a_multiple_of_64_bytes():
+    flat = model()
+    DensePart(flat, TrainSection(), Alone())
+    base = next(flat.parameters()).data_ptr()
+    assert all((p.data_ptr() - base) % (4 * ALIGN_FLOATS) == 0 for p in flat.parameters())
+
+
+def test_accumulated_steps_learn_once_from_the_mean_and_a_close_leaves_none_over():
+    section = TrainSection(accumulate=3, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
+    flat = nn.Linear(1, 1, bias=False)
+    start = flat.weight.item()
+    part = DensePart(flat, section, Alone())
+    for x in (1.0, 2.0, 6.0, 4.0):
+        part.clear()
+        flat(torch.tensor([[x]])).sum().backward()
+        part.reduce(1.0)
+        part.step()
+    assert flat.weight.item() == pytest.approx(start - 3.0)
+    part.flush()
+    assert flat.weight.item() == pytest.approx(start - 3.0 - 4.0)
+    part.flush()
+    assert flat.weight.item() == pytest.approx(start - 7.0)
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm():
+    section = TrainSection(clip_norm=0.5, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
+    flat = nn.Linear(2, 1, bias=False)
+    start = flat.weight.detach().clone()
+    part = DensePart(flat, section, Alone())
+    flat(torch.tensor([[30.0, 40.0]])).sum().backward()
+    part.step()
+    assert torch.allclose(start - flat.weight, torch.tensor([[0.3, 0.4]]), atol=1e-5)
+
+
+def test_the_digest_tells_weights_and_optimizer_state():
+    flat = model()
+    part = DensePart(flat, TrainSection(), Alone())
+    before = part.digest()
+    assert before == part.digest()
+    flat(torch.ones(1, 3)).sum().backward()
+    part.step()
+    assert part.digest() != before
+
+
+def test_a_gradient_that_is_no_number_is_noticed_and_a_large_one_is_not():
+    flat = nn.Linear(2, 1)
+    part = DensePart(flat, TrainSection(), Alone())
+    part.gradient[:2] = 3e38
+    assert part.finite()
+    part.gradient[1] = float("nan")
+    assert not part.finite()
+
+
+def test_a_model_without_parameters_is_no_error():
+    part = DensePart(nn.Identity(), TrainSection(), Alone())
+    part.clear()
+    part.reduce(1.0)
+    assert part.finite()
+    part.step()
+    part.flush()
+    assert part.tensors() == {}
