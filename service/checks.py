@@ -1,0 +1,142 @@
+"""What the sections of a spec say about each other: pure checks, each naming the key, what is wrong and what may stand.
+
+The first mistake found is raised as SpecError. What a section can tell by itself, it checks itself.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+
+from dataset.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
+from dataset.schema import Schema, Slot
+from millrace.errors import SpecError
+from trainer.config import TrainerJob
+
+RESERVED_COLUMNS = ("event", "error")
+"""Columns of the arrow protocol's answers that are no slots."""
+
+NUMBER = ("float", "uint64", "int64")
+
+
+def check_references(job: TrainerJob) -> None:
+    """Raise SpecError at the first section that names what is not there, or what cannot serve it."""
+    schema = Schema.of(job.slots)
+    if not schema.sparse and not schema.dense:
+        raise SpecError("all slots are meta: the model would be fed nothing", "slots")
+    _check_tasks(job, schema)
+    _check_sample_and_metrics(job, schema)
+    _check_tables(job, schema)
+    _check_pipe(job, schema)
+    _check_event_time(job, schema)
+    _check_model(job)
+    if job.train.amp == "float16" and job.train.device == "cpu":
+        raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint at the known name most like `name`, or at all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(sorted(known))}" if known else "there is none"
+
+
+def _number_slot(schema: Schema, name: str, path: str) -> None:
+    """`name` must be a meta slot that holds a number."""
+    slot = _slot(schema, name, path, (SlotKind.META,))
+    assert isinstance(slot.entry, MetaSlot)
+    if slot.entry.type not in NUMBER:
+        raise SpecError(f"slot {name!r} has type = {slot.entry.type!r}; a number is needed", path)
+
+
+def _slot(schema: Schema, name: str, path: str, kinds: Collection[SlotKind]) -> Slot:
+    """The slot `name`, which must be of one of `kinds`."""
+    fitting = [slot.name for slot in schema.slots if slot.kind in kinds]
+    wanted = " or ".join(kind.value for kind in kinds)
+    slot = schema.by_name.get(name)
+    if slot is None:
+        raise SpecError(f"there is no slot {name!r}; a {wanted} slot is needed; {nearest(name, fitting)}", path)
+    if slot.kind not in kinds:
+        raise SpecError(f"slot {name!r} is {slot.kind.value}; a {wanted} slot is needed", path)
+    return slot
+
+
+def _check_tasks(job: TrainerJob, schema: Schema) -> None:
+    names: set[str] = set()
+    for number, task in enumerate(job.tasks):
+        if task.name in names:
+            raise SpecError(f"task {task.name!r} is declared twice", f"tasks.{number}.name")
+        names.add(task.name)
+        _number_slot(schema, task.label, f"tasks.{number}.label")
+        if task.mask is not None:
+            _number_slot(schema, task.mask, f"tasks.{number}.mask")
+
+
+def _check_sample_and_metrics(job: TrainerJob, schema: Schema) -> None:
+    groups = (SlotKind.META, SlotKind.SPARSE)
+    if job.sample.group is not None:
+        _slot(schema, job.sample.group, "sample.group", groups)
+    if job.sample.weight is not None:
+        _number_slot(schema, job.sample.weight, "sample.weight")
+    if job.metrics.gauc_by is not None:
+        _slot(schema, job.metrics.gauc_by, "metrics.gauc_by", groups)
+    for number, name in enumerate(job.metrics.slices):
+        _slot(schema, name, f"metrics.slices.{number}", groups)
+
+
+def _check_tables(job: TrainerJob, schema: Schema) -> None:
+    for number, entry in enumerate(job.slots):
+        if isinstance(entry, SparseSlot) and entry.table not in job.tables:
+            hint = nearest(entry.table, job.tables)
+            raise SpecError(f"there is no table {entry.table!r}; {hint}", f"slots.{number}.table")
+    used = {slot.sparse.table for slot in schema.sparse}
+    for name, table in job.tables.items():
+        path = f"tables.{name}"
+        if name not in used and "tables" in job.model_fields_set:
+            raise SpecError("no slot uses this table; remove it, or name it in a slot", path)
+        if table.dim == 0 and not table.first_order:
+            raise SpecError("dim = 0 and first_order = false leave a row without a weight", path)
+        ours, other = table.optimizer.kind, table.first_order_optimizer
+        if other is not None and other.kind != ours:
+            raise SpecError(
+                f"is {other.kind!r}; the table's optimizer is {ours!r}", f"{path}.first_order_optimizer.kind"
+            )
+        for key, slot in (("show", table.show), ("click", table.click)):
+            if slot is not None:
+                _number_slot(schema, slot, f"{path}.{key}")
+
+
+def _check_pipe(job: TrainerJob, schema: Schema) -> None:
+    if job.pipe.protocol is Protocol.ARROW:
+        for name in _overlap(RESERVED_COLUMNS, schema.by_name):
+            raise SpecError(f"slot {name!r}: the arrow protocol keeps this name for itself; rename the slot", "slots")
+        return
+    for number, entry in enumerate(job.slots):
+        if isinstance(entry, SparseSlot) and entry.weighted:
+            raise SpecError('weights of signs need protocol = "arrow"', f"slots.{number}.weighted")
+
+
+def _overlap(names: Iterable[str], known: Collection[str]) -> list[str]:
+    return [name for name in names if name in known]
+
+
+def _check_event_time(job: TrainerJob, schema: Schema) -> None:
+    ((name, source),) = job.sources.items()
+    time: EventTime = source.event_time
+    path = f"sources.{name}.event_time"
+    if time.slot is not None:
+        _number_slot(schema, time.slot, f"{path}.slot")
+    elif time.kind != "none" and job.pipe.protocol is Protocol.MULTISLOT:
+        raise SpecError(
+            'samples of protocol = "multislot" cannot be traced to their events; '
+            'name a meta slot with the time, or use protocol = "arrow"',
+            path,
+        )
+    elif time.kind == "record" and isinstance(source, FilesSource):
+        raise SpecError('lines of files carry no time of their own; name a field or a slot, or kind = "none"', path)
+
+
+def _check_model(job: TrainerJob) -> None:
+    path = job.model.class_path
+    if path is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", path):
+        raise SpecError(f'{path!r} is not of the form "package.module:Class"', "model.class")

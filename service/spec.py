@@ -1,0 +1,43 @@
+"""The job spec: composes the sections that the packages declare, and loads a spec from its file.
+
+What sections say about each other is checked by service.checks; each section checks itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.config import load_toml, validate
+from service.checks import check_references
+from service.config import ClusterSection
+from trainer.config import TrainerJob
+
+
+class Job(TrainerJob):
+    """A job, as a user writes it."""
+
+    cluster: ClusterSection = ClusterSection()
+    """Processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """A spec that has passed every check, and where it lies."""
+
+    spec: Job
+    raw: dict[str, Any]
+    """As the user wrote it, overrides applied: what workers are given."""
+    folder: Path
+    """The spec's folder, absolute: relative paths start there."""
+    store: Path
+    """The store's folder, absolute; it need not exist."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
+    """The job at `path`, with each `a.b=value` of `overrides` in its place. Raises SpecError."""
+    raw = load_toml(path, overrides)
+    spec = validate(Job, raw)
+    check_references(spec)
+    folder = path.resolve().parent
+    return LoadedJob(spec=spec, raw=raw, folder=folder, store=(folder / spec.store.path).resolve())
