@@ -1,0 +1,133 @@
+"""Lines of files as a stream: one partition a file, position = line number.
+
+A partition is named by its path relative to the spec's folder. Partitions keep the order in which they were first
+seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may so differ after a restart,
+names do not. Finding lines in a file is line_file's work, order and readiness of folders is paths'.
+
+Without `follow` the source is bounded: the files of the first look, each up to the end it then had. With `follow`,
+every `poll` seconds brings new lines and new files; a last line counts once its line feed is there, and a file that
+was deleted is final.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dataset.config import FilesSource
+from dataset.errors import SourceGap
+from dataset.line_file import LineFile
+from dataset.paths import Pattern, listed_markers, open_folders
+from dataset.source import Events, Partition, Segment
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_FILES = 64
+"""Files kept open; one used longest ago is closed, and opened again when it is needed."""
+
+
+class Files:
+    """See module docstring."""
+
+    def __init__(self, config: FilesSource, folder: Path) -> None:
+        """Look for files under `folder`. Raises SpecError where a bounded source finds none."""
+        self.bounded = not config.follow
+        self.num_late_files = 0
+        """Files that appeared in a folder after it was opened; they are not read."""
+        self._config, self._folder = config, folder
+        self._patterns = [Pattern(text) for text in config.paths]
+        self._files: dict[str, LineFile] = {}
+        self._gone: set[str] = set()
+        self._known: set[str] = set()
+        self._opened: set[str] = set()
+        self._waiting: set[str] = set()
+        self._open: OrderedDict[str, LineFile] = OrderedDict()
+        self._partitions: list[Partition] = []
+        self._looked_at_s = -float("inf")
+        self._find()
+
+    def partitions(self, deadline: Deadline) -> Sequence[Partition]:
+        """See Source. The first call counts the lines of every file, however long that takes."""
+        due = time.monotonic() - self._looked_at_s >= self._config.poll
+        if due if self._config.follow else not self._partitions:
+            if self._config.follow:
+                self._find()
+            self._partitions = [self._partition(number, name) for number, name in enumerate(self._files)]
+            self._looked_at_s = time.monotonic()
+        return self._partitions
+
+    def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
+        """See Source."""
+        if segment.partition not in self._files and self._config.follow:
+            self._find()
+        file = self._files.get(segment.partition)
+        if file is None:
+            raise SourceGap(f"{segment.partition}: no such file among {', '.join(self._config.paths)}")
+        self._touch(segment.partition)
+        yield from file.read(segment.begin, segment.end)
+
+    def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: nobody watches files."""
+
+    def close(self) -> None:
+        """See Source."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _find(self) -> None:
+        for number, pattern in enumerate(self._patterns):
+            paths: Sequence[str] = pattern.matches(self._folder)
+            if self._config.ready is not None:
+                paths = self._ready(pattern, paths)
+            if self.bounded and not paths:
+                raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
+            for path in paths:
+                if path not in self._files:
+                    growing, max_bytes = self._config.follow, self._config.max_event_bytes
+                    self._files[path] = LineFile(self._folder / path, growing=growing, max_line_bytes=max_bytes)
+
+    def _nothing(self, pattern: Pattern) -> str:
+        if self._config.ready is None:
+            return f"no file matches {pattern.text!r} in {self._folder}"
+        return f"no folder of {pattern.text!r} in {self._folder} has its marker {self._config.ready!r}"
+
+    def _ready(self, pattern: Pattern, paths: Sequence[str]) -> Sequence[str]:
+        """Those of `paths` that may be opened now; counts and reports late files."""
+        ready = self._config.ready or ""
+        paths = [path for path in paths if Path(path).name != ready]
+        folders = {pattern.folder(path) for path in paths} - self._opened
+        marked = set(listed_markers(self._folder, folders, ready))
+        opening = open_folders(pattern, paths, marked, self._opened, self._known, in_turn=self._config.follow)
+        self._opened.update(pattern.folder(path) for path in opening.files)
+        self._known.update(opening.files, opening.late)
+        self.num_late_files += len(opening.late)
+        for path in opening.late:
+            log.warning("late file %s: its folder was already opened, so it is not read", path)
+        for folder in opening.waiting:
+            if folder not in self._waiting:
+                effect = "it and those after it wait" if self._config.follow else "it is left out"
+                log.warning("folder %s has no %s: %s", folder, ready, effect)
+        self._waiting.update(opening.waiting)
+        return opening.files
+
+    def _partition(self, number: int, name: str) -> Partition:
+        file = self._files[name]
+        if name not in self._gone:
+            if self._config.follow and not file.path.exists():
+                self._gone.add(name)
+                log.warning("%s is gone; %d lines of it were seen", name, file.num_lines())
+            else:
+                self._touch(name)
+                file.count()
+        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or name in self._gone)
+
+    def _touch(self, name: str) -> None:
+        self._open[name] = self._files[name]
+        self._open.move_to_end(name)
+        if len(self._open) > MAX_OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            oldest.close()

@@ -1,0 +1,142 @@
+"""The scripted twin of a stream, for tests: partitions are lists, and misfortune is data.
+
+Everything a real source may do is here as a value: positions without an event (`Gap`), records without a value
+(None), retention (`drop_before`), a call that fails at a given moment (`Fault`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataset.errors import SourceGap, SourceUnavailable
+from dataset.source import Events, Partition, Segment
+from millrace.deadline import Deadline
+
+BLOCK_EVENTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Positions that hold no event, as compaction and aborted transactions leave them."""
+
+    positions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An event with more than a value."""
+
+    value: bytes | None
+    timestamp_ms: int = -1
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The `on_read`-th call of `read` (from 1) raises once it has given `after_events` events."""
+
+    on_read: int
+    after_events: int = 0
+    error: Exception = SourceUnavailable("scripted: the source does not answer")
+
+
+Entry = bytes | None | Gap | Record
+
+
+class MemorySource:
+    """A source held in lists; partition i is named "memory/i".
+
+    With `bounded` it never grows; without, `append` adds events and `finish` makes every partition final.
+    """
+
+    def __init__(
+        self, partitions: Sequence[Sequence[Entry]], *, bounded: bool = True, faults: Sequence[Fault] = ()
+    ) -> None:
+        self.bounded = bounded
+        self.committed: dict[str, int] = {}
+        """What `commit` was told, for assertions."""
+        self.num_reads = 0
+        self.closed = False
+        self._final = bounded
+        self._faults = {fault.on_read: fault for fault in faults}
+        self._records: list[dict[int, Record]] = []
+        self._begin: list[int] = []
+        self._end: list[int] = []
+        for values in partitions:
+            self.add_partition(values)
+
+    def add_partition(self, values: Sequence[Entry] = ()) -> int:
+        """A new last partition; returns its number."""
+        self._records.append({})
+        self._begin.append(0)
+        self._end.append(0)
+        self.append(len(self._records) - 1, values)
+        return len(self._records) - 1
+
+    def append(self, partition: int, values: Sequence[Entry]) -> None:
+        """Let events arrive at the end of a partition."""
+        for value in values:
+            if isinstance(value, Gap):
+                self._end[partition] += value.positions
+                continue
+            record = value if isinstance(value, Record) else Record(value)
+            self._records[partition][self._end[partition]] = record
+            self._end[partition] += 1
+
+    def drop_before(self, partition: int, position: int) -> None:
+        """Let retention take everything before `position`."""
+        self._begin[partition] = position
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        self._final = True
+
+    def partitions(self, deadline: Deadline) -> Sequence[Partition]:
+        """See Source."""
+        return [
+            Partition(f"memory/{n}", n, 0, self._begin[n], self._end[n], self._final) for n in range(len(self._records))
+        ]
+
+    def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
+        """See Source; blocks of at most BLOCK_EVENTS events, cut where a fault strikes."""
+        number = self._number(segment)
+        self.num_reads += 1
+        fault = self._faults.get(self.num_reads)
+        positions = [p for p in range(segment.begin, segment.end) if p in self._records[number]]
+        if fault is not None:
+            positions = positions[: fault.after_events]
+        for first in range(0, len(positions), BLOCK_EVENTS):
+            yield self._block(number, positions[first : first + BLOCK_EVENTS])
+        if fault is not None:
+            raise fault.error
+
+    def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source."""
+        self.committed.update(positions)
+
+    def close(self) -> None:
+        """See Source."""
+        self.closed = True
+
+    def _number(self, segment: Segment) -> int:
+        number = int(segment.partition.removeprefix("memory/"))
+        if not 0 <= number < len(self._records):
+            raise SourceGap(f"there is no partition {segment.partition!r}")
+        begin, end = self._begin[number], self._end[number]
+        if segment.begin < begin or segment.end > end:
+            raise SourceGap(
+                f"{segment.partition}: positions {segment.begin} to {segment.end} asked for, {begin} to {end} are there"
+            )
+        return number
+
+    def _block(self, number: int, positions: Sequence[int]) -> Events:
+        records = [self._records[number][position] for position in positions]
+        return Events.of(
+            [record.value for record in records],
+            np.array(positions, np.int64),
+            [record.timestamp_ms for record in records],
+            [record.key for record in records],
+            [record.headers for record in records],
+        )
