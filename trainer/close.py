@@ -1,16 +1,13 @@
 """The close of a pass: everybody agrees on what was read, the day is set, metrics are reduced, state is compared."""
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dataset.dead_letters import BadFraction, DeadLetters
+
 from dataset.loader import Loader, Tally
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
@@ -21,7 +18,7 @@ from trainer.observe import Observer
 from trainer.plan import Plan
 from trainer.planner import Planner
 from trainer.progress import Progress
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, gather_messages
 
 SECONDS_PER_DAY = 86_400
 
@@ -147,10 +144,3 @@ class PassCloser:
         answer = self._ranks.broadcast(answer)
         self._day = int(answer["day"])
         return Reading(answer["num_events"], answer["num_samples"], answer["rejected"], self._day)
-
-
-def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """JSON messages of all ranks, on the chief."""
-    text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
-    gathered = ranks.gather({"json": text})
-    return None if gathered is None else [json.loads(columns["json"].tobytes()) for columns in gathered]

@@ -116,7 +116,7 @@ class TorchRanks:
 
     def all_reduce(self, flat: Tensor) -> None:
         """See Ranks."""
-        work = [dist.all_reduce(bucket, async_op=True) for bucket in flat.split(BUCKET_FLOATS)]
+        work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         for handle in work:
             handle.wait()
 
@@ -160,3 +160,10 @@ def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload
         found[name] = np.frombuffer(payload, column.dtype, int(size), at)
         at += int(size) * column.dtype.itemsize
     return found
+
+
+def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """JSON messages of all ranks, on the chief."""
+    text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    gathered = ranks.gather({"json": text})
+    return None if gathered is None else [json.loads(columns["json"].tobytes()) for columns in gathered]

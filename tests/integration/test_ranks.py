@@ -1,0 +1,66 @@
+"""What trainers tell each other arrives as said, and sums have one order: real processes over gloo."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.ranks import Alone, gather_messages
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import numpy as np, torch
+from trainer.ranks import TorchRanks, gather_messages
+
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+ranks = TorchRanks(rank, world, folder / "meet", torch.device("cpu"), 60.0)
+rng = np.random.default_rng(rank)
+flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
+ranks.all_reduce(flat)
+heard = gather_messages(ranks, {"rank": rank, "text": "x" * rank})
+columns = ranks.gather({"a": np.arange(rank, dtype=np.float32), "b": np.full(2, rank, np.uint64)})
+said = {
+    "sum": ranks.sum(np.array([rank, 1])).tolist(),
+    "floats": ranks.sum_floats(np.array([0.1 * (rank + 1)])).tolist(),
+    "flat": float(flat.double().sum()), "bits": flat.numpy().tobytes().hex()[:64],
+    "heard": heard,
+    "columns": None if columns is None else [{k: v.tolist() for k, v in c.items()} for c in columns],
+    "word": ranks.broadcast({"go": 3} if rank == 0 else None),
+}
+(folder / f"{rank}.json").write_text(json.dumps(said))
+ranks.close()
+"""
+
+
+def meet(world: int, folder: Path) -> list[dict]:
+    folder.mkdir()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(world), str(folder)]) for rank in range(world)
+    ]
+    assert [process.wait(timeout=90) for process in processes] == [0] * world
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_trainers_hear_the_same_and_sum_in_one_order_at_every_run(world, tmp_path):
+    first, again = meet(world, tmp_path / "first"), meet(world, tmp_path / "again")
+    assert first == again
+    for said in first:
+        assert said["sum"] == [sum(range(world)), world]
+        assert said["bits"] == first[0]["bits"] and said["flat"] == first[0]["flat"]
+        assert said["floats"] == first[0]["floats"]
+        assert said["word"] == {"go": 3}
+    assert first[0]["heard"] == [{"rank": rank, "text": "x" * rank} for rank in range(world)]
+    assert first[0]["columns"] == [{"a": list(map(float, range(r))), "b": [r, r]} for r in range(world)]
+    assert first[1]["heard"] is None and first[1]["columns"] is None
+
+
+def test_a_trainer_alone_says_the_same_to_itself():
+    alone = Alone()
+    assert alone.sum(np.array([3])).tolist() == [3]
+    assert gather_messages(alone, {"a": 1}) == [{"a": 1}]
+    assert alone.broadcast({"go": 1}) == {"go": 1}
