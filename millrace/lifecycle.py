@@ -22,19 +22,29 @@ class ExitCode(IntEnum):
 
 
 @contextmanager
-def stop_flag() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; the old handlers come back at the end. Main thread only."""
-    stopping = threading.Event()
+def on_stop_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Each SIGINT and SIGTERM calls `act`, which only notes it down; the old handlers come back at the end.
 
-    def raise_flag(_signal: int, _frame: FrameType | None) -> None:
-        stopping.set()
+    Main thread only.
+    """
 
-    old = {number: signal.signal(number, raise_flag) for number in (signal.SIGINT, signal.SIGTERM)}
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        act()
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stopping
+        yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_flag() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; the old handlers come back at the end. Main thread only."""
+    stopping = threading.Event()
+    with on_stop_signal(stopping.set):
+        yield stopping
 
 
 def end_with_parent() -> None:

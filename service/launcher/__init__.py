@@ -1,0 +1,1 @@
+"""Launchers: what starts a job's workers, keeps them together, and ends them together."""

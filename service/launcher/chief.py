@@ -1,0 +1,69 @@
+"""The launcher's line to the chief: asks for its status at a steady pace, and hands on the request to stop."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.role import RoleClient
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+"""How long one call may take; a chief that is slower is asked again."""
+
+
+class ChiefLine:
+    """A thread that knows the chief's last status. Begins once the chief's address file is there."""
+
+    def __init__(self, job: str, address_file: Path, secret: str, interval_s: float) -> None:
+        self._address_file, self._secret, self._interval_s = address_file, secret, interval_s
+        self._status: Mapping[str, Any] = {"job": job, "state": "starting"}
+        self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="chief-line", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The last status known."""
+        return self._status
+
+    def drain(self) -> None:
+        """Have the chief asked to stop, as soon as it can be; returns at once."""
+        self._drain.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * CALL_S)
+
+    def _ask(self) -> None:
+        client: RoleClient | None = None
+        while not self._closing.is_set():
+            try:
+                if client is None and self._address_file.exists():
+                    client = RoleClient(self._address_file.read_text(), self._secret)
+                if client is not None:
+                    self._ask_once(client)
+            except MillraceError as error:
+                log.debug("chief: %s", error)  # if it is gone, the launcher learns so from its process
+            # A wish to stop that did not get through is tried again soon.
+            self._wake.wait(min(0.2, self._interval_s) if client is None or self._drain.is_set() else self._interval_s)
+            self._wake.clear()
+        if client is not None:
+            client.close()
+
+    def _ask_once(self, client: RoleClient) -> None:
+        if self._drain.is_set():
+            client.drain(Deadline.after(CALL_S))
+            self._drain.clear()
+        self._status = client.status(Deadline.after(CALL_S))

@@ -1,0 +1,26 @@
+"""The private folder of one start: configurations with the job's secret, addresses, the rendezvous file."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def run_folder(path: Path) -> Iterator[Path]:
+    """`path`, new, empty and readable by the owner only; gone at the end."""
+    shutil.rmtree(path, ignore_errors=True)  # of a launcher that was killed; the store's lock says it is gone
+    path.mkdir(parents=True, mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_private(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` as JSON, readable by the owner only."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(content, file, default=str)  # str: TOML's dates

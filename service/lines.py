@@ -1,0 +1,62 @@
+"""A job's progress and its end as lines of plain text: pure, for terminals and logs alike."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from service.status import Status
+
+
+def count(value: float | None) -> str:
+    """A count with thousands apart, or a dash."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def ratio(value: float | None) -> str:
+    """A metric to four places, or a dash."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def progress_line(status: Status) -> str:
+    """One line: where a job stands."""
+    parts = [
+        status.text("state", "starting"),
+        f"pass {count(status.number('pass'))}",
+        f"events {count(status.number('events'))}",
+        f"samples {count(status.number('samples'))}",
+        f"{count(status.number('events_per_s'))} events/s",
+        f"{count(status.number('samples_per_s'))} samples/s",
+        f"lag {count(status.total('lag'))}",
+        f"loss {ratio(status.number('loss'))}",
+    ]
+    life = status.metrics("life")
+    for task, window in status.metrics("window").items():
+        parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
+    if rejected := status.total("rejected"):
+        parts.append(f"rejected {count(rejected)}")
+    if status.raw.get("learning") is False:
+        parts.append("predicts only")
+    return "  ".join(parts)
+
+
+def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """A finished run, from the chief's report."""
+    status = Status(report)
+    yield f"events    {count(status.number('events'))}"
+    yield f"samples   {count(status.number('samples'))}"
+    rejected = status.counts("rejected")
+    reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
+    yield f"rejected  {count(sum(rejected.values()))}{reasons}"
+    yield f"passes    {count(status.number('passes'))}"
+    yield f"wall time {count_s(status.number('wall_s') or status.number('wall_time_s'))}"
+    spans = {name: status.metrics(name) for name in ("life", "window")}
+    halves = report.get("halves")
+    for name, half in halves.items() if isinstance(halves, Mapping) else ():
+        spans[f"{name} half"] = Status({"metrics": {"half": half}}).metrics("half")
+    for task in dict.fromkeys(task for span in spans.values() for task in span):
+        figures = [f"{name} {ratio(span.get(task, {}).get('auc'))}" for name, span in spans.items() if task in span]
+        yield f"AUC {task}: {', '.join(figures)}"
+
+
+def count_s(seconds: float | None) -> str:
+    """Seconds, or a dash."""
+    return "-" if seconds is None else f"{seconds:.1f} s"

@@ -1,0 +1,110 @@
+"""One job in the foreground: claims its store, launches its workers, shows how it goes, tells how it ended."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from millrace.lifecycle import ExitCode
+from service.launcher.local import Launcher, LocalLauncher
+from service.launcher.plan import plan_job
+from service.launcher.run_folder import run_folder
+from service.launcher.supervision import Outcome
+from service.lines import progress_line, summary_lines
+from service.spec import LoadedJob
+from service.status import Status
+from service.store import REPORT, WORKERS, claimed
+
+LINE_EVERY_S = 2.0
+"""How often plain text says where the job stands."""
+
+
+class Show(Protocol):
+    """How a run is shown while it goes on: a context that takes the workers' lines of output."""
+
+    def on_line(self, worker: str, text: str) -> None:
+        """Take one line of a worker's output. Any thread."""
+        ...
+
+    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
+        """Show what `status` answers, again and again, until the context ends."""
+        ...
+
+
+def labelled(worker: str, text: str) -> str:
+    """A line of output with its worker's name, unless its own head names it."""
+    return text if f"{worker}:" in text[:48] else f"{worker}| {text}"
+
+
+class PlainShow:
+    """Lines of text on standard error: the workers' output, and progress at an interval."""
+
+    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
+        self._every_s = every_s
+
+    def on_line(self, worker: str, text: str) -> None:
+        """Print a worker's line."""
+        self._print(labelled(worker, text))
+
+    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
+        """Print progress from a thread, where it has changed."""
+        return _Ticking(lambda last: self._tell(status, last), self._every_s)
+
+    def _tell(self, status: Callable[[], Mapping[str, Any]], last: str) -> str:
+        line = progress_line(Status(status()))
+        if line != last:
+            self._print(line)
+        return line
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Ticking:
+    """Calls `act` with its own last answer every `every_s` on a thread, as long as the context lasts."""
+
+    def __init__(self, act: Callable[[str], str], every_s: float) -> None:
+        self._act, self._every_s = act, every_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="show", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = ""
+        while not self._done.wait(self._every_s):
+            last = self._act(last)
+
+
+def run_job(job: LoadedJob, show: Show, *, fresh: bool) -> int:
+    """Run `job` to its end; returns the exit code. Raises SpecError where its store cannot be used."""
+    with claimed(job.store, job.spec.name, fresh=fresh) as store:
+        with run_folder(store / WORKERS) as folder:
+            launcher = LocalLauncher(plan_job(job, folder), show.on_line)
+            with show.watching(launcher.status):
+                outcome = launcher.run()
+        return tell_end(outcome, launcher, store / REPORT)
+
+
+def tell_end(outcome: Outcome, launcher: Launcher, report: Path) -> int:
+    """Say how the run ended, on standard output if well, else on standard error with the first death's last lines."""
+    if outcome.code == ExitCode.DRAINED:
+        print(f"done: {outcome.reason}")
+        if report.exists():
+            for line in summary_lines(json.loads(report.read_text(encoding="utf-8"))):
+                print(line)
+            print(f"report    {report}")
+        return outcome.code
+    if outcome.first_dead is not None:
+        lines = launcher.last_lines(outcome.first_dead)
+        print(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
+    print(f"error: {outcome.reason}", file=sys.stderr)
+    return outcome.code

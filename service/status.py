@@ -1,0 +1,57 @@
+"""What the chief says of itself, as display and API read it: tolerant, for a key may be missing or null.
+
+The chief makes it (trainer); `Status` only names its parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One answer of the chief."""
+
+    raw: Mapping[str, Any]
+
+    def text(self, key: str, default: str = "") -> str:
+        """A top-level text."""
+        value = self.raw.get(key)
+        return value if isinstance(value, str) else default
+
+    def number(self, key: str) -> float | None:
+        """A top-level number."""
+        return _number(self.raw.get(key))
+
+    def counts(self, key: str) -> dict[str, float]:
+        """A top-level mapping of names to numbers, without those that are none."""
+        pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())
+        return {str(name): value for name, value in pairs if value is not None}
+
+    def total(self, key: str) -> float | None:
+        """The sum of `counts`; None where there is nothing to sum."""
+        counts = self.counts(key)
+        return sum(counts.values()) if counts else None
+
+    def metrics(self, span: str) -> dict[str, dict[str, float]]:
+        """Metrics of "window", "life" or "pass": numbers by task and name."""
+        tasks = _mapping(_mapping(self.raw.get("metrics")).get(span))
+        return {
+            str(task): {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+            for task, values in tasks.items()
+            if isinstance(values, Mapping)
+        }
+
+    def table_rows(self) -> dict[str, float]:
+        """Rows by table."""
+        tables = _mapping(self.raw.get("tables"))
+        pairs = {name: _number(_mapping(table).get("num_rows", table)) for name, table in tables.items()}
+        return {str(name): rows for name, rows in pairs.items() if rows is not None}
