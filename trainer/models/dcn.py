@@ -1,0 +1,48 @@
+"""Deep & cross network, first version: cross layers with one weight vector each.
+
+Wang et al., "Deep & Cross Network for Ad Click Predictions" (ADKDD 2017). Beyond the paper, first-order weights are
+added to the logit where the tables have them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.settings import DcnSettings
+
+
+class CrossLayer(nn.Module):
+    """x0 * (w . x) + b + x (equation 3)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(width, 1, bias=False)
+        self.bias_W = nn.Parameter(torch.zeros(width))
+
+    def forward(self, first_BW: Tensor, x_BW: Tensor) -> Tensor:
+        """(B, W), (B, W) -> (B, W)."""
+        return torch.addcmul(x_BW + self.bias_W, first_BW, self.map(x_BW))
+
+
+class Dcn(nn.Module):
+    """See module docstring."""
+
+    Settings = DcnSettings
+
+    def __init__(self, shape: Shape, settings: DcnSettings) -> None:
+        super().__init__()
+        self._stacked, self._tasks = StackedInput(shape), shape.tasks
+        width = self._stacked.width
+        self.cross = nn.ModuleList([CrossLayer(width) for _ in range(settings.cross_layers)])
+        self.deep = Mlp(width, settings.hidden, settings.dropout)
+        self.heads = Heads(width + self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
+        self.first_order = FirstOrder(shape)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        first_BW = x_BW = self._stacked(inputs)
+        for layer in self.cross:
+            x_BW = layer(first_BW, x_BW)
+        trunk_BH = torch.cat([x_BW, self.deep(first_BW)], 1)
+        return by_task(self.first_order(inputs, self.heads(trunk_BH)), self._tasks)

@@ -1,0 +1,53 @@
+"""Deep & cross network, second version: cross layers with full or low-rank matrices.
+
+Wang et al., "DCN V2: Improved Deep & Cross Network" (WWW 2021). Beyond the paper, first-order weights are added to
+the logit where the tables have them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.settings import DcnV2Settings
+
+
+class CrossLayer(nn.Module):
+    """x0 * (W x + b) + x, with W = U V where a rank is given (equations 1 and 2)."""
+
+    def __init__(self, width: int, low_rank: int | None) -> None:
+        super().__init__()
+        self.map: nn.Module = (
+            nn.Linear(width, width)
+            if low_rank is None
+            else nn.Sequential(nn.Linear(width, low_rank, bias=False), nn.Linear(low_rank, width))
+        )
+
+    def forward(self, first_BW: Tensor, x_BW: Tensor) -> Tensor:
+        """(B, W), (B, W) -> (B, W)."""
+        return torch.addcmul(x_BW, first_BW, self.map(x_BW))
+
+
+class DcnV2(nn.Module):
+    """See module docstring."""
+
+    Settings = DcnV2Settings
+
+    def __init__(self, shape: Shape, settings: DcnV2Settings) -> None:
+        super().__init__()
+        self._stacked, self._tasks = StackedInput(shape), shape.tasks
+        width = self._stacked.width
+        self._parallel = settings.structure == "parallel" and bool(settings.hidden)
+        self.cross = nn.ModuleList([CrossLayer(width, settings.low_rank) for _ in range(settings.cross_layers)])
+        self.deep = Mlp(width, settings.hidden, settings.dropout)
+        trunk = self.deep.width + (width if self._parallel else 0)
+        self.heads = Heads(trunk, len(shape.tasks), settings.towers, settings.dropout)
+        self.first_order = FirstOrder(shape)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        first_BW = x_BW = self._stacked(inputs)
+        for layer in self.cross:
+            x_BW = layer(first_BW, x_BW)
+        trunk_BH = torch.cat([x_BW, self.deep(first_BW)], 1) if self._parallel else self.deep(x_BW)
+        return by_task(self.first_order(inputs, self.heads(trunk_BH)), self._tasks)

@@ -1,0 +1,44 @@
+"""Residual units on stacked embeddings.
+
+Shan et al., "Deep Crossing: Web-Scale Modeling without Manually Crafted Combinatorial Features" (KDD 2016). Beyond
+the paper, first-order weights are added to the logit where the tables have them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
+from trainer.models.settings import DeepCrossingSettings
+
+
+class ResidualUnit(nn.Module):
+    """relu(x + W1 relu(W0 x + b0) + b1) (figure 2)."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BW: Tensor) -> Tensor:
+        """(B, W) -> (B, W)."""
+        return torch.relu(x_BW + self.dropout(self.outer(torch.relu(self.inner(x_BW)))))
+
+
+class DeepCrossing(nn.Module):
+    """See module docstring."""
+
+    Settings = DeepCrossingSettings
+
+    def __init__(self, shape: Shape, settings: DeepCrossingSettings) -> None:
+        super().__init__()
+        self._stacked, self._tasks = StackedInput(shape), shape.tasks
+        width = self._stacked.width
+        self.units = nn.Sequential(*(ResidualUnit(width, inner, settings.dropout) for inner in settings.hidden))
+        self.heads = Heads(width, len(shape.tasks), settings.towers, settings.dropout)
+        self.first_order = FirstOrder(shape)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        logits_BT = self.heads(self.units(self._stacked(inputs)))
+        return by_task(self.first_order(inputs, logits_BT), self._tasks)

@@ -1,0 +1,29 @@
+"""A factorization machine and a perceptron on the same vectors.
+
+Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction" (IJCAI 2017).
+"""
+
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import Fields, Heads, Mlp, StackedInput, TaskScale, Wide, by_task, pairwise_sum
+from trainer.models.settings import DeepFmSettings
+
+
+class DeepFm(nn.Module):
+    """See module docstring."""
+
+    Settings = DeepFmSettings
+
+    def __init__(self, shape: Shape, settings: DeepFmSettings) -> None:
+        super().__init__()
+        self._fields, self._stacked, self._tasks = Fields(shape, "deepfm"), StackedInput(shape), shape.tasks
+        self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout)
+        self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
+        self.wide = Wide(shape)
+        self.pairs = TaskScale(len(shape.tasks))
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        pairs_BT = self.pairs(pairwise_sum(self._fields(inputs)))
+        return by_task(self.heads(self.deep(self._stacked(inputs))) + self.wide(inputs) + pairs_BT, self._tasks)

@@ -1,0 +1,28 @@
+"""Factorization machine of second order.
+
+Rendle, "Factorization Machines" (ICDM 2010). Pairs of sparse slots meet by their vectors; dense values enter the
+linear part only.
+"""
+
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum, require_first_order
+from trainer.models.settings import FmSettings
+
+
+class FactorizationMachine(nn.Module):
+    """See module docstring."""
+
+    Settings = FmSettings
+
+    def __init__(self, shape: Shape, settings: FmSettings) -> None:
+        super().__init__()
+        require_first_order(shape, "fm")
+        self._fields, self._tasks = Fields(shape, "fm"), shape.tasks
+        self.wide = Wide(shape)
+        self.pairs = TaskScale(len(shape.tasks))
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        return by_task(self.wide(inputs) + self.pairs(pairwise_sum(self._fields(inputs))), self._tasks)

@@ -1,0 +1,202 @@
+"""Parts that models share: inputs side by side, first-order terms, perceptrons, heads of tasks.
+
+Shapes: B samples, F pooled slots, D length of a vector, L longest sequence, C dense values, W width of the stacked
+input, H width of a trunk, T tasks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from millrace.errors import SpecError
+from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+
+
+def mean_over_sequence(values_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """Mean over the places that hold a sign: (B, L, D), (B, L) -> (B, D); zeros for an empty sequence."""
+    share_BL = mask_BL / mask_BL.sum(1, keepdim=True).clamp(min=1)
+    return torch.bmm(share_BL.to(values_BLD.dtype).unsqueeze(1), values_BLD).squeeze(1)
+
+
+def sequence_vector(sequence: SequenceInput) -> Tensor:
+    """A sequence as one vector, its masked mean: (B, D)."""
+    return mean_over_sequence(sequence.vectors_BLD, sequence.mask_BL)
+
+
+class StackedInput:
+    """Everything side by side: pooled vectors in the order of the spec, means of sequences, dense values."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._pooled = [slot.name for slot in shape.pooled if slot.dim]
+        self._sequences = [slot.name for slot in shape.sequences if slot.dim]
+        self._has_dense = shape.dense_size > 0
+        self.width = sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size
+        if not self.width:
+            raise SpecError(
+                "this model needs vectors or dense values: there is no dense slot and every table has dim = 0",
+                "model.name",
+            )
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """(B, W), in one copy."""
+        parts: list[Tensor] = []
+        if inputs.vectors_BFD is not None and self._pooled:
+            parts.append(inputs.vectors_BFD.flatten(1))
+        else:
+            parts.extend(inputs.vectors[name] for name in self._pooled)
+        parts.extend(sequence_vector(inputs.sequences[name]) for name in self._sequences)
+        if self._has_dense:
+            parts.append(inputs.dense_BC)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class Fields:
+    """All slots as vectors of one length, for models that let them meet: pooled ones, then means of sequences."""
+
+    def __init__(self, shape: Shape, model: str) -> None:
+        slots = shape.pooled + shape.sequences
+        if not slots:
+            raise SpecError(f"{model} needs at least one sparse slot", "model.name")
+        first = slots[0]
+        if other := next((slot for slot in slots if slot.dim != first.dim), None):
+            raise SpecError(
+                f"{model} needs vectors of one length: slot {first.name!r} has dim {first.dim}, slot {other.name!r} "
+                f"{other.dim}; give their tables the same dim",
+                "model.name",
+            )
+        if not first.dim:
+            raise SpecError(
+                f"{model} needs vectors: the table of slot {first.name!r} has dim = 0; use lr, or raise it",
+                "model.name",
+            )
+        self._num_pooled = len(shape.pooled)
+        self._sequences = [slot.name for slot in shape.sequences]
+        self.num_fields, self.dim = len(slots), first.dim
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """(B, fields, D)."""
+        parts: list[Tensor] = []
+        if self._num_pooled:
+            assert inputs.vectors_BFD is not None, "the dims are equal"
+            parts.append(inputs.vectors_BFD)
+        parts.extend(sequence_vector(inputs.sequences[name]).unsqueeze(1) for name in self._sequences)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class TaskScale(nn.Module):
+    """One term for all tasks: as it is for one task, scaled by a learnt factor (1 at first) for several."""
+
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__()
+        self.scale_T = nn.Parameter(torch.ones(num_tasks)) if num_tasks > 1 else None
+
+    def forward(self, term_B1: Tensor) -> Tensor:
+        """(B, 1) -> (B, T)."""
+        return term_B1 if self.scale_T is None else term_B1 * self.scale_T
+
+
+class FirstOrder(nn.Module):
+    """The sum of a sample's first-order weights, those of a sequence by their mean; nothing where no table has them."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self._pooled = any(slot.first_order for slot in shape.pooled)
+        self._sequences = [slot.name for slot in shape.sequences if slot.first_order]
+        self.present = self._pooled or bool(self._sequences)
+        self.scale = TaskScale(len(shape.tasks)) if self.present else None
+
+    def forward(self, inputs: Inputs, logits_BT: Tensor) -> Tensor:
+        """The logits with the term added."""
+        if self.scale is None:
+            return logits_BT
+        terms = [inputs.first_order_BF.sum(1, keepdim=True)] if self._pooled else []
+        for name in self._sequences:
+            sequence = inputs.sequences[name]
+            terms.append(mean_over_sequence(sequence.first_order_BL.unsqueeze(2), sequence.mask_BL))
+        total_B1 = terms[0]
+        for term_B1 in terms[1:]:
+            total_B1 = total_B1 + term_B1
+        term_BT: Tensor = self.scale(total_B1)
+        return logits_BT + term_BT
+
+
+class Wide(nn.Module):
+    """The linear model: first-order weights, a linear map of the dense values (zeros at first), a bias."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        num_tasks = len(shape.tasks)
+        self.first_order = FirstOrder(shape)
+        self.bias_T = nn.Parameter(torch.zeros(num_tasks))
+        self.dense_TC = nn.Parameter(torch.zeros(num_tasks, shape.dense_size)) if shape.dense_size else None
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """(B, T)."""
+        if self.dense_TC is None:
+            logits_BT = self.bias_T.expand(inputs.num_samples, -1)
+        else:
+            logits_BT = nn.functional.linear(inputs.dense_BC, self.dense_TC, self.bias_T)
+        added_BT: Tensor = self.first_order(inputs, logits_BT)
+        return added_BT
+
+
+class Mlp(nn.Sequential):
+    """Linear, ReLU, dropout, for each width; no layers give the input back."""
+
+    def __init__(self, width: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
+        layers: list[nn.Module] = []
+        self.width = width
+        for size in hidden:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            width = size
+        super().__init__(*layers)
+        self.width = width
+
+
+class Heads(nn.Module):
+    """From the shared trunk to one logit a task: one linear map, or a tower of layers each (Caruana 1997)."""
+
+    def __init__(self, width: int, num_tasks: int, towers: Sequence[int] = (), dropout: float = 0.0) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            [nn.Sequential(tower := Mlp(width, towers, dropout), nn.Linear(tower.width, 1)) for _ in range(num_tasks)]
+            if towers
+            else [nn.Linear(width, num_tasks)]
+        )
+
+    def forward(self, trunk_BH: Tensor) -> Tensor:
+        """(B, H) -> (B, T)."""
+        logits = [tower(trunk_BH) for tower in self.towers]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
+
+
+def pairwise_sum(fields_BFD: Tensor) -> Tensor:
+    """Sum of the inner products of all pairs of fields: (B, F, D) -> (B, 1).
+
+    In linear time, as in Rendle, "Factorization Machines" (ICDM 2010), lemma 3.1.
+    """
+    total_BD = fields_BFD.sum(1)
+    return 0.5 * (total_BD.square().sum(1, keepdim=True) - fields_BFD.square().sum((1, 2)).unsqueeze(1))
+
+
+def by_task(logits_BT: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+    """What a model returns: (B,) under the name of each task."""
+    return dict(zip(tasks, logits_BT.unbind(1), strict=True))
+
+
+def slots_without_first_order(shape: Shape) -> list[SlotShape]:
+    """Slots whose rows have no first-order weight."""
+    return [slot for slot in shape.pooled + shape.sequences if not slot.first_order]
+
+
+def require_first_order(shape: Shape, model: str) -> None:
+    """Raise SpecError where a slot could not be heard in a linear model."""
+    if missing := slots_without_first_order(shape):
+        names = ", ".join(repr(slot.name) for slot in missing)
+        raise SpecError(
+            f"{model} reads first-order weights, and the tables of slots {names} have none; set first_order = true",
+            "model.name",
+        )

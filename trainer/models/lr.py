@@ -1,0 +1,30 @@
+"""Logistic regression, or linear regression under loss "mse".
+
+Richardson, Dominowska, Ragno, "Predicting Clicks" (WWW 2007). One weight a sign, one a dense value, a bias; a table
+of dim = 0 is enough.
+"""
+
+from torch import Tensor, nn
+
+from millrace.errors import SpecError
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import Wide, by_task, require_first_order
+from trainer.models.settings import LrSettings
+
+
+class LogisticRegression(nn.Module):
+    """See module docstring."""
+
+    Settings = LrSettings
+
+    def __init__(self, shape: Shape, settings: LrSettings) -> None:
+        super().__init__()
+        if not shape.pooled and not shape.sequences and not shape.dense_size:
+            raise SpecError("there is no sparse or dense slot to learn from", "slots")
+        require_first_order(shape, "lr")
+        self.wide = Wide(shape)
+        self._tasks = shape.tasks
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        return by_task(self.wide(inputs), self._tasks)

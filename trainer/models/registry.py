@@ -1,0 +1,135 @@
+"""Names to models: Millrace's own, and a user's module by "package.module:Class".
+
+Checking a spec needs no torch, so neither does importing this module; a model is imported when it is built.
+To add a model: one file beside this one, its settings in `settings.py`, one line in `MODELS`.
+"""
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from millrace.config import Section, validate
+from millrace.errors import SpecError
+from trainer.config import ModelSection
+from trainer.models import settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.models.contract import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of Millrace's own models."""
+
+    target: str
+    """"module:Class"."""
+    settings: type[Section]
+
+
+MODELS: Mapping[str, Entry] = {
+    "lr": Entry("trainer.models.lr:LogisticRegression", settings.LrSettings),
+    "fm": Entry("trainer.models.fm:FactorizationMachine", settings.FmSettings),
+    "deepfm": Entry("trainer.models.deepfm:DeepFm", settings.DeepFmSettings),
+    "wide_deep": Entry("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings),
+    "deep_crossing": Entry("trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings),
+    "dcn": Entry("trainer.models.dcn:Dcn", settings.DcnSettings),
+    "dcn_v2": Entry("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings),
+    "dlrm": Entry("trainer.models.dlrm:Dlrm", settings.DlrmSettings),
+}
+
+
+def check_section(section: ModelSection) -> None:
+    """Raise SpecError where the name is unknown or its settings are wrong. Of a user's class only the form is seen."""
+    if section.name is not None:
+        _checked(_entry(section.name).settings, section.settings)
+    else:
+        _split(section.class_path or "")
+
+
+def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
+    """The model of a spec, built; a user's module is found from `folder`, the spec's. Raises SpecError."""
+    if section.name is not None:
+        entry = _entry(section.name)
+        module_name, class_name = entry.target.split(":")
+        own: nn.Module = getattr(importlib.import_module(module_name), class_name)(
+            shape, _checked(entry.settings, section.settings)
+        )
+        return own
+    return _users(section, shape, folder)
+
+
+def _entry(name: str) -> Entry:
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise SpecError(
+            f'no model {name!r}; {hint}known: {", ".join(MODELS)}; for one of your own, class = "package.module:Class"',
+            "model.name",
+        )
+    return MODELS[name]
+
+
+def _checked(model: type[Section], raw: Mapping[str, Any]) -> Section:
+    try:
+        return validate(model, raw)
+    except SpecError as error:
+        lines = "\n".join(f"model.settings.{line}" for line in str(error).splitlines())
+        raise SpecError(lines) from None
+
+
+def _split(path: str) -> tuple[str, str]:
+    module_name, _, class_name = path.partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise SpecError(f'{path!r} is not of the form "package.module:Class"', "model.class")
+    return module_name, class_name
+
+
+def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
+    from torch import nn
+
+    module_name, class_name = _split(section.class_path or "")
+    module = _import(module_name, folder)
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"{module.__file__} has no class {class_name!r}{hint}", "model.class")
+    if not issubclass(found, nn.Module):
+        raise SpecError(f"{section.class_path} is no torch.nn.Module", "model.class")
+    given = _users_settings(found, section)
+    try:
+        inspect.signature(found).bind(shape, given)
+    except TypeError as error:
+        raise SpecError(f"{section.class_path} is built as Class(shape, settings): {error}", "model.class") from None
+    return found(shape, given)
+
+
+def _users_settings(found: type, section: ModelSection) -> Section | dict[str, Any]:
+    declared = getattr(found, "Settings", None)
+    if declared is None:
+        return dict(section.settings)
+    if not (isinstance(declared, type) and issubclass(declared, Section)):
+        raise SpecError(f"{section.class_path}.Settings is no millrace.config.Section", "model.class")
+    return _checked(declared, section.settings)
+
+
+def _import(name: str, folder: Path) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise SpecError(f"no module {error.name!r} in {folder}, nor installed", "model.class") from None
+        raise SpecError(f"module {name!r} needs {error.name!r}, which is not installed", "model.class") from error
+    except (ImportError, SyntaxError) as error:
+        raise SpecError(f"module {name!r} cannot be imported: {error}", "model.class") from error

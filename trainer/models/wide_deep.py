@@ -1,0 +1,28 @@
+"""A linear model and a perceptron on embeddings, trained as one.
+
+Cheng et al., "Wide & Deep Learning for Recommender Systems" (DLRS 2016). The wide part is the tables' first-order
+weights (none where first_order = false) and the dense values; crossed features are slots that the pipe makes.
+"""
+
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape
+from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
+from trainer.models.settings import WideDeepSettings
+
+
+class WideDeep(nn.Module):
+    """See module docstring."""
+
+    Settings = WideDeepSettings
+
+    def __init__(self, shape: Shape, settings: WideDeepSettings) -> None:
+        super().__init__()
+        self._stacked, self._tasks = StackedInput(shape), shape.tasks
+        self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout)
+        self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
+        self.wide = Wide(shape)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task."""
+        return by_task(self.heads(self.deep(self._stacked(inputs))) + self.wide(inputs), self._tasks)
