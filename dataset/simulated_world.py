@@ -26,10 +26,10 @@ EVENTS_A_DAY = 100_000
 """Events of all partitions that make a day of event time."""
 NUM_TOPICS, NUM_DEVICES, NUM_HOURS, NUM_TASTES = 20, 4, 24, 4
 
-BASE_LOGIT = -1.6
-APPEAL, TOPIC, TASTE = 0.8, 0.5, 0.9
+BASE_LOGIT = -1.9
+APPEAL, TOPIC, TASTE = 1.1, 0.8, 0.9
 """Standard deviations of the parts of a logit."""
-SWING_DAYS = 4.0
+SWING_DAYS = 6.0
 """Days in which appeal and taste swing once at drift 1, on average."""
 
 
@@ -54,7 +54,8 @@ def spread(bits: U64) -> F64:
     """Mean 0 and variance 1, bell-shaped: the sum of the four 16-bit parts."""
     parts = [(bits >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48)]
     total: F64 = np.sum([part.astype(np.float64) for part in parts], axis=0) / 65536.0
-    return (total - 2.0) * 3.0**0.5
+    bell: F64 = (total - 2.0) * 3.0**0.5
+    return bell
 
 
 def draws(seed: int, partition: int, chunk: int, count: int) -> F64:
