@@ -1,0 +1,46 @@
+"""An impression of a news page to one sample for each article shown.
+
+In a shell: zcat data/impressions.jsonl.gz | head -2 | python generator.py --spec job.toml
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dataset.generator import DataGenerator
+
+PLAIN = {
+    "user": "user_id",
+    "page": "context_article",
+    "last_click": "last_click",
+    "device": "device_type",
+    "sso": "is_sso",
+    "subscriber": "is_subscriber",
+    "gender": "gender",
+    "postcode": "postcode",
+    "age": "age",
+    "hour": "hour_of_day",
+    "weekday": "day_of_week",
+    "list_length": "n_inview",
+}
+CROSSED = ("page", "hour", "weekday", "device", "subscriber", "gender", "postcode", "age")
+ARTICLES = 1 << 20
+"""A crossed sign is the other field's value times this, plus the article."""
+
+
+class Impressions(DataGenerator):
+    """See module docstring."""
+
+    def generate(self, event: bytes) -> Iterator[Mapping[str, Sequence[Any]]]:
+        impression = json.loads(event)
+        clicked = set(impression["clicked"])
+        common = {slot: [impression[field]] for slot, field in PLAIN.items()}
+        common["length"] = [float(impression["n_inview"]) / 10]
+        common["impression"] = [float(impression["impression"])]
+        for article in impression["shown"]:
+            crossed = {f"article_{name}": [impression[PLAIN[name]] * ARTICLES + article] for name in CROSSED}
+            yield common | crossed | {"article": [article], "click": [float(article in clicked)]}
+
+
+if __name__ == "__main__":
+    Impressions().run()
