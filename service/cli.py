@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 import millrace
+from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
-from service.running import PlainShow, run_job
+from service.display import LiveShow
+from service.running import PlainShow, Show, run_job
 from service.spec import Job, load_job
 
 cli = typer.Typer(
@@ -26,12 +29,47 @@ Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Put a value in the spec's place, as in a.b=1.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew.")]
+Listen = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, as in 127.0.0.1:8080.")
+]
+
+DEMO = Path(__file__).resolve().parents[1] / "deploy" / "examples" / "clicks" / "job.toml"
+"""The example that `millrace demo` runs; it is part of a checkout."""
 
 
 @cli.command()
-def run(job: SpecFile, overrides: Overrides = [], fresh: Fresh = False) -> None:  # noqa: B006  # typer copies it
+def run(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    fresh: Fresh = False,
+    listen: Listen = None,
+) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C."""
-    raise typer.Exit(run_job(load_job(job, overrides), PlainShow(), fresh=fresh))
+    raise typer.Exit(run_job(load_job(job, overrides), _show(), fresh=fresh, listen=listen))
+
+
+@cli.command()
+def demo(
+    events: Annotated[int | None, typer.Option(min=1, help="End after so many events; else at Ctrl-C.")] = None,
+    overrides: Overrides = [],  # noqa: B006
+    listen: Listen = None,
+) -> None:
+    """Train on a simulated click stream; the store is runs/demo, begun anew each time."""
+    ours = demo_overrides(DEMO, events, Path.cwd() / "runs" / "demo")
+    raise typer.Exit(run_job(load_job(DEMO, [*ours, *overrides]), _show(), fresh=True, listen=listen))
+
+
+def demo_overrides(path: Path, events: int | None, store: Path) -> list[str]:
+    """What makes the example at `path` a demo of so many events."""
+    sources = load_toml(path).get("sources", {})
+    ends = [f"sources.{name}.events={events}" for name in sources] if events else []
+    return [f"store.path={json.dumps(str(store))}", *ends]
+
+
+def _show() -> Show:
+    """A live display on a terminal, lines of text elsewhere."""
+    console = Console()
+    return LiveShow(console) if console.is_terminal else PlainShow()
 
 
 @spec.command()
@@ -39,8 +77,9 @@ def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
     """Say whether a job spec is right, and if not, what is wrong."""
     loaded = load_job(job, overrides)
     cluster = loaded.spec.cluster
-    shards = f"{cluster.num_shards} shards" if cluster.num_shards else "the shard embedded"
-    print(f"{job}: job {loaded.spec.name!r} is right: {cluster.trainers} trainers, {shards}, store {loaded.store}")
+    print(f"{job} is right")
+    print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
+    print(f"store {loaded.store}")
 
 
 @spec.command()

@@ -60,3 +60,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
 def count_s(seconds: float | None) -> str:
     """Seconds, or a dash."""
     return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def labelled(worker: str, text: str) -> str:
+    """A line of output with its worker's name, unless its own head names it."""
+    return text if f"{worker}:" in text[:48] else f"{worker}| {text}"

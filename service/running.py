@@ -4,16 +4,19 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.lifecycle import ExitCode
+from service.api.app import app
+from service.api.jobs import OneJob
+from service.api.server import bound, serving
 from service.launcher.local import Launcher, LocalLauncher
 from service.launcher.plan import plan_job
 from service.launcher.run_folder import run_folder
 from service.launcher.supervision import Outcome
-from service.lines import progress_line, summary_lines
+from service.lines import labelled, progress_line, summary_lines
 from service.spec import LoadedJob
 from service.status import Status
 from service.store import REPORT, WORKERS, claimed
@@ -32,11 +35,6 @@ class Show(Protocol):
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
         """Show what `status` answers, again and again, until the context ends."""
         ...
-
-
-def labelled(worker: str, text: str) -> str:
-    """A line of output with its worker's name, unless its own head names it."""
-    return text if f"{worker}:" in text[:48] else f"{worker}| {text}"
 
 
 class PlainShow:
@@ -84,13 +82,22 @@ class _Ticking:
             last = self._act(last)
 
 
-def run_job(job: LoadedJob, show: Show, *, fresh: bool) -> int:
-    """Run `job` to its end; returns the exit code. Raises SpecError where its store cannot be used."""
-    with claimed(job.store, job.spec.name, fresh=fresh) as store:
-        with run_folder(store / WORKERS) as folder:
-            launcher = LocalLauncher(plan_job(job, folder), show.on_line)
-            with show.watching(launcher.status):
-                outcome = launcher.run()
+def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
+    """Run `job` to its end; returns the exit code.
+
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts, where the store
+    or that address cannot be used.
+    """
+    with ExitStack() as held:
+        listener = held.enter_context(bound(listen)) if listen else None
+        store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
+        folder = held.enter_context(run_folder(store / WORKERS))
+        launcher = LocalLauncher(plan_job(job, folder), show.on_line)
+        with ExitStack() as shown:
+            if listener:
+                shown.enter_context(serving(app(OneJob(job.spec.name, launcher.status)), listener))
+            shown.enter_context(show.watching(launcher.status))
+            outcome = launcher.run()
         return tell_end(outcome, launcher, store / REPORT)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+Number = int | float
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+def _number(value: Any) -> Number | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -27,21 +29,21 @@ class Status:
         value = self.raw.get(key)
         return value if isinstance(value, str) else default
 
-    def number(self, key: str) -> float | None:
+    def number(self, key: str) -> Number | None:
         """A top-level number."""
         return _number(self.raw.get(key))
 
-    def counts(self, key: str) -> dict[str, float]:
+    def counts(self, key: str) -> dict[str, Number]:
         """A top-level mapping of names to numbers, without those that are none."""
         pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())
         return {str(name): value for name, value in pairs if value is not None}
 
-    def total(self, key: str) -> float | None:
+    def total(self, key: str) -> Number | None:
         """The sum of `counts`; None where there is nothing to sum."""
         counts = self.counts(key)
         return sum(counts.values()) if counts else None
 
-    def metrics(self, span: str) -> dict[str, dict[str, float]]:
+    def metrics(self, span: str) -> dict[str, dict[str, Number]]:
         """Metrics of "window", "life" or "pass": numbers by task and name."""
         tasks = _mapping(_mapping(self.raw.get("metrics")).get(span))
         return {
@@ -50,7 +52,7 @@ class Status:
             if isinstance(values, Mapping)
         }
 
-    def table_rows(self) -> dict[str, float]:
+    def table_rows(self) -> dict[str, Number]:
         """Rows by table."""
         tables = _mapping(self.raw.get("tables"))
         pairs = {name: _number(_mapping(table).get("num_rows", table)) for name, table in tables.items()}

@@ -75,7 +75,7 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the process is gone and `on_exit` was called."""
+        """Wait until the process is gone, `on_exit` was called, and its last lines were read."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()
 
@@ -94,10 +94,10 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)
             code = self._process.wait()
             self._reaped = True
+        self._on_exit(self.name, code)  # before its last lines are read: who died first must be known first
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._reader.join(LAST_WORDS_S)
-        self._on_exit(self.name, code)
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""The HTTP API: what a job is doing, for people and for Prometheus."""

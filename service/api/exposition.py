@@ -1,0 +1,101 @@
+"""Jobs' statuses as Prometheus reads them. Names and labels are frozen by tests/golden/metrics.txt."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.api.jobs import Jobs
+from service.status import Status
+
+COUNTERS = {
+    "events": "Events trained on",
+    "samples": "Samples trained on",
+}
+GAUGES = {
+    "pass": ("millrace_pass", "The pass in training"),
+    "version": ("millrace_version", "The last closed pass"),
+    "events_per_s": ("millrace_events_per_second", "Events trained on per second"),
+    "samples_per_s": ("millrace_samples_per_second", "Samples trained on per second"),
+    "loss": ("millrace_loss", "Mean loss of the last steps"),
+    "freshness_s": ("millrace_freshness_seconds", "From an event's time to its being learnt"),
+}
+BY_PARTITION = {
+    "lag": ("millrace_lag", "Events that wait"),
+    "positions": ("millrace_position", "Position after the last event trained on"),
+}
+TASK_METRICS = {
+    "auc": "AUC",
+    "gauc": "Mean AUC of groups",
+    "logloss": "Log loss",
+    "calibration": "Mean prediction divided by mean label",
+}
+
+
+def exposition(jobs: Jobs) -> bytes:
+    """The text of /metrics."""
+    registry = CollectorRegistry()
+    registry.register(_JobCollector(jobs))
+    return generate_latest(registry)
+
+
+class _JobCollector(Collector):
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, each with the samples of every job that has the figure."""
+        statuses = [(name, status) for name in self._jobs.names() if (status := self._jobs.status(name)) is not None]
+        yield from _counters(statuses)
+        yield from _gauges(statuses)
+        yield from _task_metrics(statuses)
+
+
+def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    for key, text in COUNTERS.items():
+        family = CounterMetricFamily(f"millrace_{key}", text, labels=["job"])
+        for job, status in statuses:
+            if (value := status.number(key)) is not None:
+                family.add_metric([job], value)
+        yield family
+    rejected = CounterMetricFamily("millrace_rejected", "Events that gave no sample", labels=["job", "reason"])
+    for job, status in statuses:
+        for reason, value in status.counts("rejected").items():
+            rejected.add_metric([job, reason], value)
+    yield rejected
+
+
+def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    state = GaugeMetricFamily("millrace_state", "1 for the state a job is in", labels=["job", "state"])
+    learning = GaugeMetricFamily("millrace_learning", "1 while a job learns, 0 where it only predicts", labels=["job"])
+    rows = GaugeMetricFamily("millrace_table_rows", "Rows of a table", labels=["job", "table"])
+    for job, status in statuses:
+        state.add_metric([job, status.text("state", "starting")], 1)
+        learning.add_metric([job], float(status.raw.get("learning", True) is True))
+        for table, value in status.table_rows().items():
+            rows.add_metric([job, table], value)
+    yield from (state, learning, rows)
+    for key, (name, text) in GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=["job"])
+        for job, status in statuses:
+            if (number := status.number(key)) is not None:
+                family.add_metric([job], number)
+        yield family
+    for key, (name, text) in BY_PARTITION.items():
+        family = GaugeMetricFamily(name, text, labels=["job", "partition"])
+        for job, status in statuses:
+            for partition, value in status.counts(key).items():
+                family.add_metric([job, partition], value)
+        yield family
+
+
+def _task_metrics(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    for span, where in (("window", "over the sliding window"), ("life", "over the job's life")):
+        for key, text in TASK_METRICS.items():
+            family = GaugeMetricFamily(f"millrace_{span}_{key}", f"{text} {where}", labels=["job", "task"])
+            for job, status in statuses:
+                for task, values in status.metrics(span).items():
+                    if key in values:
+                        family.add_metric([job, task], values[key])
+            yield family

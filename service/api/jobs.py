@@ -1,0 +1,116 @@
+"""The jobs that the API can tell of, and what it says of each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.status import Number, Status
+
+
+class Jobs(Protocol):
+    """The jobs known here. Any thread."""
+
+    def names(self) -> list[str]:
+        """All of them."""
+        ...
+
+    def status(self, name: str) -> Status | None:
+        """What a job's chief said last; None where there is no such job."""
+        ...
+
+
+class OneJob:
+    """The one job of a foreground run."""
+
+    def __init__(self, name: str, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._name, self._status = name, status
+
+    def names(self) -> list[str]:
+        """The job's name."""
+        return [self._name]
+
+    def status(self, name: str) -> Status | None:
+        """Its status."""
+        return Status(self._status()) if name == self._name else None
+
+
+class Described(BaseModel):
+    """Base of answers: fields are described by their docstrings."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Health(Described):
+    """That this process answers."""
+
+    status: str = "ok"
+    version: str
+    """Millrace's version."""
+
+
+class JobEntry(Described):
+    """One job of a list."""
+
+    name: str
+    state: str
+    """"starting", "training", "draining", "done" or "failed"."""
+
+
+class JobList(Described):
+    """All jobs."""
+
+    jobs: list[JobEntry]
+
+
+class JobStatus(JobEntry):
+    """What a job is doing. A figure that is not known yet is null."""
+
+    pass_number: Number | None = Field(serialization_alias="pass")
+    """The pass in training."""
+    version: Number | None
+    """The last closed pass."""
+    events: Number | None
+    """Events trained on."""
+    samples: Number | None
+    """Samples trained on."""
+    rejected: dict[str, Number]
+    """Events that gave no sample, by reason."""
+    events_per_s: Number | None
+    samples_per_s: Number | None
+    positions: dict[str, Number]
+    """By partition: the position after the last event trained on."""
+    lag: dict[str, Number]
+    """By partition: events that wait."""
+    metrics: dict[str, dict[str, dict[str, Number]]]
+    """"window", "life" and "pass": by task, by name of the metric; taken before the samples were learnt."""
+    loss: Number | None
+    """Mean loss of the last steps."""
+    freshness_s: Number | None
+    """From an event's time to its being learnt."""
+    learning: bool
+    """False: the job only predicts."""
+    table_rows: dict[str, Number]
+    """Rows by table."""
+
+
+def described(name: str, status: Status) -> JobStatus:
+    """A chief's status as the API gives it."""
+    return JobStatus(
+        name=name,
+        state=status.text("state", "starting"),
+        pass_number=status.number("pass"),
+        version=status.number("version"),
+        events=status.number("events"),
+        samples=status.number("samples"),
+        rejected=status.counts("rejected"),
+        events_per_s=status.number("events_per_s"),
+        samples_per_s=status.number("samples_per_s"),
+        positions=status.counts("positions"),
+        lag=status.counts("lag"),
+        metrics={span: status.metrics(span) for span in ("window", "life", "pass")},
+        loss=status.number("loss"),
+        freshness_s=status.number("freshness_s"),
+        learning=status.raw.get("learning", True) is True,
+        table_rows=status.table_rows(),
+    )

@@ -1,0 +1,63 @@
+"""Serves the API from a thread of a foreground run. Loopback only, until requests are authenticated."""
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from millrace.errors import SpecError
+
+OPTION = "--listen"
+STOP_S = 5.0
+"""How long requests in flight may take at the end."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "127.0.0.1:8080". Raises SpecError for what is no address of this machine alone."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SpecError(f"{text!r} is not of the form 127.0.0.1:8080", OPTION)
+    try:
+        loopback = host == "localhost" or ipaddress.IPv4Address(host).is_loopback
+    except ipaddress.AddressValueError:
+        loopback = False
+    if not loopback:
+        raise SpecError(
+            f"{host!r} is not this machine's loopback; the API has no passwords yet, so only 127.0.0.1 is served: "
+            "reach it from elsewhere through a tunnel or a proxy that asks who is calling",
+            OPTION,
+        )
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def bound(text: str) -> socket.socket:
+    """A socket bound to the address `text`; port 0 takes a free one. Raises SpecError where it is taken."""
+    address = parse_address(text)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise SpecError(f"{text} cannot be listened on: {error.strerror}; choose another port", OPTION) from error
+    return listener
+
+
+@contextmanager
+def serving(api: FastAPI, listener: socket.socket) -> Iterator[None]:
+    """Serve `api` on `listener` as long as the context lasts; then the port is free again."""
+    server = uvicorn.Server(
+        uvicorn.Config(api, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=int(STOP_S))
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(2 * STOP_S)
+        listener.close()
