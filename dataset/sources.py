@@ -21,7 +21,7 @@ def open_source(config: AnySource, *, folder: Path, job: str, seed: int, deadlin
         case KafkaSource():
             from dataset.kafka import Kafka
 
-            return Kafka(config, job=job, deadline=deadline)
+            return Kafka(config, job=job, folder=folder, deadline=deadline)
         case SimulatedSource():
             from dataset.simulated import Simulated
 

@@ -1,0 +1,261 @@
+"""Records of Kafka topics as a stream: one partition of ours a partition of theirs, position = offset.
+
+Partitions are assigned by hand and positions are the job's own; what is committed to the group is for lag tools only.
+A segment ends when the position reaches its end, not on seeing a record: control records, aborted transactions and
+compaction leave offsets without one. Ends are the last stable offset under read_committed (the default).
+
+Partitions are numbered topic by topic in the order of the spec, then by Kafka's number; one found later comes last
+and starts at its beginning. All are assigned and all but the one being read are paused, so what was fetched of a
+partition is still there when its next segment is read. Connecting and waiting are kafka_client's work.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from kafka import TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError, RetriableError
+from kafka.structs import OffsetAndMetadata
+
+from dataset.config import KafkaSource
+from dataset.errors import SourceGap, SourceUnavailable
+from dataset.kafka_client import Client, Wait, consumer_options
+from dataset.source import Events, Partition, Segment
+from millrace.deadline import Deadline
+
+MAX_BLOCK_RECORDS = 4_096
+BEGIN_AGE_S = 10.0
+"""How old the first retained position may be in `partitions`; reading finds out by itself."""
+LOOK_AGAIN_S = 0.25
+"""How often a topic that is not there is asked for while opening."""
+
+
+class Kafka:
+    """See module docstring."""
+
+    def __init__(self, config: KafkaSource, *, job: str, folder: Path, deadline: Deadline) -> None:
+        """Connect and fix where partitions start and, of a bounded source, end.
+
+        Raises SpecError on wrong options, SourceUnavailable where broker or topic is not there in time.
+        """
+        self.bounded = config.end != "never"
+        self._config = config
+        self._options = consumer_options(config.options, folder)
+        self._group = config.group or job
+        self._group_client: Client | None = None
+        self._partitions: list[TopicPartition] = []  # by number
+        self._starts: dict[TopicPartition, int] = {}
+        self._begins: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        self._begins_at_s = -float("inf")
+        self._reading: TopicPartition | None = None
+        deadline = Deadline.after(min(config.connect_deadline, deadline.left_s()))
+        self._client = Client(self._options, deadline)
+        try:
+            self._open(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def partitions(self, deadline: Deadline) -> Sequence[Partition]:
+        """See Source. The partitions of a bounded source are those of its opening."""
+        if not self.bounded:
+            if found := self._unknown():
+                self._add(found, deadline)
+                self._starts.update({part: self._begins[part] for part in found})
+            self._ends = self._ask_ends(self._partitions, deadline)
+        if time.monotonic() - self._begins_at_s >= BEGIN_AGE_S:
+            self._begins = self._ask_begins(self._partitions, deadline)
+            self._begins_at_s = time.monotonic()
+        return [
+            Partition(_name(part), number, self._starts[part], self._begins[part], self._ends[part], self.bounded)
+            for number, part in enumerate(self._partitions)
+        ]
+
+    def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
+        """See Source. The deadline's time is for each stretch without a record, so a slow reader loses none of it."""
+        wait = Wait(f"reading {segment.partition} from {segment.begin}", deadline.left_s())
+        part = self._checked(segment, deadline)
+        position = segment.begin
+        while position < segment.end:
+            self._turn_to(part, position)
+            since_s = time.monotonic()
+            records, now = self._poll(part, min(MAX_BLOCK_RECORDS, segment.end - position), wait, segment)
+            if now > position:
+                wait.progress()
+            elif wait.empty(time.monotonic() - since_s):
+                raise self._client.unavailable(wait.doing)
+            position = now
+            while records and records[-1].offset >= segment.end:
+                records.pop()
+            if records:
+                yield _events(records)
+
+    def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: positions go to the group as its offsets."""
+        offsets = {_part(name): OffsetAndMetadata(position, "", -1) for name, position in positions.items()}
+        consumer = self._group_consumer(deadline).consumer
+        self._client.ask(
+            f"committing to group {self._group}", lambda ms: consumer.commit(offsets, timeout_ms=ms), deadline
+        )
+
+    def close(self) -> None:
+        """See Source."""
+        self._client.close()
+        if self._group_client is not None:
+            self._group_client.close()
+
+    # Opening
+
+    def _open(self, deadline: Deadline) -> None:
+        self._client.refresh(self._config.topics, deadline)
+        while missing := [topic for topic in self._config.topics if not self._client.partitions(topic)]:
+            if deadline.left_s() <= LOOK_AGAIN_S:
+                raise SourceUnavailable(
+                    f"topic {missing[0]!r} does not exist at {self._client.servers}, or may not be read; "
+                    f"create it or mend sources.*.topics"
+                )
+            time.sleep(LOOK_AGAIN_S)
+            self._client.refresh(self._config.topics, deadline)
+        found = self._unknown()
+        self._add(found, deadline)
+        ends = self._ask_ends(found, deadline)
+        self._starts = self._places(self._config.start, found, ends, deadline)
+        if self.bounded:
+            ends = self._places(self._config.end, found, ends, deadline)
+            ends = {part: max(end, self._starts[part]) for part, end in ends.items()}
+        self._ends = ends
+
+    def _places(
+        self, where: str, parts: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], deadline: Deadline
+    ) -> dict[TopicPartition, int]:
+        """Positions that "earliest", "latest", "group" or a time stand for; what lies in the future is the end."""
+        if where == "earliest":
+            return {part: self._begins[part] for part in parts}
+        if where == "latest":
+            return {part: ends[part] for part in parts}
+        if where == "group":
+            return {part: self._committed(part, deadline) for part in parts}
+        ms = int(datetime.fromisoformat(where).timestamp() * 1000)
+        found = self._client.ask(
+            f"looking for {where}",
+            lambda timeout_ms: self._client.consumer.offsets_for_times({p: ms for p in parts}, timeout_ms),
+            deadline,
+        )
+        return {part: min(found[part].offset, ends[part]) if found.get(part) else ends[part] for part in parts}
+
+    def _committed(self, part: TopicPartition, deadline: Deadline) -> int:
+        consumer = self._group_consumer(deadline).consumer
+        offset = self._client.ask(
+            f"asking for the offset of group {self._group}",
+            lambda ms: consumer.committed(part, timeout_ms=ms),
+            deadline,
+        )
+        return self._begins[part] if offset is None else int(offset)
+
+    def _group_consumer(self, deadline: Deadline) -> Client:
+        # A consumer with a group asks its coordinator before every poll; reading shall not depend on that.
+        if self._group_client is None:
+            self._group_client = Client(self._options, deadline, self._group)
+        return self._group_client
+
+    # Partitions
+
+    def _unknown(self) -> list[TopicPartition]:
+        known = set(self._partitions)
+        found = [TopicPartition(topic, n) for topic in self._config.topics for n in self._client.partitions(topic)]
+        return [part for part in found if part not in known]
+
+    def _add(self, found: Sequence[TopicPartition], deadline: Deadline) -> None:
+        self._begins.update(self._ask_begins(found, deadline))
+        self._partitions += found
+        consumer = self._client.consumer
+        consumer.assign(self._partitions)
+        consumer.pause(*found)
+        for part in found:
+            consumer.seek(part, self._begins[part])
+
+    def _ask_begins(self, parts: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+        consumer = self._client.consumer
+        return self._client.ask(
+            "asking for first offsets", lambda ms: dict(consumer.beginning_offsets(parts, ms)), deadline
+        )
+
+    def _ask_ends(self, parts: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+        consumer = self._client.consumer
+        return self._client.ask("asking for last offsets", lambda ms: dict(consumer.end_offsets(parts, ms)), deadline)
+
+    # Reading
+
+    def _checked(self, segment: Segment, deadline: Deadline) -> TopicPartition:
+        """The partition of a segment that lies between what is retained and what is there."""
+        part = _part(segment.partition)
+        if part not in self._partitions:
+            self._client.refresh(self._config.topics, deadline)
+            if part not in self._unknown():
+                raise SourceGap(f"{segment.partition}: Kafka has no such partition of {', '.join(self._config.topics)}")
+            found = self._unknown()
+            self._add(found, deadline)
+            self._starts.update({new: self._begins[new] for new in found})
+            self._ends.update({new: self._begins[new] for new in found})
+        if segment.end > self._ends[part] and segment.end > (end := self._ask_ends([part], deadline)[part]):
+            raise SourceGap(
+                f"{segment.partition}: positions up to {segment.end} were asked for, but it ends at {end}; "
+                f"was the topic deleted and made anew? Start a new job on it"
+            )
+        return part
+
+    def _turn_to(self, part: TopicPartition, position: int) -> None:
+        consumer = self._client.consumer
+        if self._reading != part:
+            if self._reading is not None:
+                consumer.pause(self._reading)
+            consumer.resume(part)
+            self._reading = part
+        if consumer.position(part, timeout_ms=1) != position:
+            consumer.seek(part, position)
+
+    def _poll(
+        self, part: TopicPartition, max_records: int, wait: Wait, segment: Segment
+    ) -> tuple[list[ConsumerRecord], int]:
+        """Records that came, and the position after them."""
+        consumer = self._client.consumer
+        position = int(consumer.position(part, timeout_ms=1))
+        try:
+            records = consumer.poll(timeout_ms=wait.poll_ms(), max_records=max_records).get(part, [])
+            return records, int(consumer.position(part, timeout_ms=1))
+        except (OffsetOutOfRangeError, LogTruncationError) as error:
+            deadline = Deadline.after(wait.patience_s)
+            begin, end = self._ask_begins([part], deadline)[part], self._ask_ends([part], deadline)[part]
+            raise SourceGap(
+                f"{segment.partition}: position {position} is not there, the broker keeps {begin} to {end}; "
+                f"what lies before was deleted by retention, or the topic was made anew. "
+                f'Start a new job with start = "earliest", and keep records longer than a job may stand still'
+            ) from error
+        except RetriableError:
+            return [], position
+        except KafkaError as error:
+            raise self._client.refused(wait.doing, error) from error
+
+
+def _name(part: TopicPartition) -> str:
+    return f"{part.topic}/{part.partition}"
+
+
+def _part(name: str) -> TopicPartition:
+    topic, _, number = name.rpartition("/")
+    return TopicPartition(topic, int(number))
+
+
+def _events(records: Sequence[ConsumerRecord]) -> Events:
+    keys = [record.key for record in records]
+    headers = [record.headers for record in records]
+    return Events.of(
+        [record.value for record in records],
+        [record.offset for record in records],
+        [record.timestamp if record.timestamp is not None else -1 for record in records],
+        keys if any(key is not None for key in keys) else None,
+        headers if any(headers) else None,
+    )
