@@ -1,0 +1,92 @@
+"""The one shard inside a trainer's process: no hop, the same kernels in the same order as behind gRPC."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from pserver.client import F32, Gradients, Keys, Prepared, Scale, TableStats
+from pserver.config import TableSection
+from pserver.errors import BadRequest
+from pserver.ledger import Ledger, Verdict
+from pserver.saving import new_save
+from pserver.shard import Batch, Push, Shard
+
+
+class EmbeddedShards:
+    """`pserver.client.Shards` of a job with one trainer. One thread prepares, one makes the other calls."""
+
+    def __init__(self, tables: Mapping[str, TableSection], seed: int, num_threads: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
+        self._shard = Shard(tables, seed, pool=self._pool)
+        self._ledger = Ledger(num_ranks=1)
+        self._close_digest = ""
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.open_pass(pass_number) is Verdict.ACT:
+            self._shard.open_pass()
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Batch:
+        """See Shards."""
+        return self._shard.resolve(tables, learn=learn)
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        return self._shard.rows(_own(batch))
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: Scale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """See Shards."""
+        push = None
+        if batch is not None and gradients:
+            push = Push(_own(batch), gradients, scale.batch_samples)
+            self._shard.check(push)
+        ledger = self._ledger
+        if ledger.push(ledger.pass_number, step, rank=0) is Verdict.ACT:
+            if push is not None:
+                self._shard.apply([push], ledger.pass_number)
+            ledger.applied()
+        return None if following is None else self._shard.rows(_own(following))
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """See Shards."""
+        if self._ledger.close_pass(self._ledger.pass_number, 0, day) is Verdict.ACT:
+            self._close_digest = self._shard.close_pass(day)
+            self._ledger.closed()
+        return {"0": self._close_digest}
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """See Shards."""
+        return self._shard.digest()
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """See Shards."""
+        return self._shard.stats()
+
+    def save(self, folder: Path, deadline: Deadline) -> None:
+        """See Shards."""
+        with new_save(folder, self._shard.sections, num_parts=1) as unfinished:
+            self._shard.save(unfinished)
+
+    def load(self, folder: Path, deadline: Deadline) -> None:
+        """See Shards."""
+        self._shard.load(folder)
+
+    def close(self) -> None:
+        """See Shards."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _own(batch: Prepared) -> Batch:
+    if not isinstance(batch, Batch):
+        raise BadRequest("the batch was prepared by other shards than these")
+    return batch

@@ -1,0 +1,53 @@
+"""Errors of the shards.
+
+PserverError
++-- ShardUnavailable   no answer; the same call may succeed later               exit code 75
++-- StepTimedOut       a rank waited for others longer than its deadline        exit code 75
++-- StaleGeneration    the caller belongs to workers that were replaced         exit code 75
++-- BadRequest         a bug or a mismatch of versions; never retried
+|   +-- MessageTooLarge  a step does not fit into one message
++-- BadSave            a folder that cannot be loaded
+"""
+
+from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+
+
+class PserverError(MillraceError):
+    """Something went wrong at a shard or on the way to it."""
+
+
+class ShardUnavailable(PserverError, Unavailable):
+    """A shard does not answer now."""
+
+    def __init__(self, shard: str, attempts: int, detail: str) -> None:
+        super().__init__(f"{shard} did not answer in {attempts} attempts: {detail}; is its process alive?")
+        self.shard, self.attempts = shard, attempts
+
+
+class StepTimedOut(PserverError, DeadlineExceeded):
+    """The time for a call is used up, most likely because another rank is late or gone."""
+
+
+class StaleGeneration(PserverError):
+    """The job's workers were started anew and the caller is one of the old ones, or the shard is."""
+
+    exit_code = 75
+
+
+class BadRequest(PserverError):
+    """The shard cannot do what it was asked to, now or later."""
+
+
+class MessageTooLarge(BadRequest):
+    """What one step sends exceeds the bound on messages."""
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"a message of {num_bytes:,} bytes to a shard exceeds the limit of {max_bytes:,}; "
+            "lower train.batch_size, use more shards, or raise cluster.max_message"
+        )
+        self.num_bytes, self.max_bytes = num_bytes, max_bytes
+
+
+class BadSave(PserverError):
+    """A folder is no save of ours, is of a newer format, or does not fit these tables."""

@@ -1,0 +1,100 @@
+"""Decides what a call means where a shard stands: passes, steps, and which ranks are in.
+
+Pure: no lock, no wait, no rows. A pass opens when the first rank asks, its step t is applied when every rank's push
+for t is in, it closes when every rank asked. Repeats are harmless, everything else out of turn is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pserver.errors import BadRequest
+
+
+class Verdict(Enum):
+    """What to do with a call."""
+
+    ACT = auto()
+    """It is the last that was missing: apply the step, or open or close the pass, then call `acted`."""
+    WAIT = auto()
+    """It counts; others are missing."""
+    REPEAT = auto()
+    """It was acted upon before: answer, change nothing."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where a shard stands."""
+
+    num_ranks: int
+    pass_number: int = 0
+    """The open pass, or the last one closed."""
+    is_open: bool = False
+    next_step: int = 0
+    """Step of the open pass whose pushes are awaited."""
+    arrived: set[int] = field(default_factory=set)
+    """Ranks whose push of `next_step` is in."""
+    closing: dict[int, int] = field(default_factory=dict)
+    """Ranks that asked for the close, with the day they gave."""
+
+    def open_pass(self, pass_number: int) -> Verdict:
+        """A rank asks to open a pass."""
+        if self.is_open and pass_number == self.pass_number:
+            return Verdict.REPEAT
+        if self.is_open:
+            raise BadRequest(f"pass {pass_number} cannot open: pass {self.pass_number} is not closed")
+        if pass_number <= self.pass_number:
+            raise BadRequest(f"pass {pass_number} cannot open: pass {self.pass_number} was closed before")
+        self.pass_number, self.is_open, self.next_step = pass_number, True, 0
+        return Verdict.ACT
+
+    def push(self, pass_number: int, step: int, rank: int) -> Verdict:
+        """A rank pushes a step. After ACT: apply it, then call `applied`."""
+        self._check(pass_number, rank)
+        if step == self.next_step - 1:
+            return Verdict.REPEAT
+        if step != self.next_step:
+            raise BadRequest(f"push of step {step} of pass {pass_number} while step {self.next_step} is awaited")
+        if self.closing:
+            raise BadRequest(
+                f"push of step {step} of pass {pass_number} after ranks {self._names(self.closing)} closed it"
+            )
+        self.arrived.add(rank)
+        return Verdict.ACT if len(self.arrived) == self.num_ranks else Verdict.WAIT
+
+    def applied(self) -> None:
+        """The awaited step is applied."""
+        self.next_step += 1
+        self.arrived.clear()
+
+    def close_pass(self, pass_number: int, rank: int, day: int) -> Verdict:
+        """A rank asks to close a pass. After ACT: close it, then call `closed`."""
+        if not self.is_open and pass_number == self.pass_number:
+            return Verdict.REPEAT
+        self._check(pass_number, rank)
+        if self.arrived:
+            raise BadRequest(f"pass {pass_number} cannot close: step {self.next_step} lacks {self.missing()}")
+        self.closing[rank] = day
+        if len(set(self.closing.values())) > 1:
+            raise BadRequest(f"ranks disagree on the day of pass {pass_number}: {self.closing}")
+        return Verdict.ACT if len(self.closing) == self.num_ranks else Verdict.WAIT
+
+    def closed(self) -> None:
+        """The open pass is closed."""
+        self.is_open = False
+        self.closing.clear()
+
+    def missing(self) -> str:
+        """The ranks that a waiting call waits for, in words."""
+        seen = self.closing or self.arrived
+        return f"rank {self._names([rank for rank in range(self.num_ranks) if rank not in seen])}"
+
+    def _names(self, ranks: Sequence[int] | dict[int, int]) -> str:
+        return ", ".join(str(rank) for rank in sorted(ranks))
+
+    def _check(self, pass_number: int, rank: int) -> None:
+        if not self.is_open or pass_number != self.pass_number:
+            where = f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
+            raise BadRequest(f"a call for pass {pass_number} while {where}")
+        if not 0 <= rank < self.num_ranks:
+            raise BadRequest(f"rank {rank} of {self.num_ranks} ranks")

@@ -1,0 +1,280 @@
+"""How rows learn: sgd, adagrad by row or element, adam, ftrl, on the rows of a slab.
+
+A row's weights are two parts, the first-order weight and the vector, each with its own settings; every weight is
+kept within bounds. Only + - * / and square root, so bits agree between machines; powers are products kept in the
+row's state. Each kernel has a plain twin. Merging and scaling gradients is done before.
+
+Shapes: U rows of a step, D weights of a row, W floats of a row in the slab: D weights, then the state.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from millrace.errors import SpecError
+from pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptimizer:
+    """One table's optimizer, ready for kernels."""
+
+    kernel: Callable[..., Any]
+    """kernel(slab_RW, rows_U, grads_UD, begin, end, first_order, settings): applies rows begin .. end - 1 of U."""
+    reference: Callable[[F32, F32, int, F32], None]
+    """The twin on one row: reference(row_W, grad_D, first_order, settings)."""
+    settings: F32
+    """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
+    start_state: F32
+    """(W - D,): the state of a new row."""
+    ftrl: bool = False
+    """Whether a new row's state also depends on its weights."""
+
+
+def optimizer_of(section: TableSection) -> RowOptimizer:
+    """The optimizer that a table's section asks for. Raises SpecError if the two parts' kinds differ."""
+    vector, scalar = section.optimizer, section.first_order_optimizer or section.optimizer
+    if scalar.kind != vector.kind:
+        raise SpecError(f"is {scalar.kind!r}, must be {vector.kind!r} as optimizer is", "first_order_optimizer.kind")
+    first_order = int(section.first_order)
+    num_weights = first_order + section.dim
+    settings = np.zeros((2, 6), np.float32)
+    for part, own in enumerate((scalar, vector)):
+        numbers = [section.bounds.low, section.bounds.high, *_settings_of(own)]
+        settings[part, : len(numbers)] = numbers
+    initial = [_initial_of(scalar)] * first_order + [_initial_of(vector)] * section.dim
+    match vector:
+        case Sgd():
+            return RowOptimizer(sgd, sgd_reference, settings, _f32([]))
+        case Adagrad(per="element"):
+            return RowOptimizer(adagrad_element, adagrad_element_reference, settings, _f32(initial))
+        case Adagrad():
+            start = [initial[0], initial[-1]]
+            return RowOptimizer(adagrad_row, adagrad_row_reference, settings, _f32(start))
+        case Adam():
+            return RowOptimizer(adam, adam_reference, settings, _f32([0] * (2 * num_weights) + [1] * 4))
+        case Ftrl():
+            return RowOptimizer(ftrl, ftrl_reference, settings, _f32([0] * (2 * num_weights)), ftrl=True)
+        case _:
+            assert_never(vector)
+
+
+def _f32(numbers: list[Any]) -> F32:
+    return np.array(numbers, np.float32)
+
+
+def _initial_of(optimizer: Optimizer) -> float:
+    return optimizer.initial if isinstance(optimizer, Adagrad) else 0.0
+
+
+def _settings_of(optimizer: Optimizer) -> list[float]:
+    match optimizer:
+        case Sgd():
+            return [optimizer.lr]
+        case Adagrad():
+            return [optimizer.lr, optimizer.epsilon]
+        case Adam():
+            return [optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon]
+        case Ftrl():
+            return [optimizer.lr, optimizer.beta, optimizer.l1, optimizer.l2]
+        case _:
+            assert_never(optimizer)
+
+
+@njit(nogil=True, cache=True)
+def _bounded(weight, low, high):  # type: ignore[no-untyped-def]
+    return min(max(weight, low), high)
+
+
+@njit(nogil=True, cache=True)
+def _sgd_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr = settings_6[0], settings_6[1], settings_6[2]
+    for d in range(begin, end):
+        row_W[d] = _bounded(row_W[d] - lr * grad_D[d], low, high)
+
+
+@njit(nogil=True, cache=True)
+def sgd(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Gradient descent: w -= lr * g."""
+    for u in range(begin, end):
+        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+        if first_order:
+            _sgd_part(row_W, grad_D, 0, 1, settings[0])
+        _sgd_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+
+
+def sgd_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `sgd` on one row."""
+    for d, g in enumerate(grad_D):
+        low, high, lr = settings[int(d >= first_order)][:3]
+        row_W[d] = min(max(row_W[d] - lr * g, low), high)
+
+
+@njit(nogil=True, cache=True)
+def _adagrad_element_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    num_weights = len(grad_D)
+    for d in range(begin, end):
+        g = grad_D[d]
+        total = row_W[num_weights + d] + g * g
+        row_W[num_weights + d] = total
+        row_W[d] = _bounded(row_W[d] - lr * g / (np.sqrt(total) + epsilon), low, high)
+
+
+@njit(nogil=True, cache=True)
+def adagrad_element(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Adagrad (Duchi, Hazan, Singer 2011, "diagonal"): n += g * g; w -= lr * g / (sqrt(n) + epsilon)."""
+    for u in range(begin, end):
+        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+        if first_order:
+            _adagrad_element_part(row_W, grad_D, 0, 1, settings[0])
+        _adagrad_element_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+
+
+def adagrad_element_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `adagrad_element` on one row."""
+    num_weights = len(grad_D)
+    for d, g in enumerate(grad_D):
+        low, high, lr, epsilon = settings[int(d >= first_order)][:4]
+        row_W[num_weights + d] += g * g
+        row_W[d] = min(max(row_W[d] - lr * g / (np.sqrt(row_W[num_weights + d]) + epsilon), low), high)
+
+
+@njit(nogil=True, cache=True)
+def _adagrad_row_part(row_W, grad_D, begin, end, at, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    squares = np.float32(0)
+    for d in range(begin, end):
+        squares += grad_D[d] * grad_D[d]
+    row_W[at] += squares / np.float32(max(end - begin, 1))
+    rate = lr / (np.sqrt(row_W[at]) + epsilon)
+    for d in range(begin, end):
+        row_W[d] = _bounded(row_W[d] - rate * grad_D[d], low, high)
+
+
+@njit(nogil=True, cache=True)
+def adagrad_row(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Adagrad with one accumulator a part: n += mean(g * g); w -= lr / (sqrt(n) + epsilon) * g.
+
+    Source: the row-wise Adagrad of DLRM (Naumov et al. 2019). A part that never had a gradient stays where it is.
+    """
+    for u in range(begin, end):
+        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+        num_weights = len(grad_D)
+        if first_order:
+            _adagrad_row_part(row_W, grad_D, 0, 1, num_weights, settings[0])
+        _adagrad_row_part(row_W, grad_D, first_order, num_weights, num_weights + 1, settings[1])
+
+
+def adagrad_row_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `adagrad_row` on one row."""
+    num_weights = len(grad_D)
+    for part, (begin, end) in enumerate(((0, first_order), (first_order, num_weights))):
+        low, high, lr, epsilon = settings[part][:4]
+        squares = np.float32(0)
+        for g in grad_D[begin:end]:
+            squares += g * g
+        row_W[num_weights + part] += squares / np.float32(max(end - begin, 1))
+        rate = lr / (np.sqrt(row_W[num_weights + part]) + epsilon) if end > begin else np.float32(0)
+        for d in range(begin, end):
+            row_W[d] = min(max(row_W[d] - rate * grad_D[d], low), high)
+
+
+@njit(nogil=True, cache=True)
+def _adam_part(row_W, grad_D, begin, end, powers, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, beta1, beta2, epsilon = settings_6
+    one, num_weights = np.float32(1), len(grad_D)
+    row_W[powers] *= beta1
+    row_W[powers + 1] *= beta2
+    rest1, rest2 = one - row_W[powers], one - row_W[powers + 1]
+    for d in range(begin, end):
+        g, m_at, v_at = grad_D[d], num_weights + d, 2 * num_weights + d
+        row_W[m_at] = beta1 * row_W[m_at] + (one - beta1) * g
+        row_W[v_at] = beta2 * row_W[v_at] + (one - beta2) * g * g
+        move = lr * (row_W[m_at] / rest1) / (np.sqrt(row_W[v_at] / rest2) + epsilon)
+        row_W[d] = _bounded(row_W[d] - move, low, high)
+
+
+@njit(nogil=True, cache=True)
+def adam(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Adam (Kingma, Ba 2015, algorithm 1), steps counted by row. State: m, v, then beta1^t, beta2^t a part."""
+    for u in range(begin, end):
+        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+        num_weights = len(grad_D)
+        if first_order:
+            _adam_part(row_W, grad_D, 0, 1, 3 * num_weights, settings[0])
+        _adam_part(row_W, grad_D, first_order, num_weights, 3 * num_weights + 2, settings[1])
+
+
+def adam_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `adam` on one row."""
+    one, num_weights = np.float32(1), len(grad_D)
+    for part, (begin, end) in enumerate(((0, first_order), (first_order, num_weights))):
+        if part == 0 and not first_order:
+            continue
+        low, high, lr, beta1, beta2, epsilon = settings[part]
+        powers = 3 * num_weights + 2 * part
+        row_W[powers : powers + 2] *= (beta1, beta2)
+        for d in range(begin, end):
+            m_at, v_at, g = num_weights + d, 2 * num_weights + d, grad_D[d]
+            row_W[m_at] = beta1 * row_W[m_at] + (one - beta1) * g
+            row_W[v_at] = beta2 * row_W[v_at] + (one - beta2) * g * g
+            step = lr * (row_W[m_at] / (one - row_W[powers]))
+            row_W[d] -= step / (np.sqrt(row_W[v_at] / (one - row_W[powers + 1])) + epsilon)
+            row_W[d] = min(max(row_W[d], low), high)
+
+
+@njit(nogil=True, cache=True)
+def _ftrl_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, beta, l1, l2 = settings_6
+    num_weights = len(grad_D)
+    for d in range(begin, end):
+        g, z_at, n_at = grad_D[d], num_weights + d, 2 * num_weights + d
+        root_before = np.sqrt(row_W[n_at])
+        row_W[n_at] += g * g
+        root = np.sqrt(row_W[n_at])
+        z = row_W[z_at] + g - (root - root_before) / lr * row_W[d]
+        row_W[z_at] = z
+        shrunk = z - l1 if z > l1 else z + l1 if z < -l1 else np.float32(0)
+        row_W[d] = _bounded(-shrunk / ((beta + root) / lr + l2), low, high)
+
+
+@njit(nogil=True, cache=True)
+def ftrl(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1). State: z, n."""
+    for u in range(begin, end):
+        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+        if first_order:
+            _ftrl_part(row_W, grad_D, 0, 1, settings[0])
+        _ftrl_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+
+
+def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `ftrl` on one row."""
+    num_weights = len(grad_D)
+    for d, g in enumerate(grad_D):
+        low, high, lr, beta, l1, l2 = settings[int(d >= first_order)]
+        z_at, n_at = num_weights + d, 2 * num_weights + d
+        root_before = np.sqrt(row_W[n_at])
+        row_W[n_at] += g * g
+        root = np.sqrt(row_W[n_at])
+        row_W[z_at] = z = row_W[z_at] + g - (root - root_before) / lr * row_W[d]
+        shrunk = z - l1 if z > l1 else z + l1 if z < -l1 else np.float32(0)
+        row_W[d] = min(max(-shrunk / ((beta + root) / lr + l2), low), high)
+
+
+@njit(nogil=True, cache=True)
+def ftrl_start(slab_RW, begin, end, first_order, num_weights, settings):  # type: ignore[no-untyped-def]
+    """Choose z of new rows so that their initial vector is what z stands for; the paper starts at 0 and loses it."""
+    _, _, lr, beta, l1, l2 = settings[1]
+    for row in range(begin, end):
+        for d in range(first_order, num_weights):
+            w = slab_RW[row, d]
+            threshold = l1 if w < 0 else -l1 if w > 0 else np.float32(0)
+            slab_RW[row, num_weights + d] = threshold - w * (beta / lr + l2)
