@@ -5,8 +5,8 @@ A segment ends when the position reaches its end, not on seeing a record: contro
 compaction leave offsets without one. Ends are the last stable offset under read_committed (the default).
 
 Partitions are numbered topic by topic in the order of the spec, then by Kafka's number; one found later comes last
-and starts at its beginning. All are assigned and all but the one being read are paused, so what was fetched of a
-partition is still there when its next segment is read. Connecting and waiting are kafka_client's work.
+and starts at its beginning. Only the one being read is assigned: pausing the others would keep what was fetched of
+them, but kafka-python 3.0 can then forget to hand it out. Connecting and waiting are kafka_client's work.
 """
 
 import time
@@ -171,11 +171,6 @@ class Kafka:
     def _add(self, found: Sequence[TopicPartition], deadline: Deadline) -> None:
         self._begins.update(self._ask_begins(found, deadline))
         self._partitions += found
-        consumer = self._client.consumer
-        consumer.assign(self._partitions)
-        consumer.pause(*found)
-        for part in found:
-            consumer.seek(part, self._begins[part])
 
     def _ask_begins(self, parts: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
         consumer = self._client.consumer
@@ -210,11 +205,10 @@ class Kafka:
     def _turn_to(self, part: TopicPartition, position: int) -> None:
         consumer = self._client.consumer
         if self._reading != part:
-            if self._reading is not None:
-                consumer.pause(self._reading)
-            consumer.resume(part)
+            consumer.assign([part])
+            consumer.seek(part, position)
             self._reading = part
-        if consumer.position(part, timeout_ms=1) != position:
+        elif consumer.position(part, timeout_ms=1) != position:
             consumer.seek(part, position)
 
     def _poll(

@@ -121,8 +121,8 @@ class MemorySource:
         self.closed = True
 
     def _number(self, segment: Segment) -> int:
-        number = int(segment.partition.removeprefix("memory/"))
-        if not 0 <= number < len(self._records):
+        number = segment.number
+        if segment.partition != f"memory/{number}" or not 0 <= number < len(self._records):
             raise SourceGap(f"there is no partition {segment.partition!r}")
         begin, end = self._begin[number], self._end[number]
         if segment.begin < begin or segment.end > end:

@@ -44,13 +44,17 @@ class Simulated:
         """See Source."""
         arrived, total = self._arrived(), self._total()
         return [
-            Partition(f"simulated/{number}", number, 0, 0, self._share(number, arrived), arrived == total)
+            Partition(_name(number), number, 0, 0, self._share(number, arrived), arrived == total)
             for number in range(self._config.partitions)
         ]
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source. Of a stream without an end every position can be read; those before it have then arrived."""
-        number = int(segment.partition.removeprefix("simulated/"))
+        number = segment.number
+        if segment.partition != _name(number) or not 0 <= number < self._config.partitions:
+            raise SourceGap(
+                f"{segment.partition}: there is no such partition, they go up to {self._config.partitions - 1}"
+            )
         end = self._share(number, self._total())
         if segment.begin < 0 or segment.end > end:
             raise SourceGap(f"{segment.partition}: position {segment.end} asked for, the partition ends at {end}")
@@ -127,6 +131,10 @@ class Simulated:
             )
         ]
         return Events.of(lines, position_E, ms_E)
+
+
+def _name(number: int) -> str:
+    return f"simulated/{number}"
 
 
 def _slice(events: Events, begin: int, end: int) -> Events:
