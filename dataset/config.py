@@ -108,6 +108,12 @@ class SimulatedSource(SourceSection):
     drift: float = Field(default=1.0, ge=0)
     """How fast tastes change; 0 = never."""
 
+    @model_validator(mode="after")
+    def _arrives(self) -> "SimulatedSource":
+        if self.events is None and not self.rate:
+            raise ValueError("a stream without an end arrives at a rate: set rate = 10000, or events = 100000")
+        return self
+
 
 AnySource = Annotated[FilesSource | KafkaSource | SimulatedSource, Field(discriminator="kind")]
 
@@ -181,6 +187,7 @@ class SlotEntry(Section):
     def _named(self) -> "SlotEntry":
         if (self.name is None) == (not self.names):
             raise ValueError('needs either name = "..." or names = ["...", ...]')
+        self.expanded()
         return self
 
     def expanded(self) -> list[str]:
@@ -236,7 +243,7 @@ class MetaSlot(SlotEntry):
 
 
 def _slot_kind(value: Any) -> str:
-    kind = value.get("kind", "sparse") if isinstance(value, dict) else value.kind
+    kind = value.get("kind", "sparse") if isinstance(value, dict) else getattr(value, "kind", None)
     return f"tag:{kind}"
 
 

@@ -1,20 +1,20 @@
 """How a section of the job spec is declared, read and refused.
 
 A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec` composes
-them. This module holds the base class, the units, reading of TOML with overrides, and the wording of errors.
+them. This module holds the base class, the units, and reading of TOML with overrides; millrace.mistakes words errors.
 """
 
-import difflib
+import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from millrace.errors import SpecError
+from millrace.mistakes import mistakes
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -122,43 +122,7 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
     if only_known:
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
     try:
-        return model.model_validate(raw)
+        # Strict, so that true is no 1 and "7" no 7; by way of JSON, so that a list may be a tuple and a text an enum.
+        return model.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        lines = [_line(model, problem) for problem in error.errors(include_url=False)]
-        raise SpecError("\n".join(lines)) from None
-
-
-def _line(model: type[BaseModel], problem: Any) -> str:
-    # pydantic puts the tag of a tagged union into the location; a reader of the spec never wrote it.
-    location = [part for part in problem["loc"] if not (isinstance(part, str) and part.startswith("tag:"))]
-    path = ".".join(str(part) for part in location) or "(spec)"
-    if problem["type"] == "extra_forbidden":
-        known = sorted(set(_fields_at(model, problem["loc"][:-1])))
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"{path}: unknown key; {hint}known here: {', '.join(known)}"
-    if problem["type"] == "missing":
-        return f"{path}: is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    value = problem.get("input")
-    shown = "" if isinstance(value, dict | list | BaseModel) or repr(value) in message else f" (got {value!r})"
-    return f"{path}: {message}{shown}"
-
-
-def _fields_at(annotation: Any, location: Sequence[int | str]) -> Iterator[str]:
-    """Names of the fields that may stand at `location` below a model or annotation."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _fields_at(get_args(annotation)[0], location)
-    elif origin is Union or origin is UnionType:
-        for choice in get_args(annotation):
-            yield from _fields_at(choice, location)
-    elif origin is not None and location:
-        yield from _fields_at(get_args(annotation)[-1 if origin is not tuple else 0], location[1:])
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if not location:
-            yield from annotation.model_fields
-        elif location[0] in annotation.model_fields:
-            yield from _fields_at(annotation.model_fields[str(location[0])].annotation, location[1:])
-        else:  # a tag of a union
-            yield from _fields_at(annotation, location[1:])
+        raise SpecError("\n".join(mistakes(model, error.errors(include_url=False)))) from None

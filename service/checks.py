@@ -3,13 +3,13 @@
 The first mistake found is raised as SpecError. What a section can tell by itself, it checks itself.
 """
 
-import difflib
 import re
 from collections.abc import Collection, Iterable
 
 from dataset.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
 from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
+from millrace.mistakes import nearest
 from trainer.config import TrainerJob
 
 RESERVED_COLUMNS = ("event", "error")
@@ -31,14 +31,6 @@ def check_references(job: TrainerJob) -> None:
     _check_model(job)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """A hint at the known name most like `name`, or at all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {', '.join(sorted(known))}" if known else "there is none"
 
 
 def _number_slot(schema: Schema, name: str, path: str) -> None:

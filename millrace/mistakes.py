@@ -1,0 +1,139 @@
+"""A mistake in a spec, told to its writer: the key's path, what is wrong, what may stand there, the nearest name.
+
+Takes what pydantic found and words it for someone who never heard of pydantic.
+"""
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
+UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint at the known name most like `name`, and else at all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(sorted(known))}" if known else "there is none"
+
+
+def mistakes(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
+    """One line for each of pydantic's errors at a `model`, without those that only follow from another."""
+    return [
+        mistake(model, problem)
+        for problem in problems
+        if problem["type"] != "too_short" or not any(_inside(other["loc"], problem["loc"]) for other in problems)
+    ]
+
+
+def _inside(location: Sequence[int | str], around: Sequence[int | str]) -> bool:
+    return len(location) > len(around) and location[: len(around)] == around
+
+
+def mistake(model: type[BaseModel], problem: Any) -> str:
+    """One line for one of pydantic's errors at a `model`."""
+    place = _place(model, problem["loc"])
+    value, kind = problem.get("input"), problem["type"]
+    if kind == "extra_forbidden":
+        return f"{place.path}: unknown key; {_hint(str(problem['loc'][-1]), _field_names(place.parents))}"
+    if kind == "missing":
+        return f"{place.path}: is missing"
+    if kind in UNKNOWN_KIND and isinstance(value, dict):
+        return f"{place.path}.kind: {_kind_message(value.get('kind'), _kinds(place.choices))}"
+    if kind in NOT_A_SECTION or kind in UNKNOWN_KIND:
+        return f"{place.path}: is a section with keys of its own (got {value!r})"
+    if kind == "tuple_type":
+        return f"{place.path}: is a list, written [..., ...] (got {value!r})"
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Tuple should", "The list should")
+    shown = "" if isinstance(value, dict | list | BaseModel) or repr(value) in message else f" (got {value!r})"
+    return f"{place.path}: {message}{shown}"
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known here: {', '.join(known)}"
+
+
+def _kind_message(given: Any, kinds: Sequence[str]) -> str:
+    allowed = ", ".join(repr(kind) for kind in kinds)
+    if given is None:
+        return f"is missing; one of {allowed}"
+    near = difflib.get_close_matches(str(given), kinds, n=1)
+    return f"{given!r} is none of {allowed}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the spec a mistake is."""
+
+    path: str
+    """As its writer would name it."""
+    parents: Sequence[Any]
+    """What may stand around it."""
+    choices: Sequence[Any]
+    """What may stand there."""
+
+
+def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
+    """Follow `location`, leaving out the tags of unions that pydantic puts into it."""
+    path: list[str] = []
+    parents: Sequence[Any] = ()
+    choices: Sequence[Any] = (model,)
+    for part in location:
+        below = [choice for parent in choices for choice in _below(parent, part)]
+        if not below and (tagged := [choice for choice in choices if _tag_fits(choice, part)]):
+            choices = tagged
+            continue
+        path.append(str(part))
+        parents, choices = choices, below
+    return _Place(".".join(path) or "(spec)", parents, choices)
+
+
+def _below(annotation: Any, part: int | str) -> Sequence[Any]:
+    """What may stand under `part` of something that is an `annotation`."""
+    origin = get_origin(annotation)
+    if origin is dict:
+        return _choices(get_args(annotation)[1])
+    if origin in (tuple, list) and isinstance(part, int):
+        return _choices(get_args(annotation)[0])
+    if _is_model(annotation):
+        for name, field in annotation.model_fields.items():
+            if part in (name, field.alias):
+                return _choices(field.annotation)
+    return ()
+
+
+def _choices(annotation: Any) -> Sequence[Any]:
+    """The alternatives of a union; other annotations alone."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _choices(get_args(annotation)[0])
+    if origin is Union or origin is UnionType:
+        return [choice for arg in get_args(annotation) for choice in _choices(arg)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _kinds(choices: Sequence[Any]) -> list[str]:
+    """The values of `kind` in a union's alternatives."""
+    fields = [choice.model_fields["kind"].annotation for choice in choices if _is_model(choice)]
+    return [str(kind) for field in fields if get_origin(field) is Literal for kind in get_args(field)]
+
+
+def _tag_fits(choice: Any, part: int | str) -> bool:
+    has_kind = _is_model(choice) and "kind" in choice.model_fields
+    return has_kind and str(part).removeprefix("tag:") in _kinds([choice])
+
+
+def _field_names(choices: Sequence[Any]) -> list[str]:
+    fields = [field for choice in choices if _is_model(choice) for field in choice.model_fields.items()]
+    return sorted({field.alias or name for name, field in fields})
