@@ -131,7 +131,7 @@ def initialise(slab_RW, keys_R, begin, end, first_order, num_weights, start_W, i
 
 
 def initial_vector_reference(key: int, dim: int, init_range: float, table_seed: int) -> F32:
-    """Initial vector of a key: the top 24 bits of splitmix64 started at mix(key ^ table_seed), in plus or minus range."""
+    """A key's initial vector: the top 24 bits of splitmix64 from mix(key ^ table_seed), in plus or minus range."""
     counter = mix_reference(key ^ table_seed)
     units = [(mix_reference((counter + (i + 1) * GOLDEN) & MASK) >> 40) / 2**24 for i in range(dim)]
     return (np.array(units, np.float32) * np.float32(2) - np.float32(1)) * np.float32(init_range)

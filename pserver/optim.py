@@ -87,26 +87,35 @@ def _settings_of(optimizer: Optimizer) -> list[float]:
             assert_never(optimizer)
 
 
-@njit(nogil=True, cache=True)
+# Parts below work on flat arrays with unsigned offsets: so written, their loops become vector instructions.
+# `row` is where a row begins in `slab`, `grad` where its gradient begins; weights begin .. end - 1 are the part.
+ZERO, ONE = np.uint64(0), np.uint64(1)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
 def _bounded(weight, low, high):  # type: ignore[no-untyped-def]
-    return min(max(weight, low), high)
+    weight = low if weight < low else weight
+    return high if weight > high else weight
 
 
-@njit(nogil=True, cache=True)
-def _sgd_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _sgd_part(slab, grads, row, grad, begin, end, settings_6):  # type: ignore[no-untyped-def]
     low, high, lr = settings_6[0], settings_6[1], settings_6[2]
-    for d in range(begin, end):
-        row_W[d] = _bounded(row_W[d] - lr * grad_D[d], low, high)
+    w, g = row + begin, grad + begin
+    for d in range(end - begin):
+        slab[w + d] = _bounded(slab[w + d] - lr * grads[g + d], low, high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def sgd(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """Gradient descent: w -= lr * g."""
-    for u in range(begin, end):
-        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
-            _sgd_part(row_W, grad_D, 0, 1, settings[0])
-        _sgd_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+            _sgd_part(slab, grads, row, grad, ZERO, ONE, settings[0])
+        _sgd_part(slab, grads, row, grad, first, num_weights, settings[1])
 
 
 def sgd_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
@@ -116,25 +125,26 @@ def sgd_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> N
         row_W[d] = min(max(row_W[d] - lr * g, low), high)
 
 
-@njit(nogil=True, cache=True)
-def _adagrad_element_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _adagrad_element_part(slab, grads, row, grad, begin, end, num_weights, settings_6):  # type: ignore[no-untyped-def]
     low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
-    num_weights = len(grad_D)
-    for d in range(begin, end):
-        g = grad_D[d]
-        total = row_W[num_weights + d] + g * g
-        row_W[num_weights + d] = total
-        row_W[d] = _bounded(row_W[d] - lr * g / (np.sqrt(total) + epsilon), low, high)
+    w, g, n = row + begin, grad + begin, row + num_weights + begin
+    for d in range(end - begin):
+        total = slab[n + d] + grads[g + d] * grads[g + d]
+        slab[n + d] = total
+        slab[w + d] = _bounded(slab[w + d] - lr * grads[g + d] / (np.sqrt(total) + epsilon), low, high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def adagrad_element(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """Adagrad (Duchi, Hazan, Singer 2011, "diagonal"): n += g * g; w -= lr * g / (sqrt(n) + epsilon)."""
-    for u in range(begin, end):
-        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
-            _adagrad_element_part(row_W, grad_D, 0, 1, settings[0])
-        _adagrad_element_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+            _adagrad_element_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])
+        _adagrad_element_part(slab, grads, row, grad, first, num_weights, num_weights, settings[1])
 
 
 def adagrad_element_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
@@ -146,30 +156,34 @@ def adagrad_element_reference(row_W: F32, grad_D: F32, first_order: int, setting
         row_W[d] = min(max(row_W[d] - lr * g / (np.sqrt(row_W[num_weights + d]) + epsilon), low), high)
 
 
-@njit(nogil=True, cache=True)
-def _adagrad_row_part(row_W, grad_D, begin, end, at, settings_6):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _adagrad_row_part(slab, grads, row, grad, begin, end, n, settings_6):  # type: ignore[no-untyped-def]
     low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    w, g = row + begin, grad + begin
     squares = np.float32(0)
-    for d in range(begin, end):
-        squares += grad_D[d] * grad_D[d]
-    row_W[at] += squares / np.float32(max(end - begin, 1))
-    rate = lr / (np.sqrt(row_W[at]) + epsilon)
-    for d in range(begin, end):
-        row_W[d] = _bounded(row_W[d] - rate * grad_D[d], low, high)
+    for d in range(end - begin):
+        squares += grads[g + d] * grads[g + d]
+    total = slab[n] + squares / np.float32(max(end - begin, ONE))
+    slab[n] = total
+    rate = lr / (np.sqrt(total) + epsilon)
+    for d in range(end - begin):
+        slab[w + d] = _bounded(slab[w + d] - rate * grads[g + d], low, high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def adagrad_row(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """Adagrad with one accumulator a part: n += mean(g * g); w -= lr / (sqrt(n) + epsilon) * g.
 
-    Source: the row-wise Adagrad of DLRM (Naumov et al. 2019). A part that never had a gradient stays where it is.
+    Source: the row-wise Adagrad of DLRM (Naumov et al. 2019). A part without gradient stays where it is.
     """
-    for u in range(begin, end):
-        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
-        num_weights = len(grad_D)
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        n = row + num_weights
         if first_order:
-            _adagrad_row_part(row_W, grad_D, 0, 1, num_weights, settings[0])
-        _adagrad_row_part(row_W, grad_D, first_order, num_weights, num_weights + 1, settings[1])
+            _adagrad_row_part(slab, grads, row, grad, ZERO, ONE, n, settings[0])
+        _adagrad_row_part(slab, grads, row, grad, first, num_weights, n + ONE, settings[1])
 
 
 def adagrad_row_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
@@ -186,30 +200,34 @@ def adagrad_row_reference(row_W: F32, grad_D: F32, first_order: int, settings: F
             row_W[d] = min(max(row_W[d] - rate * grad_D[d], low), high)
 
 
-@njit(nogil=True, cache=True)
-def _adam_part(row_W, grad_D, begin, end, powers, settings_6):  # type: ignore[no-untyped-def]
-    low, high, lr, beta1, beta2, epsilon = settings_6
-    one, num_weights = np.float32(1), len(grad_D)
-    row_W[powers] *= beta1
-    row_W[powers + 1] *= beta2
-    rest1, rest2 = one - row_W[powers], one - row_W[powers + 1]
-    for d in range(begin, end):
-        g, m_at, v_at = grad_D[d], num_weights + d, 2 * num_weights + d
-        row_W[m_at] = beta1 * row_W[m_at] + (one - beta1) * g
-        row_W[v_at] = beta2 * row_W[v_at] + (one - beta2) * g * g
-        move = lr * (row_W[m_at] / rest1) / (np.sqrt(row_W[v_at] / rest2) + epsilon)
-        row_W[d] = _bounded(row_W[d] - move, low, high)
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _adam_part(slab, grads, row, grad, begin, end, num_weights, powers, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[5]
+    beta1, beta2, one = settings_6[3], settings_6[4], np.float32(1)
+    power1, power2 = slab[powers] * beta1, slab[powers + ONE] * beta2
+    slab[powers], slab[powers + ONE] = power1, power2
+    rest1, rest2 = one - power1, one - power2
+    w, g = row + begin, grad + begin
+    m, v = w + num_weights, w + num_weights + num_weights
+    for d in range(end - begin):
+        first_moment = beta1 * slab[m + d] + (one - beta1) * grads[g + d]
+        second_moment = beta2 * slab[v + d] + (one - beta2) * grads[g + d] * grads[g + d]
+        slab[m + d], slab[v + d] = first_moment, second_moment
+        move = lr * (first_moment / rest1) / (np.sqrt(second_moment / rest2) + epsilon)
+        slab[w + d] = _bounded(slab[w + d] - move, low, high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def adam(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """Adam (Kingma, Ba 2015, algorithm 1), steps counted by row. State: m, v, then beta1^t, beta2^t a part."""
-    for u in range(begin, end):
-        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
-        num_weights = len(grad_D)
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        powers = row + np.uint64(3) * num_weights
         if first_order:
-            _adam_part(row_W, grad_D, 0, 1, 3 * num_weights, settings[0])
-        _adam_part(row_W, grad_D, first_order, num_weights, 3 * num_weights + 2, settings[1])
+            _adam_part(slab, grads, row, grad, ZERO, ONE, num_weights, powers, settings[0])
+        _adam_part(slab, grads, row, grad, first, num_weights, num_weights, powers + np.uint64(2), settings[1])
 
 
 def adam_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
@@ -230,29 +248,31 @@ def adam_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
             row_W[d] = min(max(row_W[d], low), high)
 
 
-@njit(nogil=True, cache=True)
-def _ftrl_part(row_W, grad_D, begin, end, settings_6):  # type: ignore[no-untyped-def]
-    low, high, lr, beta, l1, l2 = settings_6
-    num_weights = len(grad_D)
-    for d in range(begin, end):
-        g, z_at, n_at = grad_D[d], num_weights + d, 2 * num_weights + d
-        root_before = np.sqrt(row_W[n_at])
-        row_W[n_at] += g * g
-        root = np.sqrt(row_W[n_at])
-        z = row_W[z_at] + g - (root - root_before) / lr * row_W[d]
-        row_W[z_at] = z
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _ftrl_part(slab, grads, row, grad, begin, end, num_weights, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr = settings_6[0], settings_6[1], settings_6[2]
+    beta, l1, l2 = settings_6[3], settings_6[4], settings_6[5]
+    w, g = row + begin, grad + begin
+    z_at, n_at = w + num_weights, w + num_weights + num_weights
+    for d in range(end - begin):
+        squares = slab[n_at + d] + grads[g + d] * grads[g + d]
+        root = np.sqrt(squares)
+        z = slab[z_at + d] + grads[g + d] - (root - np.sqrt(slab[n_at + d])) / lr * slab[w + d]
+        slab[n_at + d], slab[z_at + d] = squares, z
         shrunk = z - l1 if z > l1 else z + l1 if z < -l1 else np.float32(0)
-        row_W[d] = _bounded(-shrunk / ((beta + root) / lr + l2), low, high)
+        slab[w + d] = _bounded(-shrunk / ((beta + root) / lr + l2), low, high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def ftrl(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """FTRL-Proximal (McMahan et al. 2013, algorithm 1). State: z, n."""
-    for u in range(begin, end):
-        row_W, grad_D = slab_RW[np.uint32(rows_U[u])], grads_UD[u]
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
-            _ftrl_part(row_W, grad_D, 0, 1, settings[0])
-        _ftrl_part(row_W, grad_D, first_order, len(grad_D), settings[1])
+            _ftrl_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])
+        _ftrl_part(slab, grads, row, grad, first, num_weights, num_weights, settings[1])
 
 
 def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
@@ -269,10 +289,10 @@ def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
         row_W[d] = min(max(-shrunk / ((beta + root) / lr + l2), low), high)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def ftrl_start(slab_RW, begin, end, first_order, num_weights, settings):  # type: ignore[no-untyped-def]
     """Choose z of new rows so that their initial vector is what z stands for; the paper starts at 0 and loses it."""
-    _, _, lr, beta, l1, l2 = settings[1]
+    lr, beta, l1, l2 = settings[1, 2], settings[1, 3], settings[1, 4], settings[1, 5]
     for row in range(begin, end):
         for d in range(first_order, num_weights):
             w = slab_RW[row, d]

@@ -35,7 +35,8 @@ class Placement:
 
     def shard_of(self, keys_U: U64) -> NDArray[np.int16]:
         """(U,) shard of each key."""
-        return self.shard_of_bucket[keys_U % np.uint64(NUM_BUCKETS)]
+        owner_U: NDArray[np.int16] = self.shard_of_bucket[keys_U % np.uint64(NUM_BUCKETS)]
+        return owner_U
 
     def route(self, keys_U: U64) -> list[I32]:
         """For each shard the positions of its keys in `keys_U`, ascending."""

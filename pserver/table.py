@@ -247,7 +247,8 @@ class Table:
         return TableStats(self.num_rows, num_bytes, self._new_rows, by_group)
 
     def _present(self) -> NDArray[np.bool_]:
-        return self._columns["changed_version"][: self._num_numbers] != 0
+        present_R: NDArray[np.bool_] = self._columns["changed_version"][: self._num_numbers] != 0
+        return present_R
 
     def chunks(self) -> Iterator[dict[str, NDArray[Any]]]:
         """All rows, some at a time: the columns, and `slab` (n, W). Between passes only."""
