@@ -1,0 +1,57 @@
+"""A worker that does what its configuration says: `python worker.py --config FILE`, for tests of launchers.
+
+`do` is a list of verbs with their arguments, done in order.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from millrace import rpc
+from millrace.lifecycle import end_with_parent
+
+config = json.loads(Path(sys.argv[2]).read_text())
+end_with_parent()
+draining = threading.Event()
+
+
+def status() -> dict:
+    return {"job": "fake", "state": "training", "shards": config.get("shards")}
+
+
+for verb, *arguments in config["do"]:
+    match verb:
+        case "note_pid":  # so that a test can look for orphans
+            with Path(config["pids"]).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        case "spawn":  # a pipe command, so to say: its standard input is not ours
+            child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+            with Path(config["pids"]).open("a") as file:
+                file.write(f"{child.pid}\n")
+        case "address":
+            rpc.write_address(Path(config["address_file"]), "127.0.0.1:1")
+        case "serve":
+            from millrace.role import serve_role
+
+            server = serve_role(status, draining.set, config["secret"], Path(config["address_file"]))
+        case "ignore_term":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "say":
+            print(*arguments, flush=True)
+        case "await_drain":
+            draining.wait()
+        case "await_file":
+            while not Path(arguments[0]).exists():
+                time.sleep(0.01)
+        case "kill_self":
+            os.kill(os.getpid(), arguments[0])
+        case "sleep":
+            time.sleep(1000)
+        case "exit":
+            sys.stdout.flush()
+            os._exit(arguments[0])

@@ -1,0 +1,150 @@
+"""What a launcher decides, without any process."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.launcher.supervision import (
+    Drain,
+    Exited,
+    Kill,
+    Limits,
+    Outcome,
+    Started,
+    StartFailed,
+    StopAsked,
+    Supervision,
+    Terminate,
+    Tick,
+    how_it_ended,
+)
+
+LIMITS = Limits(drain_s=100, finish_s=50, end_s=10)
+ALL = ("shard-0", "trainer-0", "trainer-1")
+
+
+@pytest.fixture
+def job():
+    supervision = Supervision(["shard-0"], ["trainer-0", "trainer-1"], LIMITS)
+    for worker in ALL:
+        assert supervision.step(Started(worker), 0) == []
+    return supervision
+
+
+def exit_all(job, *workers, at=1.0, code=0):
+    return [effect for worker in workers for effect in job.step(Exited(worker, code), at)]
+
+
+def test_a_stream_drained_by_all_trainers_ends_the_shards_and_the_job(job):
+    assert exit_all(job, "trainer-1", "trainer-0") == [Terminate(("shard-0",), "the stream is drained")]
+    assert job.outcome is None
+    exit_all(job, "shard-0", code=-15)
+    assert job.outcome == Outcome(0, "the stream is drained")
+
+
+@pytest.mark.parametrize("worker", ALL)
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [(1, 1, "exit code 1"), (2, 2, "exit code 2 (bad configuration)"), (-9, 1, "killed by SIGKILL"),
+     (75, 75, "exit code 75 (unavailable or out of time)"), (3, 1, "exit code 3")],
+)  # fmt: skip
+def test_the_first_death_ends_everything_and_is_named(job, worker, code, exit_code, words):
+    others = tuple(name for name in ALL if name != worker)
+    reason = f"{worker} ended first: {words}"
+    assert job.step(Exited(worker, code), 1) == [Terminate(others, reason)]
+    assert exit_all(job, *others, code=1) == []
+    assert job.outcome == Outcome(exit_code, reason, worker)
+
+
+def test_a_shard_that_ends_orderly_before_the_trainers_is_a_death_too(job):
+    assert job.step(Exited("shard-0", 0), 1) == [
+        Terminate(("trainer-0", "trainer-1"), "shard-0 ended first: exit code 0")
+    ]
+    exit_all(job, "trainer-0", "trainer-1")
+    assert job.outcome.code == 1
+
+
+def test_who_is_still_there_after_sigterm_is_killed_at_the_deadline(job):
+    job.step(Exited("trainer-0", 1), 1)
+    job.step(Exited("shard-0", -15), 1)
+    assert job.step(Tick(), 10.9) == []
+    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still there 10 s after SIGTERM")]
+    assert job.step(Tick(), 11.1) == []
+    exit_all(job, "trainer-1", code=-9)
+    assert job.outcome.first_dead == "trainer-0"
+
+
+def test_a_request_to_stop_drains_and_ends_well(job):
+    assert job.step(StopAsked(), 1) == [Drain("asked to stop")]
+    exit_all(job, "trainer-0", "trainer-1", "shard-0")
+    assert job.outcome == Outcome(0, "stopped after the pass in training")
+
+
+def test_a_second_request_kills_at_once(job):
+    job.step(StopAsked(), 1)
+    assert job.step(StopAsked(), 2) == [Kill(ALL, "asked to stop a second time")]
+    exit_all(job, *ALL, code=-9)
+    assert job.outcome == Outcome(1, "stopped at the second request, in the middle of a pass")
+
+
+def test_draining_is_bounded(job):
+    job.step(StopAsked(), 1)
+    assert job.step(Tick(), 100.9) == []
+    assert job.step(Tick(), 101) == [Terminate(ALL, "asked to stop, not ended after 100 s")]
+    exit_all(job, *ALL)
+    assert job.outcome.code == 1
+
+
+def test_a_trainer_that_does_not_finish_with_the_others_ends_the_job(job):
+    assert exit_all(job, "trainer-0", at=5) == []
+    assert job.step(Tick(), 55) == [Terminate(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 not")]
+
+
+def test_a_request_before_training_began_ends_well():
+    job = Supervision(["shard-0"], ["trainer-0"], LIMITS)
+    job.step(Started("shard-0"), 0)
+    assert job.step(StopAsked(), 1) == [Terminate(("shard-0",), "stopped before training began")]
+    assert job.ending
+    job.step(Exited("shard-0", -15), 2)
+    assert job.outcome == Outcome(0, "stopped before training began")
+
+
+def test_a_worker_that_cannot_start_ends_those_that_have():
+    job = Supervision(["shard-0"], ["trainer-0"], LIMITS)
+    job.step(Started("shard-0"), 0)
+    assert job.step(StartFailed("trainer-0", "no such file"), 1) == [Terminate(("shard-0",), "trainer-0: no such file")]
+    job.step(Exited("shard-0", -15), 2)
+    assert job.outcome == Outcome(1, "trainer-0: no such file", "trainer-0")
+
+
+def test_a_signal_python_does_not_know_is_still_named():
+    assert how_it_ended(-250) == "killed by signal 250"
+
+
+exits = st.sampled_from(ALL).flatmap(lambda name: st.builds(Exited, st.just(name), st.sampled_from([0, 1, 2, 75, -9])))
+
+
+@given(st.lists(exits | st.just(StopAsked()) | st.just(Tick()), max_size=12))
+def test_whatever_happens_the_job_ends_and_nobody_dead_is_signalled(events):
+    job = Supervision(["shard-0"], ["trainer-0", "trainer-1"], LIMITS)
+    alive = dict.fromkeys(ALL)
+    for worker in ALL:
+        job.step(Started(worker), 0)
+    now_s = 0.0
+    for event in [*events, *[Tick()] * 4]:
+        now_s += 200
+        if isinstance(event, Exited):
+            if event.worker not in alive:
+                continue
+            del alive[event.worker]
+        for effect in job.step(event, now_s):
+            if isinstance(effect, Terminate | Kill):
+                assert set(effect.workers) <= set(alive)
+            if isinstance(effect, Kill):
+                for worker in effect.workers:
+                    alive.pop(worker, None)
+                    job.step(Exited(worker, -9), now_s)
+    if not alive:
+        assert job.outcome is not None
+    elif any(isinstance(event, Exited | StopAsked) for event in events):
+        assert job.ending
