@@ -97,14 +97,14 @@ class PassCloser:
         tally = self._loader.tally(plan.number)
         reading = self._agree(plan, tally)
         self._shards.close_pass(self._day, deadline)
-        seconds = time.time() - self._observer.latest_time_s() if self._observer.latest_time_s() else None
+        latest_s = self._observer.take_latest_s()
         metrics = self._observer.close_pass(self._ranks)
         self._dead_letters.publish(plan.number)
         said = {
             "metrics": metrics,
-            "loss": metrics.get("pass", {}).get("loss") if isinstance(metrics.get("pass"), dict) else None,
+            "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
             "day": self._day,
-            "freshness_s": seconds,
+            "freshness_s": None if latest_s is None else time.time() - latest_s,
             "tables": {
                 name: {"rows": stats.num_rows, "bytes": stats.num_bytes, "new_rows": stats.new_rows}
                 for name, stats in self._shards.stats(deadline).items()
@@ -121,7 +121,7 @@ class PassCloser:
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
             "rejected": tally.rejected,
-            "days": {int(day): int(count) for day, count in self._observer.days().items()},
+            "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "dense": self._dense.digest() if self._ranks.world > 1 else "",
         }
         heard = gather_messages(self._ranks, message)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dataset.batch import F32, Ragged, Samples
 from dataset.schema import Schema, Slot
-from pserver.client import Gradients, Keys
+from pserver.client import Keys
 from pserver.config import TableSection
 from trainer import lookup
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
@@ -38,7 +38,9 @@ class TableSlots:
     """D: first-order weight, if any, then the vector."""
     first_order: bool
     show: str | None
+    """Meta slot with shows; None: 1 a sample."""
     click: str | None
+    """Meta slot with clicks; None: none."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -46,7 +48,7 @@ class TableSlots:
         return self.pooled + self.sequences
 
 
-def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str) -> tuple[TableSlots, ...]:
+def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str | None) -> tuple[TableSlots, ...]:
     """The tables that slots use, in the order of the spec; `click` is the label that counts as a click."""
     found = []
     for name, table in tables.items():
@@ -81,18 +83,21 @@ class Lookup:
     """What one table is asked for by one batch."""
 
     table: TableSlots
-    num_samples: int
     keys: Keys
+    num_samples: int
     inverse_N: I32
     order_N: I32
     start_U1: I32
-    sample_N: I32
     cell_N: I32 | None
     """Cell of each occurrence; None where occurrence n is cell n and scales are 1."""
     scale_N: F32 | None
     num_cells: int
     lengths: Mapping[str, NDArray[np.int64]]
     """(B,) by sequence slot."""
+    show_U: F32
+    """Shows of each key: 1 an occurrence, unless the spec names a slot."""
+    click_U: F32
+    """Clicks of each key."""
 
 
 class Deduplicator:
@@ -103,6 +108,7 @@ class Deduplicator:
         self._group_F = np.array([slot.group for slot in table.slots], np.int64)
         self._seen_H = np.zeros(1 << 10, np.int64)
         self._stamp = 0
+        self._sample_N = np.empty(0, np.int32)
 
     def lookup(self, samples: Samples) -> Lookup:
         """The lookup of a batch."""
@@ -118,20 +124,44 @@ class Deduplicator:
         lengths: dict[str, NDArray[np.int64]] = {}
         if plain:
             lookup.flatten_single(np.stack([c.values_N for c in columns]), self._group_F, key_N)
-            occurrence_N = np.arange(num_signs, dtype=np.int32)
-            slot_N, sample_N = occurrence_N % num_slots, occurrence_N // num_slots
+            sample_N = self._plain_samples(num_signs)
+            key_U, first_U, inverse_N = self._unique(key_N)
+            slot_U = first_U % np.int32(num_slots)
         else:
             slot_N, sample_N = self._flatten(columns, num_samples, key_N)
+            key_U, first_U, inverse_N = self._unique(key_N)
+            slot_U = slot_N[first_U]
             cell_N, scale_N = self._cells(columns, num_samples, slot_N, sample_N)
             lengths = {slot.name: np.diff(samples.sparse[slot.name].offset_B1) for slot in table.sequences}
-        key_U, first_U, inverse_N = self._unique(key_N)
         order_N, start_U1 = np.empty(num_signs, np.int32), np.empty(len(key_U) + 1, np.int32)
         lookup.group_occurrences(inverse_N, start_U1, order_N)
-        keys = Keys(key_U, self._group_F[slot_N[first_U]].astype(np.uint16))
+        keys = Keys(key_U, self._group_F[slot_U].astype(np.uint16))
         num_cells = num_samples * len(table.pooled) + sum(int(length_B.sum()) for length_B in lengths.values())
+        click_U = self._sums(samples, table.click, sample_N, order_N, start_U1)
+        show_U = self._sums(samples, table.show, sample_N, order_N, start_U1)
+        if show_U is None:
+            show_U = np.diff(start_U1).astype(np.float32)
+        if click_U is None:
+            click_U = np.zeros(len(key_U), np.float32)
         return Lookup(
-            table, num_samples, keys, inverse_N, order_N, start_U1, sample_N, cell_N, scale_N, num_cells, lengths
+            table, keys, num_samples, inverse_N, order_N, start_U1, cell_N, scale_N, num_cells, lengths, show_U, click_U
         )
+
+    def _plain_samples(self, num_signs: int) -> I32:
+        """Sample of each occurrence where every slot has one sign a sample: the same in every batch."""
+        if len(self._sample_N) < num_signs:
+            num_slots = len(self._table.slots)
+            self._sample_N = np.repeat(np.arange(-(-num_signs // num_slots), dtype=np.int32), num_slots)
+        return self._sample_N[:num_signs]
+
+    def _sums(self, samples: Samples, slot: str | None, sample_N: I32, order_N: I32, start_U1: I32) -> F32 | None:
+        """A meta slot's values, summed over each key's occurrences; an absent value counts 0."""
+        if slot is None:
+            return None
+        out_U = np.empty(len(start_U1) - 1, np.float32)
+        value_B = np.nan_to_num(samples.meta[slot].astype(np.float32), nan=0.0)
+        lookup.sum_by_key(value_B, sample_N, order_N, start_U1, out_U)
+        return out_U
 
     def _unique(self, key_N: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], I32, I32]:
         while len(self._seen_H) < 2 * len(key_N) or self._stamp == 2**31 - 1:
@@ -329,11 +359,3 @@ def _sequences(look: Lookup, leaf: Tensor, device: torch.device) -> dict[str, Se
         first_order_BL = padded_BLD[:, :, 0] if skip else padded_BLD.new_zeros((look.num_samples, max_len))
         found[slot.name] = SequenceInput(padded_BLD[:, :, skip:], first_order_BL, mask_BL)
     return found
-
-
-def gradients_of(look: Lookup, grads_UD: F32, show_B: F32, click_B: F32) -> Gradients:
-    """What a batch says about its keys."""
-    show_U, click_U = np.empty(len(grads_UD), np.float32), np.empty(len(grads_UD), np.float32)
-    lookup.sum_by_key(show_B, look.sample_N, look.order_N, look.start_U1, show_U)
-    lookup.sum_by_key(click_B, look.sample_N, look.order_N, look.start_U1, click_U)
-    return Gradients(grads_UD, show_U, click_U)

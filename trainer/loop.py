@@ -7,7 +7,6 @@ by `ranks.broadcast`. Parts are built by `trainer.job`; this module only compose
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +75,6 @@ class TrainLoop:
         self._next: Plan | None = None
         self._end = False
         self._draining = threading.Event()
-        self._exchanges = ThreadPoolExecutor(1, thread_name_prefix="exchange")
 
     def drain(self) -> None:
         """Ask for an end after the pass that is trained now. Any thread."""
@@ -199,8 +197,9 @@ class TrainLoop:
         apply = self._all_finite(step, finite)
         following = next(batches, None) if batch is not None else None
         prepared = batch.prepared if batch is not None else None
-        exchange = self._exchanges.submit(
-            parts.shards.exchange,
+        if apply:
+            parts.dense.step()
+        rows = parts.shards.exchange(
             step,
             prepared,
             gradients if apply else None,
@@ -208,9 +207,7 @@ class TrainLoop:
             Scale(common.num_samples),
             self._deadline(),
         )
-        if apply:
-            parts.dense.step()
-        return following, exchange.result() or {}
+        return following, rows or {}
 
     def _predict(
         self, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common

@@ -44,7 +44,7 @@ class Planner:
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
         self._learn_until = learn_until
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
-        self._requests: Queue[_Request] = Queue(1)
+        self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
         self._stopping = threading.Event()
@@ -78,6 +78,7 @@ class Planner:
     def close(self) -> None:
         """End the thread and the source."""
         self._stopping.set()
+        self._requests.put(None)
         self._thread.join(timeout=10)
         self._source.close()
 

@@ -17,7 +17,7 @@ from dataset.schema import Schema
 from pserver.client import Gradients
 from trainer.batches import Batch
 from trainer.config import TaskSection, TrainSection
-from trainer.embedding import Pooling, gradients_of, inputs_of
+from trainer.embedding import Pooling, inputs_of
 from trainer.models.contract import Inputs
 
 
@@ -31,8 +31,8 @@ class Forward:
     """This rank's share of the step's loss: sums divided by the weights of all ranks."""
     leaves: dict[str, Tensor]
     """Cells by table."""
-    tensors: dict[str, Tensor]
-    """What else the model gave out, by name: measured, not learnt."""
+    tensors: dict[str, NDArray[np.float32]]
+    """What else the model gave out, by name: measured, not learnt; and "loss", the loss of each sample."""
 
 
 class LossScale:
@@ -80,22 +80,25 @@ class Stepper:
         with torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None):
             outputs: dict[str, Tensor] = dict(self._model(inputs))
         loss = torch.zeros((), device=self._device)
+        sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
         for task in self._tasks:
             output = outputs.pop(task.name).float()
             label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
             weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
             if task.loss == "bce":
-                total = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="sum")
+                loss_B = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="none")
                 prediction = torch.sigmoid(output.detach())
             else:
-                total = (functional.mse_loss(output, label, reduction="none") * weight).sum()
+                loss_B = functional.mse_loss(output, label, reduction="none") * weight
                 prediction = output.detach()
             if global_weight[task.name]:
-                loss = loss + total * (task.weight / global_weight[task.name])
+                loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
+            sample_loss = sample_loss + loss_B.detach() * task.weight
             prediction_B[task.name] = prediction.cpu().numpy()
         loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
-        return Forward(prediction_B, loss, leaves, {name: value.detach() for name, value in outputs.items()})
+        named = {name: value.detach().float().cpu().numpy() for name, value in outputs.items()}
+        return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()})
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
         """As `forward`, with nothing kept for a backward pass."""
@@ -123,13 +126,5 @@ class Stepper:
             if self.scale.on:
                 grads_UD /= np.float32(self.scale.value)
             finite = finite and all_finite
-            show_B = self._column(batch, look.table.show, 1.0)
-            click_B = self._column(batch, look.table.click, 0.0)
-            gradients[look.table.name] = gradients_of(look, grads_UD, show_B, click_B)
+            gradients[look.table.name] = Gradients(grads_UD, look.show_U, look.click_U)
         return gradients, finite
-
-    def _column(self, batch: Batch, slot: str | None, absent: float) -> F32:
-        if slot is None:
-            return np.full(len(batch.samples), absent, np.float32)
-        column: NDArray[np.float32] = np.nan_to_num(batch.samples.meta[slot].astype(np.float32), nan=0.0)
-        return column

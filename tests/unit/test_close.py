@@ -1,0 +1,40 @@
+"""What the ranks agree on at a close."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.source import Segment
+from trainer.close import median_day, merge_tallies
+from trainer.plan import Plan
+from trainer.progress import Progress
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(1, 9), min_size=1))
+def test_the_day_of_a_pass_is_the_lower_median_of_its_samples_days(days):
+    written_out = sorted(day for day, count in days.items() for _ in range(count))
+    assert median_day(days) == written_out[(len(written_out) - 1) // 2]
+
+
+def test_without_event_time_there_is_no_day():
+    assert median_day({}) is None
+
+
+def test_tallies_of_ranks_become_one():
+    one = {"num_events": 3, "num_samples": 9, "rejected": {"not UTF-8": 1}, "days": {"7": 2}}
+    two = {"num_events": 4, "num_samples": 0, "rejected": {"not UTF-8": 2, "too long": 1}, "days": {"9": 5}}
+    reading = merge_tallies([one, two])
+    assert (reading.num_events, reading.num_samples, reading.day) == (7, 9, 9)
+    assert reading.rejected == {"not UTF-8": 3, "too long": 1}
+
+
+def test_progress_tells_closed_passes_and_plans_apart():
+    progress = Progress("job")
+    plan = Plan(1, ((Segment("t/0", 0, 0, 5),), (Segment("t/0", 0, 5, 9),)))
+    progress.planned(plan)
+    progress.opened(plan)
+    assert progress.status()["positions"] == {} and progress.planned_positions == {"t/0": 9}
+    progress.closed(plan, 9, 20, {"bad": 1}, {"lag": {"t/0": 3}})
+    status = progress.status()
+    assert status["version"] == 1 and status["events"] == 9 and status["samples"] == 20
+    assert status["positions"] == {"t/0": 9} and status["lag"] == {"t/0": 3} and status["rejected"] == {"bad": 1}
+    assert status["samples_per_s"] > 0

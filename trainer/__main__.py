@@ -1,0 +1,54 @@
+"""One trainer process: `python -m trainer --config FILE`, started by a launcher.
+
+FILE is a WorkerConfig as JSON. The process leads a process group of its own and ends with its launcher.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from millrace import lifecycle, logs, role
+from millrace.config import validate
+from millrace.deadline import Deadline
+from trainer.config import WorkerConfig
+from trainer.job import CLOSE_S, Trainer, open_trainer
+from trainer.report import MODEL, digest_of, save_model, write_report
+
+log = logging.getLogger(__name__)
+
+
+def run(config: WorkerConfig) -> None:
+    """Train; at the end the chief saves the model and writes the report."""
+    with open_trainer(config) as trainer:
+        progress = trainer.parts.progress
+        with role.serve_role(progress.status, trainer.loop.drain, config.secret, config.address_file):
+            trainer.loop.run()
+            if config.rank == 0:
+                finish(trainer)
+
+
+def finish(trainer: Trainer) -> None:
+    """Chief: the model and the report."""
+    parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
+    save_model(trainer.store / MODEL, parts.shards, parts.dense, deadline)
+    digest = digest_of(parts.shards, parts.dense, deadline)
+    write_report(trainer.store, parts.progress, parts.observer.report(), digest)
+    log.info("done: version %d, digest %s", parts.progress.version, digest)
+
+
+def main() -> None:
+    """See module docstring."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--config", type=Path, required=True)
+    config = validate(WorkerConfig, json.loads(arguments.parse_args().config.read_text(encoding="utf-8")))
+    logs.setup(f"trainer-{config.rank}")
+    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
+        lifecycle.end_with_parent()
+    sys.exit(lifecycle.exit_code_of(lambda: run(config)))
+
+
+if __name__ == "__main__":
+    main()

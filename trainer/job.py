@@ -1,0 +1,147 @@
+"""Builds one trainer out of its configuration: the composition root of a trainer process."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dataset.dead_letters import BadFraction, DeadLetters
+from dataset.loader import Loader
+from dataset.reader import SegmentReader
+from dataset.schema import Schema
+from dataset.sources import open_source
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.seeds import derive
+from pserver.client import Shards
+from pserver.embedded import EmbeddedShards
+from pserver.remote import RemoteShards
+from trainer.batches import Batch, BatchMaker
+from trainer.close import PassCloser
+from trainer.config import TrainerJob, TrainSection, WorkerConfig
+from trainer.dense import DensePart
+from trainer.embedding import pooling_on, shape_of, tables_of
+from trainer.loop import Parts, TrainLoop
+from trainer.models.registry import load_model
+from trainer.observe import Observer
+from trainer.planner import Planner
+from trainer.progress import Progress
+from trainer.ranks import Alone, Ranks, TorchRanks
+from trainer.step import Stepper
+
+OPEN_S = 120.0
+"""How long peers and the source may take to answer at the start."""
+CLOSE_S = 300.0
+"""How long a close, or the save at the end, may take."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer, ready to run."""
+
+    loop: TrainLoop
+    parts: Parts
+    job: TrainerJob
+    store: Path
+
+
+@contextmanager
+def open_trainer(config: WorkerConfig) -> Iterator[Trainer]:
+    """Everything one trainer process needs, let go of in the opposite order at the end."""
+    job = validate(TrainerJob, config.job, only_known=True)
+    schema = Schema.of(job.slots)
+    device = pick_device(job.train.device, config.rank)
+    set_up_torch(job.train, config.cores, device)
+    with ExitStack() as held:
+        ranks = _ranks(config, device, job.train)
+        held.callback(ranks.close)
+        progress = Progress(job.name)
+        planner = _planner(config, job) if config.rank == 0 else None
+        if planner is not None:
+            held.callback(planner.close)
+        shards = _shards(config, job)
+        held.callback(shards.close)
+        maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
+        dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
+        reader = SegmentReader(
+            _source(config, job), job.pipe, schema, next(iter(job.sources.values())), dead_letters, config.folder
+        )
+        loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
+        held.callback(lambda: loader.close(Deadline.after(10.0)))
+        model = build_model(job, schema, config.folder, device)
+        dense = DensePart(model, job.train, ranks)
+        threads = torch.get_num_threads()
+        stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device)
+        halves = config.store / HALVES if job.metrics.halves and _bounded(job) else None
+        observer = Observer(job, schema, halves)
+        bad = BadFraction(job.pipe.max_bad_fraction)
+        closer = PassCloser(ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, CLOSE_S)
+        parts = Parts(
+            job.train, job.tasks, ranks, shards, loader, maker, stepper, dense, observer, closer, progress, planner
+        )
+        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store)
+
+
+def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.device) -> nn.Module:
+    """The model at its initial weights: the same on every rank."""
+    torch.manual_seed(derive(job.seed, "model"))
+    shape = shape_of(schema, job.tables, [task.name for task in job.tasks])
+    return load_model(job.model, shape, folder).to(device)
+
+
+def pick_device(wanted: str, rank: int) -> torch.device:
+    """A GPU for each rank where there are any and they are wanted; else the CPU."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SpecError('is "cuda", but torch sees no GPU here; use "auto" or "cpu"', "train.device")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
+    """Threads fixed and algorithms deterministic, so that two runs agree bit for bit."""
+    torch.set_num_threads(train.threads or cores)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif train.amp == "float16":
+        raise SpecError('"float16" is for GPUs; use "bfloat16" or "off" on a CPU', "train.amp")
+
+
+def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> Ranks:
+    if config.world == 1:
+        return Alone()
+    assert config.rendezvous is not None, "the launcher names a file to meet at"
+    return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
+
+
+def _source(config: WorkerConfig, job: TrainerJob):  # type: ignore[no-untyped-def]
+    source = next(iter(job.sources.values()))
+    deadline = Deadline.after(OPEN_S)
+    return open_source(source, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline)
+
+
+def _planner(config: WorkerConfig, job: TrainerJob) -> Planner:
+    return Planner(_source(config, job), job.passes, config.world, job.train.learn_until)
+
+
+def _shards(config: WorkerConfig, job: TrainerJob) -> Shards:
+    if not config.shards:
+        return EmbeddedShards(job.tables, job.seed, config.cores)
+    return RemoteShards(
+        config.shards,
+        job.tables,
+        rank=config.rank,
+        world=config.world,
+        generation=config.generation,
+        secret=config.secret,
+        deadline=Deadline.after(OPEN_S),
+    )

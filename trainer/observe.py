@@ -1,0 +1,91 @@
+"""What a trainer notes of each batch before learning it: predictions for the meter, days and times for the close."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.batch import Ragged, Samples
+from dataset.config import SlotKind
+from dataset.schema import Schema
+from trainer.batches import Batch
+from trainer.config import TrainerJob
+from trainer.metrics.meter import Meter
+from trainer.metrics.observed import Observed, ids_of
+from trainer.ranks import Ranks
+from trainer.step import Forward
+
+SECONDS_PER_DAY = 86_400
+
+
+class Observer:
+    """One rank's; `observe` in each step, the rest at a close."""
+
+    def __init__(self, job: TrainerJob, schema: Schema, halves_folder: Path | None) -> None:
+        event_time = next(iter(job.sources.values())).event_time
+        self._timed = event_time.kind != "none"
+        self._schema, self._metrics = schema, job.metrics
+        self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder)
+        self._days: dict[int, int] = {}
+        self._latest_s: float | None = None
+
+    def observe(self, batch: Batch, forward: Forward, step: int) -> None:
+        """Take down a batch."""
+        samples = batch.samples
+        if self._timed:
+            self._take_times(samples.time_s_B)
+        group, slices = self._metrics.gauc_by, self._metrics.slices
+        self._meter.add(
+            Observed(
+                step,
+                forward.prediction_B,
+                batch.label_B,
+                batch.weight_B,
+                samples.time_s_B if self._timed else None,
+                None if group is None else ids_of(self._column(samples, group)),
+                {slot: self._column(samples, slot) for slot in slices},
+                forward.tensors,
+            )
+        )
+
+    def take_days(self) -> dict[int, int]:
+        """UTC days of the pass's event times, with their counts; forgets them."""
+        days, self._days = self._days, {}
+        return days
+
+    def take_latest_s(self) -> float | None:
+        """Latest event time of the pass, unix seconds; forgets it."""
+        latest_s, self._latest_s = self._latest_s, None
+        return latest_s
+
+    def close_pass(self, ranks: Ranks) -> dict[str, Any]:
+        """Reduce the pass over ranks; on the chief, the metrics of pass, window and life."""
+        closed = self._meter.close_pass(ranks)
+        return {} if closed is None else self._meter.report()
+
+    def report(self) -> dict[str, Any]:
+        """Chief: the metrics of pass, window, life and halves."""
+        return self._meter.report() | {"halves": self._meter.halves()}
+
+    def _take_times(self, time_s_B: NDArray[np.float64]) -> None:
+        known = time_s_B[np.isfinite(time_s_B)]
+        if not len(known):
+            return
+        days, counts = np.unique(known // SECONDS_PER_DAY, return_counts=True)
+        for day, count in zip(days.tolist(), counts.tolist(), strict=True):
+            self._days[int(day)] = self._days.get(int(day), 0) + count
+        self._latest_s = max(self._latest_s or 0.0, float(known.max()))
+
+    def _column(self, samples: Samples, slot: str) -> NDArray[Any]:
+        """One value a sample of a meta or sparse slot: a sparse one's first sign, 0 where it has none."""
+        if self._schema.by_name[slot].kind is SlotKind.META:
+            return samples.meta[slot]
+        return first_signs(samples.sparse[slot])
+
+
+def first_signs(column: Ragged) -> NDArray[np.uint64]:
+    """First sign of each sample, 0 where it has none: (B,)."""
+    begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
+    signs = np.append(column.values_N, np.uint64(0))
+    return np.where(end_B > begin_B, signs[np.minimum(begin_B, len(column.values_N))], np.uint64(0))
