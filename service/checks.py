@@ -3,7 +3,6 @@
 The first mistake found is raised as SpecError. What a section can tell by itself, it checks itself.
 """
 
-import re
 from collections.abc import Collection, Iterable
 
 from dataset.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
@@ -11,6 +10,7 @@ from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from trainer.config import TrainerJob
+from trainer.models.registry import check_section
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the arrow protocol's answers that are no slots."""
@@ -28,7 +28,7 @@ def check_references(job: TrainerJob) -> None:
     _check_tables(job, schema)
     _check_pipe(job, schema)
     _check_event_time(job, schema)
-    _check_model(job)
+    check_section(job.model)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
 
@@ -126,9 +126,3 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
         )
     elif time.kind == "record" and isinstance(source, FilesSource):
         raise SpecError('lines of files carry no time of their own; name a field or a slot, or kind = "none"', path)
-
-
-def _check_model(job: TrainerJob) -> None:
-    path = job.model.class_path
-    if path is not None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", path):
-        raise SpecError(f'{path!r} is not of the form "package.module:Class"', "model.class")

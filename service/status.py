@@ -55,5 +55,5 @@ class Status:
     def table_rows(self) -> dict[str, Number]:
         """Rows by table."""
         tables = _mapping(self.raw.get("tables"))
-        pairs = {name: _number(_mapping(table).get("num_rows", table)) for name, table in tables.items()}
+        pairs = {name: _number(_mapping(table).get("rows", table)) for name, table in tables.items()}
         return {str(name): rows for name, rows in pairs.items() if rows is not None}
