@@ -1,0 +1,1 @@
+"""Progressive metrics: measured before a sample is learnt, in integers, the same for any number of ranks."""

@@ -1,0 +1,81 @@
+"""The first and the last half of all samples in training order, measured exactly at the end of a bounded source.
+
+The chief appends each pass to a file, 12 bytes a sample and task and 8 for the group. Memory is bounded by a pass
+until the end, when one half at a time is read: some 60 bytes a sample of the half.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.errors import BadInput
+from trainer.metrics.auc import exact_auc, sum_group_aucs
+from trainer.metrics.measures import Measures, measures, set_gauc
+from trainer.metrics.samples import row_type
+from trainer.metrics.totals import add_samples, carry, empty
+
+FILE_NAME = "predictions.bin"
+CHUNK = 1 << 20
+
+
+class Halves:
+    """See module docstring. One writer."""
+
+    def __init__(self, folder: Path, tasks: Sequence[tuple[str, bool]], grouped: bool) -> None:
+        """`tasks`: name, and whether its predictions are probabilities. What lies in `folder` is begun anew."""
+        self._path, self._tasks, self._grouped = folder / FILE_NAME, tuple(tasks), grouped
+        self._type = row_type(len(tasks), grouped)
+        self.num_samples = 0
+
+    def append(self, rows_N: NDArray[Any]) -> None:
+        """Add the samples of a pass, in training order. Raises BadInput where the file holds less than was saved."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        size = self.num_samples * self._type.itemsize
+        with self._path.open("r+b" if size else "wb") as file:
+            if (there := file.seek(0, 2)) < size:
+                raise BadInput(f"{self._path} holds {there} bytes; the commit counts on {size}")
+            file.truncate(size)
+            file.seek(size)
+            file.write(rows_N.tobytes())
+        self.num_samples += len(rows_N)
+
+    def resume(self, num_samples: int) -> None:
+        """Go on after `num_samples`, as saved with a commit; the next append cuts off what was written after them."""
+        self.num_samples = num_samples
+
+    def measures(self) -> dict[str, dict[str, Measures]]:
+        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more."""
+        middle = self.num_samples // 2
+        return {"first": self._half(0, middle), "last": self._half(middle, self.num_samples)}
+
+    def _half(self, begin: int, end: int) -> dict[str, Measures]:
+        if begin == end:
+            rows_N: NDArray[Any] = np.empty(0, self._type)
+        else:
+            rows_N = np.memmap(self._path, self._type, "r")[begin:end]
+        return {name: self._task(rows_N, task, is_bce) for task, (name, is_bce) in enumerate(self._tasks)}
+
+    def _task(self, rows_N: NDArray[Any], task: int, is_bce: bool) -> Measures:
+        columns = [np.ascontiguousarray(rows_N[f"{name}{task}"]) for name in ("prediction", "label", "weight")]
+        totals_RW = empty(1, 1)
+        for begin in range(0, len(rows_N), CHUNK):
+            prediction, label, weight = (column_N[begin : begin + CHUNK] for column_N in columns)
+            add_samples(prediction, label, weight, np.zeros(len(label), np.int64), is_bce, totals_RW)
+            carry(totals_RW)
+        counted_N = countable(*columns)
+        prediction_N, label_N, weight_N = (column_N[counted_N] for column_N in columns)
+        if is_bce and self._grouped:
+            set_gauc(totals_RW[0], *sum_group_aucs(rows_N["group"][counted_N], prediction_N, label_N))
+        found = measures(totals_RW[0], is_bce)
+        if is_bce:
+            found |= {"auc": exact_auc(prediction_N, label_N, weight_N), "auc_error": 0.0}
+        return found
+
+
+def countable(prediction_N: NDArray[Any], label_N: NDArray[Any], weight_N: NDArray[Any]) -> NDArray[np.bool_]:
+    """Samples that are measured: not masked, and finite."""
+    finite_N: NDArray[np.bool_] = np.isfinite(prediction_N) & np.isfinite(label_N) & np.isfinite(weight_N)
+    return finite_N & (weight_N > 0)

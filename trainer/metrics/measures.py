@@ -1,0 +1,88 @@
+"""From totals to the numbers people read. What is not defined (no sample, one class) is None, never NaN."""
+
+import math
+
+from trainer.metrics.auc import histogram_auc
+from trainer.metrics.totals import (
+    ABS,
+    CLAMPED,
+    CORRECT,
+    COUNT,
+    FRACTION_ONE,
+    GAUC,
+    GROUPS,
+    I64,
+    LABEL,
+    LOSS,
+    NOT_FINITE,
+    PREDICTION,
+    SQUARE,
+    WEIGHT,
+    WEIGHT_ONE,
+    masses,
+    pair_value,
+)
+
+Measures = dict[str, float | int | None]
+
+BCE_ONLY = ("auc", "auc_error", "gauc", "logloss", "normalized_entropy", "acc")
+"""Measures of tasks with loss "bce"."""
+
+
+def measures(totals_W: I64, is_bce: bool) -> Measures:
+    """All measures of one vector of totals.
+
+    Means are weighted. normalized_entropy is the log loss over that of always predicting the mean label (He et al.,
+    "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014); calibration is mean prediction over
+    mean label; auc_error bounds what the histogram's auc is off.
+    """
+    weight = float(totals_W[WEIGHT]) / WEIGHT_ONE
+    label, square = _mean(totals_W, LABEL, weight), _mean(totals_W, SQUARE, weight)
+    prediction = _mean(totals_W, PREDICTION, weight)
+    found: Measures = {
+        "count": int(totals_W[COUNT]),
+        "mean_label": label,
+        "mean_prediction": prediction,
+        "calibration": None if prediction is None or not label else prediction / label,
+        "mae": _mean(totals_W, ABS, weight),
+        "mse": square,
+        "rmse": None if square is None else math.sqrt(square),
+    }
+    if is_bce:
+        found |= _of_probabilities(totals_W, weight, label)
+    for name, counter in (("not_finite", NOT_FINITE), ("clamped", CLAMPED)):
+        if totals_W[counter]:
+            found[name] = int(totals_W[counter])
+    return found
+
+
+def _of_probabilities(totals_W: I64, weight: float, label: float | None) -> Measures:
+    auc = histogram_auc(*masses(totals_W))
+    logloss = _mean(totals_W, LOSS, weight)
+    groups = int(totals_W[GROUPS])
+    return {
+        "auc": None if auc is None else auc[0],
+        "auc_error": None if auc is None else auc[1],
+        "gauc": pair_value(totals_W, GAUC) / groups if groups else None,
+        "gauc_groups": groups,
+        "logloss": logloss,
+        "normalized_entropy": _normalized_entropy(logloss, label),
+        "acc": float(totals_W[CORRECT]) / WEIGHT_ONE / weight if weight else None,
+    }
+
+
+def _normalized_entropy(logloss: float | None, label: float | None) -> float | None:
+    if logloss is None or label is None or not 0 < label < 1:
+        return None
+    return logloss / -(label * math.log(label) + (1 - label) * math.log(1 - label))
+
+
+def _mean(totals_W: I64, pair: int, weight: float) -> float | None:
+    return pair_value(totals_W, pair) / weight if weight else None
+
+
+def set_gauc(totals_W: I64, sum_units: int, num_groups: int) -> None:
+    """Add a pass's group AUCs: their sum in units of 2**-32, and their number."""
+    totals_W[GAUC] += sum_units // FRACTION_ONE
+    totals_W[GAUC + 1] += sum_units % FRACTION_ONE
+    totals_W[GROUPS] += num_groups

@@ -1,0 +1,56 @@
+"""What ranks tell the chief at a close, as columns: text as JSON in bytes, numbers as arrays. Nothing is pickled."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.metrics.samples import Columns
+from trainer.metrics.slices import Candidates
+from trainer.metrics.tensors import TensorTotal
+
+
+def columns_of(
+    tensors: Mapping[str, TensorTotal], parts: Mapping[int, int], candidates: Mapping[str, Candidates]
+) -> dict[str, NDArray[Any]]:
+    """One rank's message; the same names and types on every rank, whatever it saw."""
+    said = {
+        "tensors": {name: total.to_json() for name, total in tensors.items()},
+        "parts": {str(part): count for part, count in parts.items()},
+        "slices": {
+            slot: [[str(value), count, each.text[value]] for value, count in each.count.items()]
+            for slot, each in candidates.items()
+        },
+    }
+    return {"said": np.frombuffer(json.dumps(said).encode(), np.uint8)}
+
+
+def _said(columns: Columns) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(columns["said"].tobytes())
+    return said
+
+
+def merge_tensors(ranks: Sequence[Columns]) -> dict[str, TensorTotal]:
+    """Totals of all ranks' tensors."""
+    merged: dict[str, TensorTotal] = {}
+    for columns in ranks:
+        for name, row in _said(columns)["tensors"].items():
+            merged.setdefault(name, TensorTotal()).merge(TensorTotal.of_json(row))
+    return merged
+
+
+def merge_times(ranks: Sequence[Columns]) -> dict[int, int]:
+    """All ranks' samples by part of the window."""
+    merged: dict[int, int] = {}
+    for columns in ranks:
+        for part, count in _said(columns)["parts"].items():
+            merged[int(part)] = merged.get(int(part), 0) + count
+    return merged
+
+
+def candidates_of(columns: Columns, slot: str) -> Candidates:
+    """What a rank says about the values of a slice."""
+    rows = _said(columns)["slices"][slot]
+    return Candidates({int(v): count for v, count, _ in rows}, {int(v): text for v, _, text in rows})

@@ -1,0 +1,281 @@
+"""The meter of a job: batches in, metrics of the pass, the window and the life out.
+
+Every rank adds its batches and closes each pass; what the chief then holds does not depend on how the samples were
+spread over ranks, steps and batches. Sums are `trainer.metrics.totals`; this module composes them.
+
+Order of a close, the same on all ranks: one gather (tensors, times, candidates of slices, samples), one sum (values
+of slices, from the chief to all), one sum (totals).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.errors import BadInput
+from trainer.config import MetricsSection, TaskSection
+from trainer.metrics import messages
+from trainer.metrics.auc import sum_group_aucs
+from trainer.metrics.custom import METRICS, Metric
+from trainer.metrics.halves import Halves, countable
+from trainer.metrics.measures import Measures, measures, set_gauc
+from trainer.metrics.observed import Observed
+from trainer.metrics.reduce import Reduce
+from trainer.metrics.samples import Columns, SampleBuffer
+from trainer.metrics.scope import Packed, Scope
+from trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
+from trainer.metrics.slices import SliceRows, choose
+from trainer.metrics.tensors import TensorTotal
+from trainer.metrics.totals import I64, add_samples, empty
+from trainer.metrics.window import TimeCounts, Window, median_part
+
+NUM_BUCKETS = 65_536
+OTHER = "other"
+"""Where a slice's report puts the values that are not measured apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterState:
+    """What a restart needs: saved with a commit."""
+
+    arrays: Mapping[str, I64]
+    facts: Mapping[str, Any]
+    """JSON."""
+
+
+class Meter:
+    """See module docstring. Used by one thread."""
+
+    def __init__(
+        self,
+        config: MetricsSection,
+        tasks: Sequence[TaskSection],
+        *,
+        timed: bool,
+        halves_folder: Path | None = None,
+        own: Sequence[Metric] = METRICS,
+    ) -> None:
+        """`timed`: whether samples have event times. `halves_folder`: where the chief keeps what the two halves need;
+        None: they are not measured. Both are the same on all ranks."""
+        self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
+        self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
+        self._times = TimeCounts(config.window)
+        self._slices = {slot: SliceRows(self._tasks, config.max_slice_values) for slot in config.slices}
+        self._max_slice_values = config.max_slice_values
+        self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
+        keeps = self._grouped or halves_folder is not None
+        self._samples = SampleBuffer([name for name, _ in self._tasks], self._grouped) if keeps else None
+        self._halves = None if halves_folder is None else Halves(halves_folder, self._tasks, self._grouped)
+        self._pass = self._new_scope()
+        """Of the pass being trained, this rank's; after its close, all ranks'."""
+        self._life, self._window = Scope.like(self._pass), Window()
+        self._num_passes = 0
+        self._closed = True
+
+    def _new_scope(self) -> Scope:
+        totals = {f"task/{name}": empty(1, NUM_BUCKETS) for name, _ in self._tasks}
+        for slot in self._slices:
+            totals |= {f"slice/{slot}/{n}": empty(self._max_slice_values + 1, SLICE_BUCKETS) for n, _ in self._tasks}
+        carried = frozenset(totals)
+        for metric in self._own:
+            totals |= {f"own/{metric.name}/{name}": np.zeros((1, metric.size), np.int64) for name, _ in self._tasks}
+        return Scope(totals, carried)
+
+    # -- batches
+
+    def add(self, observed: Observed) -> None:
+        """Add a batch, before it is learnt."""
+        self._open()
+        num_samples = len(observed.prediction_B[self._tasks[0][0]])
+        row_B = np.zeros(num_samples, np.int64)
+        for name, is_bce in self._tasks:
+            columns = observed.prediction_B[name], observed.label_B[name], observed.weight_B[name]
+            add_samples(*columns, row_B, is_bce, self._pass.totals[f"task/{name}"])
+            for metric in self._own:
+                metric.add(*columns, self._pass.totals[f"own/{metric.name}/{name}"][0])
+        for slot, rows in self._slices.items():
+            rows.add(observed.slices[slot], observed.prediction_B, observed.label_B, observed.weight_B)
+        for name, values in observed.tensors.items():
+            self._pass.tensors.setdefault(name, TensorTotal()).add(values)
+        if self._timed and observed.time_s_B is not None:
+            self._times.add(observed.time_s_B)
+        if self._samples is not None:
+            self._samples.add(observed)
+
+    def _open(self) -> None:
+        if self._closed:
+            self._pass.clear()
+            self._closed = False
+
+    # -- the close
+
+    def close_pass(self, reduce: Reduce) -> dict[str, Any] | None:
+        """Close the pass on all ranks; on the chief, the pass's metrics, folded into window and life; else None."""
+        self._open()
+        self._pass.carry()
+        heard = reduce.gather(self._message())
+        known = self._choose(heard, reduce)
+        for slot, rows in self._slices.items():
+            for task, rows_RW in rows.take(known[slot]).items():
+                self._pass.totals[f"slice/{slot}/{task}"] = rows_RW
+        self._sum(reduce)
+        self._closed = True
+        if heard is None:
+            return None
+        self._pass.tensors = messages.merge_tensors(heard)
+        if self._samples is not None:
+            self._exact(self._samples.in_order(heard))
+        self._fold(messages.merge_times(heard))
+        return self.report_pass()
+
+    def _message(self) -> Columns:
+        candidates = {slot: rows.candidates() for slot, rows in self._slices.items()}
+        samples = self._samples.take() if self._samples is not None else {}
+        return messages.columns_of(self._pass.tensors, self._times.take(), candidates) | dict(samples)
+
+    def _choose(self, heard: Sequence[Columns] | None, reduce: Reduce) -> dict[str, list[int]]:
+        """Ids of the values of each slice, decided by the chief and told to all."""
+        if not self._slices:
+            return {}
+        table = np.zeros((len(self._slices), 1 + self._max_slice_values), np.int64)
+        if heard is not None:
+            for row, (slot, rows) in zip(table, self._slices.items(), strict=True):
+                said = [messages.candidates_of(columns, slot) for columns in heard]
+                ids = choose(rows.known, said, self._max_slice_values)
+                texts = {value: text for each in said for value, text in each.text.items()}
+                self._texts[slot] |= {value: texts[value] for value in ids if value in texts}
+                row[0] = len(ids)
+                row[1 : 1 + len(ids)] = np.array(ids, np.uint64).view(np.int64)
+        table = reduce.sum(table.reshape(-1)).reshape(table.shape)
+        return {
+            slot: row[1 : 1 + int(row[0])].copy().view(np.uint64).tolist()
+            for row, slot in zip(table, self._slices, strict=True)
+        }
+
+    def _sum(self, reduce: Reduce) -> None:
+        totals = self._pass.totals
+        flat = reduce.sum(np.concatenate([rows_RW.reshape(-1) for rows_RW in totals.values()]))
+        begin = 0
+        for name, rows_RW in totals.items():
+            totals[name] = flat[begin : begin + rows_RW.size].reshape(rows_RW.shape).copy()
+            begin += rows_RW.size
+        self._pass.carry()
+
+    def _exact(self, rows_N: NDArray[Any]) -> None:
+        """What needs every sample: AUCs of groups, and the file of the halves."""
+        for task, (name, is_bce) in enumerate(self._tasks):
+            if self._grouped and is_bce:
+                columns = [rows_N[f"{column}{task}"] for column in ("prediction", "label", "weight")]
+                counted_N = countable(*columns)
+                sums = sum_group_aucs(rows_N["group"][counted_N], columns[0][counted_N], columns[1][counted_N])
+                set_gauc(self._pass.totals[f"task/{name}"][0], *sums)
+        if self._halves is not None:
+            self._halves.append(rows_N)
+
+    def _fold(self, parts: Mapping[int, int]) -> None:
+        self._num_passes += 1
+        self._window.add(median_part(parts) if self._timed else self._num_passes, self._pass)
+        self._life.merge(self._pass)
+
+    # -- what the chief tells
+
+    def report(self) -> dict[str, Any]:
+        """{"pass": {task: measures}, "window": ..., "life": ..., "tensors": {"pass": {tensor: ...}, ...}}."""
+        scopes = {"pass": self._pass, "window": self._window.total(self._pass), "life": self._life}
+        report: dict[str, Any] = {name: self._of(scope) for name, scope in scopes.items()}
+        return report | {"tensors": {name: _of_tensors(scope) for name, scope in scopes.items()}}
+
+    def report_pass(self) -> dict[str, Any]:
+        """{task: measures} of the last closed pass."""
+        return self._of(self._pass)
+
+    def halves(self) -> dict[str, dict[str, Measures]] | None:
+        """{"first": {task: measures}, "last": ...}, exact; None where they are not measured."""
+        return None if self._halves is None else self._halves.measures()
+
+    def fingerprint(self) -> bytes:
+        """Digest of the last closed pass, 32 bytes: equal where all its sums are."""
+        digest = hashlib.sha256()
+        for name, rows_RW in sorted(self._pass.totals.items()):
+            digest.update(name.encode() + b"\0" + rows_RW.astype("<i8").tobytes())
+        tensors = {name: total.to_json() for name, total in self._pass.tensors.items()}
+        digest.update(json.dumps(tensors, sort_keys=True).encode())
+        return digest.digest()
+
+    def _of(self, scope: Scope) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, is_bce in self._tasks:
+            row: dict[str, Any] = dict(measures(scope.totals[f"task/{name}"][0], is_bce))
+            row |= {m.name: m.value(scope.totals[f"own/{m.name}/{name}"][0]) for m in self._own}
+            if self._slices:
+                row["slices"] = {slot: self._of_slice(scope, slot, name, is_bce) for slot in self._slices}
+            found[name] = row
+        return found
+
+    def _of_slice(self, scope: Scope, slot: str, task: str, is_bce: bool) -> dict[str, Measures]:
+        rows_RW = scope.totals[f"slice/{slot}/{task}"]
+        texts = (self._texts[slot][value] for value in self._slices[slot].known)
+        names = [OTHER, *(repr(text) if text == OTHER else text for text in texts)]
+        found = {name: measures(rows_W, is_bce) for name, rows_W in zip(names, rows_RW, strict=False)}
+        for each in found.values():
+            for grouped in ("gauc", "gauc_groups"):
+                each.pop(grouped, None)
+        return found
+
+    # -- restarts
+
+    def state(self) -> MeterState:
+        """Window and life, between two passes, on the chief."""
+        assert self._closed, "a pass is open"
+        packed = {"life": Packed.of(self._life)}
+        packed |= {f"window/{number}": part for number, part in self._window.parts.items()}
+        arrays: dict[str, I64] = {}
+        for scope, part in packed.items():
+            for name, (at, values) in part.entries.items():
+                arrays |= {f"{scope}/{name}/at": at, f"{scope}/{name}/values": values}
+        facts = {
+            "sizes": self._sizes(),
+            "num_passes": self._num_passes,
+            "tensors": {s: {n: t.to_json() for n, t in part.tensors.items()} for s, part in packed.items()},
+            "slices": {
+                slot: [[str(value), self._texts[slot][value]] for value in rows.known]
+                for slot, rows in self._slices.items()
+            },
+            "halves": 0 if self._halves is None else self._halves.num_samples,
+        }
+        return MeterState(arrays, facts)
+
+    def load_state(self, state: MeterState) -> None:
+        """Go on from a saved state, on every rank. Raises BadInput where it is of other tasks or slices."""
+        facts = state.facts
+        if facts["sizes"] != self._sizes():
+            raise BadInput("saved metrics are of other tasks, slices or sizes than the spec's; start them anew")
+        self._pass, self._closed = self._new_scope(), True
+        self._life, self._window = Scope.like(self._pass), Window()
+        for scope, tensors in facts["tensors"].items():
+            entries = {
+                n: (state.arrays[f"{scope}/{n}/at"], state.arrays[f"{scope}/{n}/values"]) for n in facts["sizes"]
+            }
+            part = Packed(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
+            if scope == "life":
+                part.add_to(self._life)
+            else:
+                self._window.parts[int(scope.removeprefix("window/"))] = part
+        self._num_passes = int(facts["num_passes"])
+        for slot, values in facts["slices"].items():
+            self._texts[slot] = {int(value): text for value, text in values}
+            self._slices[slot].know([int(value) for value, _ in values])
+        if self._halves is not None:
+            self._halves.resume(int(facts["halves"]))
+
+    def _sizes(self) -> dict[str, list[int]]:
+        return {name: list(rows_RW.shape) for name, rows_RW in self._pass.totals.items()}
+
+
+def _of_tensors(scope: Scope) -> dict[str, Measures]:
+    return {name: total.measures() for name, total in sorted(scope.tensors.items())}

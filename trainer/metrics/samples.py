@@ -1,0 +1,66 @@
+"""Predictions of a pass, sample by sample: what exact group AUCs and the two halves need.
+
+A rank keeps them until the close; the chief puts those of all ranks in training order (step, then rank). A masked
+sample keeps its place, with weight 0. Shapes: B samples of a batch, N of a pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.metrics.observed import Observed
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+def row_type(num_tasks: int, grouped: bool) -> np.dtype[Any]:
+    """One sample: prediction, label and weight of each task, and its group."""
+    fields: list[tuple[str, str]] = []
+    for task in range(num_tasks):
+        fields += [(f"prediction{task}", "<f4"), (f"label{task}", "<f4"), (f"weight{task}", "<f4")]
+    return np.dtype(fields + ([("group", "<u8")] if grouped else []))
+
+
+class SampleBuffer:
+    """Rows of the pass on one rank; 12 bytes a sample and task, and 8 for the group."""
+
+    def __init__(self, tasks: Sequence[str], grouped: bool) -> None:
+        self._tasks = tuple(tasks)
+        self._type = row_type(len(tasks), grouped)
+        self._grouped = grouped
+        self._batches: list[NDArray[Any]] = []
+        self._steps: list[tuple[int, int]] = []
+
+    def add(self, observed: Observed) -> None:
+        """Keep a batch; its arrays are copied."""
+        num_samples = len(observed.prediction_B[self._tasks[0]])
+        rows_B = np.empty(num_samples, self._type)
+        for task, name in enumerate(self._tasks):
+            rows_B[f"prediction{task}"] = observed.prediction_B[name]
+            rows_B[f"label{task}"] = observed.label_B[name]
+            rows_B[f"weight{task}"] = observed.weight_B[name]
+        if self._grouped:
+            assert observed.group_B is not None, "metrics.gauc_by names a slot, so each batch brings its groups"
+            rows_B["group"] = observed.group_B
+        self._batches.append(rows_B)
+        self._steps.append((observed.step, num_samples))
+
+    def take(self) -> Columns:
+        """Columns to gather, and forget them."""
+        rows_N = np.concatenate(self._batches) if self._batches else np.empty(0, self._type)
+        steps = np.array(self._steps, np.int64).reshape(-1, 2)
+        self._batches, self._steps = [], []
+        return {"rows": rows_N.view(np.uint8), "step": steps[:, 0].copy(), "step_size": steps[:, 1].copy()}
+
+    def in_order(self, ranks: Sequence[Columns]) -> NDArray[Any]:
+        """Rows of all ranks in training order: (N,) of `row_type`."""
+        parts: list[tuple[int, int, NDArray[Any]]] = []
+        for rank, columns in enumerate(ranks):
+            rows_N, begin = np.ascontiguousarray(columns["rows"]).view(self._type), 0
+            for step, size in zip(columns["step"].tolist(), columns["step_size"].tolist(), strict=True):
+                parts.append((step, rank, rows_N[begin : begin + size]))
+                begin += size
+        parts.sort(key=lambda part: part[:2])
+        return np.concatenate([rows_B for _, _, rows_B in parts]) if parts else np.empty(0, self._type)
