@@ -1,0 +1,201 @@
+"""The job spec: what loads, and what each mistake is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import SpecError
+from service.spec import Job, load_job
+
+NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
+MULTISLOT = 'pipe.protocol="multislot"'
+NO_TIME = 'sources.impressions.event_time={kind="none"}'
+
+
+def load(*overrides):
+    return load_job(NEWS, overrides)
+
+
+def message(*overrides):
+    with pytest.raises(SpecError) as caught:
+        load(*overrides)
+    return str(caught.value)
+
+
+def test_the_example_of_the_documentation_loads():
+    job = load()
+    assert job.spec.name == "news"
+    assert job.spec.sources["impressions"].paths == ("data/impressions.jsonl.gz",)
+    assert job.spec.sources["impressions"].event_time.field == "ts"
+    assert job.spec.model.settings == {"cross_layers": 2, "hidden": [128, 64]}
+    assert job.spec.metrics.window == 86_400
+    assert job.spec.cluster.num_shards == 0
+    assert job.folder == NEWS.parent
+    assert job.store == NEWS.parent / "runs" / "news"
+
+
+def test_workers_are_given_the_spec_as_written_with_overrides_in_place():
+    raw = load("passes.wait=250ms", "cluster.trainers=2", "cluster.shards=3").raw
+    assert raw["passes"] == {"max_events": 20000, "wait": "250ms"}
+    assert raw["cluster"] == {"trainers": 2, "shards": 3}
+    assert raw["sources"]["impressions"]["event_time"] == {"field": "ts", "unit": "s"}
+
+
+def test_an_absolute_store_stays_where_it_is(tmp_path):
+    assert load(f"store.path={tmp_path}").store == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shards"),
+    [("{}", 0), ("{trainers=1}", 0), ("{trainers=1,shards=2}", 2), ("{trainers=3}", 1), ("{trainers=3,shards=2}", 2)],
+)
+def test_several_trainers_have_a_shard_unless_more_are_set(cluster, shards):
+    assert load(f"cluster={cluster}").spec.cluster.num_shards == shards
+
+
+def test_checking_a_spec_needs_no_torch():
+    code = "import sys, service.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_schema_describes_every_section():
+    schema = Job.model_json_schema()
+    assert set(schema["properties"]) == {
+        "name", "seed", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "passes",
+        "metrics", "cluster", "store",
+    }  # fmt: skip
+    assert schema["required"] == ["name", "sources", "pipe", "slots", "tasks", "model", "store"]
+    assert schema["additionalProperties"] is False
+
+
+MISTAKES = {
+    # in a section itself
+    "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, metrics, model, name, passes, "
+    "pipe, sample, seed, slots, sources, store, tables, tasks, train",
+    "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
+    'sources.impressions.pathss=["a"]': "sources.impressions.pathss: unknown key; did you mean 'paths'? known here: "
+    "event_time, follow, kind, max_event_bytes, paths, poll, ready",
+    "slots.0.poling=sum": "slots.0.poling: unknown key; did you mean 'pooling'? known here: keep, kind, max_len, name, "
+    "names, padding, pooling, share, table, values, weighted",
+    "tables.default.optimizer.rate=1": "tables.default.optimizer.rate: unknown key; known here: epsilon, initial, "
+    "kind, lr, per",
+    "model.clas=a": "model.clas: unknown key; did you mean 'class'? known here: class, name, settings",
+    "train.batch_size=abc": "train.batch_size: Input should be a valid integer (got 'abc')",
+    "train.batch_size=true": "train.batch_size: Input should be a valid integer (got True)",
+    'train.batch_size="7"': "train.batch_size: Input should be a valid integer (got '7')",
+    "train.batch_size=0": "train.batch_size: Input should be greater than or equal to 1 (got 0)",
+    "metrics.halves=1": "metrics.halves: Input should be a valid boolean (got 1)",
+    "tables.default.dim=1.5": "tables.default.dim: Input should be a valid integer (got 1.5)",
+    "tables.default.optimizer.lr=-0.1": "tables.default.optimizer.lr: Input should be greater than 0 (got -0.1)",
+    "cluster.trainers=65": "cluster.trainers: Input should be less than or equal to 64 (got 65)",
+    "passes.wait=1": "passes.wait: 1 is not of the form '30s'; units are ms, s, m, h, d",
+    "passes.wait=1 s": "passes.wait: '1 s' is not of the form '30s'; units are ms, s, m, h, d",
+    "metrics.window=1y": "metrics.window: '1y' is not of the form '30s'; units are ms, s, m, h, d",
+    "sources.impressions.max_event_bytes=1M": "sources.impressions.max_event_bytes: '1M' is not of the form '512MiB'; "
+    "units are B, KiB, MiB, GiB, TiB",
+    "slots.0.pooling=avg": "slots.0.pooling: Input should be 'sum', 'mean', 'sqrtn' or 'none' (got 'avg')",
+    "pipe.protocol=xml": "pipe.protocol: Input should be 'multislot' or 'arrow' (got 'xml')",
+    "sources.impressions.kind=fils": "sources.impressions.kind: 'fils' is none of 'files', 'kafka', 'simulated'; "
+    "did you mean 'files'?",
+    "slots.0.kind=dens": "slots.0.kind: 'dens' is none of 'sparse', 'dense', 'meta'; did you mean 'dense'?",
+    "tables.default.optimizer={lr=1.0}": "tables.default.optimizer.kind: is missing; one of 'sgd', 'adagrad', 'adam', "
+    "'ftrl'",
+    "pipe=3": "pipe: is a section with keys of its own (got 3)",
+    "sources.impressions=3": "sources.impressions: is a section with keys of its own (got 3)",
+    'slots=["a"]': "slots.0: is a section with keys of its own (got 'a')",
+    "slots.0.names=device": "slots.0.names: is a list, written [..., ...] (got 'device')",
+    "pipe={}": "pipe.command: is missing",
+    "pipe.command=[]": "pipe.command: The list should have at least 1 item after validation, not 0",
+    'slots.0.names=["a b"]': "slots.0: 'a b' is no name of a slot; a range is written C{1..26}",
+    'slots.0.names=["C{3..1}"]': "slots.0: 'C{3..1}' is not a rising range of at most 10,000",
+    "slots.1.names=[1]": "slots.1.names.0: Input should be a valid string (got 1)",
+    "sources.impressions.event_time={}": "sources.impressions.event_time: needs exactly one of field = \"...\", "
+    'slot = "..." or kind = "record" | "none"',
+    'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
+    # not built yet
+    'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
+    "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
+    "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
+    "train.staleness=1": "train: staleness above 0 is not built yet",
+    "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',
+    "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
+    "shards = 1 or more",
+    # between sections
+    'slots.1={name="user",kind="dense"}': "slots.1: slot 'user' is declared twice",
+    'slots.0={kind="meta",name="a"} ; slots.1={kind="meta",name="b"}': "slots: all slots are meta: the model would be "
+    "fed nothing",
+    'slots.1={name="x",share="g",table="other"} ; slots.0.share=g': "slots.1: slots of share group "
+    "'g' are in two tables",
+    "slots.0.table=defualt": "slots.0.table: there is no table 'defualt'; did you mean 'default'?",
+    "tables.other={}": "tables.other: no slot uses this table; remove it, or name it in a slot",
+    "tables.default={dim=0,first_order=false}": "tables.default: dim = 0 and first_order = false leave a row without "
+    "a weight",
+    'tables.default.first_order_optimizer={kind="sgd"}': "tables.default.first_order_optimizer.kind: is 'sgd'; the "
+    "table's optimizer is 'adagrad'",
+    "tables.default.click=clik": "tables.default.click: there is no slot 'clik'; a meta slot is needed; did you mean "
+    "'click'?",
+    "tables.default.show=user": "tables.default.show: slot 'user' is sparse; a meta slot is needed",
+    "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
+    "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
+    "tasks.0.mask=zzz": "tasks.0.mask: there is no slot 'zzz'; a meta slot is needed; known: click, impression",
+    "slots.2.type=string": "tasks.0.label: slot 'click' has type = 'string'; a number is needed",
+    'tasks=[{name="a",label="click"},{name="a",label="click"}]': "tasks.1.name: task 'a' is declared twice",
+    "sample.group=list_length": "sample.group: slot 'list_length' is dense; a meta or sparse slot is needed",
+    "sample.weight=device": "sample.weight: slot 'device' is sparse; a meta slot is needed",
+    "metrics.gauc_by=impresion": "metrics.gauc_by: there is no slot 'impresion'; a meta or sparse slot is needed; did "
+    "you mean 'impression'?",
+    'metrics.slices=["device","devise"]': "metrics.slices.1: there is no slot 'devise'; a meta or sparse slot is "
+    "needed; did you mean 'device'?",
+    'slots.1={name="event"}': "slots: slot 'event': the arrow protocol keeps this name for itself; rename the slot",
+    f"{MULTISLOT} ; {NO_TIME} ; slots.0.weighted=true": "slots.0.weighted: weights of signs need protocol = \"arrow\"",
+    MULTISLOT: "sources.impressions.event_time: samples of protocol = \"multislot\" cannot be traced to their events; "
+    'name a meta slot with the time, or use protocol = "arrow"',
+    'sources.impressions.event_time={slot="clik"}': "sources.impressions.event_time.slot: there is no slot 'clik'; "
+    "a meta slot is needed; did you mean 'click'?",
+    'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files carry no time of "
+    'their own; name a field or a slot, or kind = "none"',
+    "model.name=dcn_v3": "model.name: no model 'dcn_v3'; did you mean 'dcn_v2'? known: lr, fm, deepfm, wide_deep, "
+    'deep_crossing, dcn, dcn_v2, dlrm; for one of your own, class = "package.module:Class"',
+    "model.settings.crosslayers=2": "model.settings.crosslayers: unknown key; did you mean 'cross_layers'? known here: "
+    "cross_layers, dropout, hidden, low_rank, structure, towers",
+    'model={class="nocolon"}': "model.class: 'nocolon' is not of the form \"package.module:Class\"",
+    "train={amp='float16',device='cpu'}": 'train.amp: amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", MISTAKES)
+def test_a_mistake_is_told_with_its_place_and_what_may_stand_there(overrides):
+    assert message(*overrides.split(" ; ")) == MISTAKES[overrides]
+
+
+def test_all_mistakes_of_all_sections_are_told_at_once():
+    assert message("train.batch_size=0", "passes.wait=5", "seed=-1").splitlines() == [
+        "seed: Input should be greater than or equal to 0 (got -1)",
+        "train.batch_size: Input should be greater than or equal to 1 (got 0)",
+        "passes.wait: 5 is not of the form '30s'; units are ms, s, m, h, d",
+    ]
+
+
+@pytest.mark.parametrize("section", ["sources", "pipe", "slots", "tasks", "model", "store", "name"])
+def test_a_missing_section_is_told(tmp_path, section):
+    import tomllib
+
+    from millrace.config import validate
+
+    raw = tomllib.loads(NEWS.read_text())
+    del raw[section]
+    with pytest.raises(SpecError) as caught:
+        validate(Job, raw)
+    assert str(caught.value) == f"{section}: is missing"
+
+
+def test_multislot_takes_its_time_from_a_slot():
+    job = load(MULTISLOT, 'sources.impressions.event_time={slot="impression"}')
+    assert job.spec.sources["impressions"].event_time.slot == "impression"
+
+
+def test_two_tables_may_be_used_by_two_slots():
+    job = load('slots.1={name="x",table="other"}', "tables.other={}")
+    assert set(job.spec.tables) == {"default", "other"}
