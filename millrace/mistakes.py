@@ -86,12 +86,12 @@ def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
     parents: Sequence[Any] = ()
     choices: Sequence[Any] = (model,)
     for part in location:
-        below = [choice for parent in choices for choice in _below(parent, part)]
-        if not below and (tagged := [choice for choice in choices if _tag_fits(choice, part)]):
+        tagged = [choice for choice in choices if _tag_fits(choice, part)]
+        if tagged and len(tagged) < sum(map(_is_model, choices)):
             choices = tagged
             continue
         path.append(str(part))
-        parents, choices = choices, below
+        parents, choices = choices, [choice for parent in choices for choice in _below(parent, part)]
     return _Place(".".join(path) or "(spec)", parents, choices)
 
 
