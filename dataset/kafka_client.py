@@ -82,7 +82,10 @@ def consumer_options(options: Mapping[str, Any], folder: Path, at: str = "source
 
 
 class LastWord(logging.Handler):
-    """Takes what kafka-python logs: all of it goes to our debug log, the last warning is kept for an error."""
+    """Takes what kafka-python logs: all of it goes to our debug log, the last reason it gives is kept for an error."""
+
+    NO_REASON = ("Bootstrap failed: KafkaTimeoutError", "not ready; waiting")
+    """Warnings that say only what the caller knows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +96,10 @@ class LastWord(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep or pass on one record."""
-        if record.levelno >= logging.WARNING:
-            self.text = record.getMessage()
-        log.debug("%s: %s", record.name, record.getMessage())
+        said = record.getMessage()
+        if record.levelno >= logging.WARNING and not any(words in said for words in self.NO_REASON):
+            self.text = said
+        log.debug("%s: %s", record.name, said)
 
     def close(self) -> None:
         """Listen no more."""
@@ -150,7 +154,7 @@ class Client:
             said = self._last_word.text
             self.close()
             raise SourceUnavailable(
-                f"no broker of {self.servers} answered within {timeout_ms / 1000:g} s ({said}); "
+                f"no broker of {self.servers} answered within {timeout_ms / 1000:.1f} s ({said}); "
                 f"is it running, and reachable from here?"
             ) from None
         except (KafkaError, ValueError, TypeError, OSError) as error:

@@ -21,7 +21,8 @@ SortKey = tuple[tuple[tuple[int, int, str], ...], ...]
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that takes runs of digits as numbers: "9" before "10"."""
-    return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
+    parts = filter(None, re.split(r"(\d+)", text))
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
 
 
 @dataclass(frozen=True)

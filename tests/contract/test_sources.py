@@ -74,6 +74,7 @@ def kafka_config(kafka) -> KafkaSource:
             producer.send(topic, value=each, partition=0)
         producer.commit_transaction()
     producer.close()
+    kafka.wait_for_marks(topic)
     kafka.produce(topic, 1, [b"x"] * SHORT)
     options = {"bootstrap_servers": kafka.servers}
     return KafkaSource(kind="kafka", topics=(topic,), options=options, end="latest")

@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 from kafka.errors import RetriableError
 
@@ -79,6 +79,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=1
 group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=400
 log.cleaner.backoff.ms=200
 log.cleaner.dedupe.buffer.size=4194304
 log.retention.check.interval.ms=1000
@@ -177,6 +179,16 @@ class Cluster:
     def producer(self, **options: object) -> KafkaProducer:
         """A producer; the caller closes it."""
         return KafkaProducer(bootstrap_servers=self.servers, **{"linger_ms": 5, "metrics_enabled": False} | options)
+
+    def wait_for_marks(self, topic: str, partition: int = 0) -> None:
+        """Wait until every ended transaction has its mark in a partition; the broker writes it a moment later."""
+        part = TopicPartition(topic, partition)
+        until_s = time.monotonic() + 10
+        with contextlib.closing(self.admin()) as admin:
+            while len({admin.list_partition_offsets({part: -1}, level)[part].offset for level in (0, 1)}) > 1:
+                if time.monotonic() > until_s:
+                    raise RuntimeError(f"a transaction in {topic}/{partition} stays open")
+                time.sleep(0.01)
 
     def produce(self, topic: str, partition: int, values: list[bytes | None], **options: object) -> None:
         """Append values to a partition."""

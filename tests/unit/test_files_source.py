@@ -1,0 +1,161 @@
+import logging
+
+import pytest
+
+from dataset import files
+from dataset.config import FilesSource
+from dataset.errors import SourceGap
+from dataset.files import Files
+from dataset.source import Segment
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+
+
+def source(tmp_path, *paths: str, **settings) -> Files:
+    return Files(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path)
+
+
+def write(tmp_path, name: str, text: str = "x\n") -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    with (tmp_path / name).open("a") as file:
+        file.write(text)
+
+
+def soon() -> Deadline:
+    return Deadline.after(5)
+
+
+def ends(source: Files) -> dict[str, int]:
+    return {partition.name: partition.end for partition in source.partitions(soon())}
+
+
+def read(source: Files, name: str, begin: int, end: int) -> list[bytes | None]:
+    blocks = source.read(Segment(name, 0, begin, end), soon())
+    return [block.value(i) for block in blocks for i in range(len(block))]
+
+
+def test_no_file_is_an_error_that_names_glob_and_folder(tmp_path):
+    write(tmp_path, "a.txt")
+    with pytest.raises(SpecError, match=rf"paths\.1: no file matches '\*\.jsonl' in {tmp_path}"):
+        source(tmp_path, "*.txt", "*.jsonl")
+
+
+def test_partitions_keep_the_order_of_the_spec_and_a_file_is_one_partition(tmp_path):
+    for name in ("b/1.txt", "b/2.txt", "a/1.txt"):
+        write(tmp_path, name)
+    assert list(ends(source(tmp_path, "b/*.txt", "a/*.txt", "*/1.txt"))) == ["b/1.txt", "b/2.txt", "a/1.txt"]
+
+
+def test_a_bounded_source_keeps_the_end_it_found(tmp_path):
+    write(tmp_path, "a.txt", "1\n2\n")
+    found = source(tmp_path, "*.txt")
+    assert ends(found) == {"a.txt": 2}
+    write(tmp_path, "a.txt", "3\n")
+    write(tmp_path, "b.txt", "1\n")
+    assert ends(found) == {"a.txt": 2}
+
+
+def test_follow_sees_new_lines_and_new_files_last(tmp_path):
+    write(tmp_path, "b.txt", "1\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    assert not found.bounded and ends(found) == {"b.txt": 1}
+    write(tmp_path, "b.txt", "2\n3")
+    write(tmp_path, "a.txt", "1\n")
+    assert list(ends(found).items()) == [("b.txt", 2), ("a.txt", 1)]
+    assert not any(partition.final for partition in found.partitions(soon()))
+    assert read(found, "b.txt", 0, 2) == [b"1", b"2"]
+
+
+def test_follow_may_begin_with_nothing(tmp_path):
+    found = source(tmp_path, "logs/*.txt", follow=True)
+    assert ends(found) == {}
+    write(tmp_path, "logs/a.txt")
+    assert ends(found) == {"logs/a.txt": 1}
+
+
+def test_follow_looks_no_more_often_than_asked(tmp_path):
+    write(tmp_path, "a.txt", "1\n")
+    found = Files(FilesSource(kind="files", paths=("*.txt",), follow=True, poll=3600.0), tmp_path)
+    assert ends(found) == {"a.txt": 1}
+    write(tmp_path, "a.txt", "2\n")
+    assert ends(found) == {"a.txt": 1}
+
+
+def test_a_rank_that_never_asked_for_partitions_reads_new_files_too(tmp_path):
+    found = source(tmp_path, "*.txt", follow=True)
+    write(tmp_path, "a.txt", "1\n2\n")
+    assert read(found, "a.txt", 0, 2) == [b"1", b"2"]
+
+
+def test_a_followed_file_that_is_deleted_is_final_and_cannot_be_read(tmp_path, caplog):
+    write(tmp_path, "a.txt", "1\n2\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    assert ends(found) == {"a.txt": 2}
+    (tmp_path / "a.txt").unlink()
+    (partition,) = found.partitions(soon())
+    assert partition.final and partition.end == 2
+    assert "a.txt is gone" in caplog.text
+    found.close()
+    with pytest.raises(SourceGap, match="gone"):
+        read(found, "a.txt", 0, 1)
+
+
+def test_a_followed_file_that_is_cut_is_an_error_that_names_it(tmp_path):
+    write(tmp_path, "a.txt", "1\n2\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    found.partitions(soon())
+    (tmp_path / "a.txt").write_text("1\n")
+    with pytest.raises(SourceGap, match=r"a\.txt: .*became shorter"):
+        found.partitions(soon())
+
+
+def test_folders_open_by_their_marker_and_late_files_are_counted(tmp_path, caplog):
+    for name in ("logs/1/9/a.jsonl", "logs/1/10/a.jsonl", "logs/1/11/a.jsonl", "logs/1/9/_SUCCESS"):
+        write(tmp_path, name)
+    found = source(tmp_path, "logs/{day}/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
+    assert list(ends(found)) == ["logs/1/9/a.jsonl"]
+    write(tmp_path, "logs/1/11/_SUCCESS")
+    assert list(ends(found)) == ["logs/1/9/a.jsonl"]
+    assert "folder logs/1/10 has no _SUCCESS: it and those after it wait" in caplog.text
+    write(tmp_path, "logs/1/10/_SUCCESS")
+    assert list(ends(found)) == ["logs/1/9/a.jsonl", "logs/1/10/a.jsonl", "logs/1/11/a.jsonl"]
+    assert found.num_late_files == 0
+    write(tmp_path, "logs/1/9/b.jsonl")
+    for _ in range(2):
+        assert len(ends(found)) == 3
+    assert found.num_late_files == 1
+    assert caplog.text.count("late file logs/1/9/b.jsonl") == 1
+
+
+def test_the_marker_is_no_partition(tmp_path):
+    for name in ("logs/1/a", "logs/1/_SUCCESS"):
+        write(tmp_path, name)
+    assert list(ends(source(tmp_path, "logs/{day}/*", ready="_SUCCESS"))) == ["logs/1/a"]
+
+
+def test_a_bounded_source_leaves_out_folders_that_are_not_ready(tmp_path, caplog):
+    for name in ("logs/1/a", "logs/2/a", "logs/2/_SUCCESS"):
+        write(tmp_path, name)
+    with caplog.at_level(logging.WARNING):
+        assert list(ends(source(tmp_path, "logs/{day}/*", ready="_SUCCESS"))) == ["logs/2/a"]
+    assert "logs/1 has no _SUCCESS: it is left out" in caplog.text
+
+
+def test_no_folder_ready_is_an_error(tmp_path):
+    write(tmp_path, "logs/1/a")
+    with pytest.raises(SpecError, match="has its marker '_SUCCESS'"):
+        source(tmp_path, "logs/{day}/*", ready="_SUCCESS")
+
+
+def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_OPEN_FILES", 3)
+    for number in range(10):
+        write(tmp_path, f"{number}.txt", f"{number}\nx\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    found.partitions(soon())
+    for _ in range(2):
+        for number in range(10):
+            assert read(found, f"{number}.txt", 0, 1) == [b"%d" % number]
+    assert len(found._open) <= 3
+    assert sum(file._stream is not None for file in found._files.values()) <= 3
+    found.close()
