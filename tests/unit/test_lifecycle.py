@@ -1,0 +1,67 @@
+"""How processes start and end, in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError
+from millrace.lifecycle import ExitCode, exit_code_of, on_stop_signal, stop_flag
+
+WATCHED = """
+import os, subprocess
+from millrace.lifecycle import end_with_parent
+child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+end_with_parent()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_raises_the_flag_and_nothing_else(number):
+    with stop_flag() as stopping:
+        assert not stopping.is_set()
+        os.kill(os.getpid(), number)
+        assert stopping.wait(5)
+
+
+def test_each_signal_is_noted_and_the_old_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    noted = []
+    with on_stop_signal(lambda: noted.append("stop")):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert noted == ["stop", "stop"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_process_and_what_it_started_die_when_its_standard_input_closes():
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    process.stdout.readline()
+    process.stdin.close()
+    assert process.wait(10) == -signal.SIGKILL
+    assert process.stdout.read() == b""  # ends only once the child, which holds it too, is gone
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(("error", "code"), [(SpecError("x"), 2), (MillraceError("x"), 1), (DeadlineExceeded("x"), 75)])
+def test_an_error_for_people_is_one_line_and_its_exit_code(capsys, error, code):
+    def main():
+        raise error
+
+    assert exit_code_of(main) == code
+    assert capsys.readouterr().err == "error: x\n"
+
+
+def test_a_bug_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        exit_code_of(lambda: 1 / 0)
+
+
+def test_a_good_end_is_drained():
+    assert exit_code_of(lambda: None) is ExitCode.DRAINED

@@ -1,0 +1,106 @@
+"""The store's folder: claimed once, never taken from someone else, cleared only of what a run made."""
+
+import json
+import stat
+
+import pytest
+
+from millrace.errors import SpecError
+from service.launcher.run_folder import run_folder, write_private
+from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, claimed
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def claim(folder, fresh=False):
+    with claimed(folder, "news", fresh=fresh) as store:
+        return store
+
+
+def refusal(folder, fresh=False):
+    with pytest.raises(SpecError) as caught:
+        claim(folder, fresh)
+    return str(caught.value)
+
+
+def test_a_new_store_is_made_with_its_marker(tmp_path):
+    store = tmp_path / "a" / "b"
+    claim(store)
+    assert names(store) == sorted([LOCK, MARKER, RUN])
+    assert json.loads((store / MARKER).read_text()) == {"kind": "store", "format": 1}
+    assert json.loads((store / RUN).read_text())["job"] == "news"
+
+
+def test_an_empty_folder_may_become_a_store(tmp_path):
+    claim(tmp_path)
+    assert (tmp_path / MARKER).exists()
+
+
+def test_a_store_that_holds_a_run_is_refused_with_a_hint(tmp_path):
+    claim(tmp_path)
+    assert refusal(tmp_path) == (
+        f"store.path: {tmp_path} holds a run already; give --fresh to remove it and begin anew, "
+        "or choose another store.path"
+    )
+
+
+def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path):
+    claim(tmp_path)
+    for name in MADE_BY_A_RUN:
+        if name.endswith(".json"):
+            (tmp_path / name).write_text("old")
+        else:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "part").write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    claim(tmp_path, fresh=True)
+    assert names(tmp_path) == sorted([LOCK, MARKER, RUN, "notes.txt"])
+    assert "old" not in (tmp_path / RUN).read_text()
+
+
+def test_fresh_removes_a_link_and_not_what_it_points_to(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("kept")
+    store = tmp_path / "store"
+    claim(store)
+    (store / "model").symlink_to(elsewhere)
+    claim(store, fresh=True)
+    assert names(elsewhere) == ["kept"]
+    assert not (store / "model").is_symlink()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_that_is_no_store_is_never_touched(tmp_path, fresh):
+    (tmp_path / REPORT).write_text("someone's")
+    assert refusal(tmp_path, fresh) == (
+        f"store.path: {tmp_path} is not empty and no store of Millrace (it has no {MARKER}); choose another folder"
+    )
+    assert names(tmp_path) == [REPORT]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_store_in_use_is_refused(tmp_path, fresh):
+    with claimed(tmp_path, "news", fresh=False):
+        assert refusal(tmp_path, fresh) == f"store.path: {tmp_path} is in use by a run that is still going on"
+    assert (tmp_path / RUN).exists()
+
+
+def test_a_file_in_the_stores_place_is_told(tmp_path):
+    (tmp_path / "store").write_text("")
+    assert refusal(tmp_path / "store") == f"store.path: {tmp_path / 'store'} cannot be used: File exists"
+
+
+def test_the_run_folder_is_private_and_gone_at_the_end(tmp_path):
+    path = tmp_path / "workers"
+    path.mkdir()
+    (path / "left by a launcher that was killed").write_text("")
+    with run_folder(path) as folder:
+        assert names(folder) == []
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        write_private(folder / "a.json", {"secret": "s"})
+        assert stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
+        assert json.loads((folder / "a.json").read_text()) == {"secret": "s"}
+    assert not path.exists()
