@@ -1,10 +1,11 @@
 """What a user writes about tables."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from millrace.config import Section
+from millrace.config import Section, Size
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -101,3 +102,28 @@ class TableSection(Section):
     """Meta slot with a sample's shows; 1 unless set."""
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
+
+
+class ShardProcess(Section):
+    """What the launcher tells one shard process, as JSON."""
+
+    shard: int = Field(ge=0)
+    """This shard's number."""
+    num_shards: int = Field(ge=1)
+    """Shards of the job."""
+    num_ranks: int = Field(ge=1)
+    """Trainers of the job."""
+    tables: dict[str, TableSection]
+    """Every table of the job."""
+    seed: int
+    """The job's seed: initial values come from it."""
+    secret: str = ""
+    """What callers must show."""
+    generation: int = 1
+    """How many times the workers were started; callers of another generation are refused."""
+    address_file: Path
+    """Where this process writes its address."""
+    max_message: Size = 256 << 20
+    """Bound of a message: a step whose keys or rows need more is refused."""
+    end_with_stdin: bool = True
+    """Die when standard input closes, as it does when the launcher is gone."""

@@ -73,11 +73,13 @@ class EmbeddedShards:
 
     def save(self, folder: Path, deadline: Deadline) -> None:
         """See Shards."""
+        self._ledger.between_passes("saved")
         with new_save(folder, self._shard.sections, num_parts=1) as unfinished:
             self._shard.save(unfinished)
 
     def load(self, folder: Path, deadline: Deadline) -> None:
         """See Shards."""
+        self._ledger.between_passes("loaded")
         self._shard.load(folder)
 
     def close(self) -> None:

@@ -41,12 +41,8 @@ class BadRequest(PserverError):
 class MessageTooLarge(BadRequest):
     """What one step sends exceeds the bound on messages."""
 
-    def __init__(self, num_bytes: int, max_bytes: int) -> None:
-        super().__init__(
-            f"a message of {num_bytes:,} bytes to a shard exceeds the limit of {max_bytes:,}; "
-            "lower train.batch_size, use more shards, or raise cluster.max_message"
-        )
-        self.num_bytes, self.max_bytes = num_bytes, max_bytes
+    def __init__(self, peer: str, detail: str) -> None:
+        super().__init__(f"{peer}: {detail}; lower train.batch_size or use more shards")
 
 
 class BadSave(PserverError):

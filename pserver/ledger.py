@@ -84,6 +84,19 @@ class Ledger:
         self.is_open = False
         self.closing.clear()
 
+    def has_applied(self, pass_number: int, step: int) -> bool:
+        """Whether a step is applied, or its pass long over."""
+        return self.pass_number > pass_number or (self.pass_number == pass_number and self.next_step > step)
+
+    def has_closed(self, pass_number: int) -> bool:
+        """Whether a pass is closed."""
+        return self.pass_number > pass_number or (self.pass_number == pass_number and not self.is_open)
+
+    def between_passes(self, what: str) -> None:
+        """Raise while a pass is open."""
+        if self.is_open:
+            raise BadRequest(f"tables cannot be {what} while pass {self.pass_number} is open")
+
     def missing(self) -> str:
         """The ranks that a waiting call waits for, in words."""
         seen = self.closing or self.arrived

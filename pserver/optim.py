@@ -38,10 +38,12 @@ class RowOptimizer:
 
 
 def optimizer_of(section: TableSection) -> RowOptimizer:
-    """The optimizer that a table's section asks for. Raises SpecError if the two parts' kinds differ."""
+    """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
     vector, scalar = section.optimizer, section.first_order_optimizer or section.optimizer
     if scalar.kind != vector.kind:
         raise SpecError(f"is {scalar.kind!r}, must be {vector.kind!r} as optimizer is", "first_order_optimizer.kind")
+    if section.dim == 0 and not section.first_order:
+        raise SpecError("is 0 without first_order: a row would hold nothing", "dim")
     first_order = int(section.first_order)
     num_weights = first_order + section.dim
     settings = np.zeros((2, 6), np.float32)

@@ -86,11 +86,12 @@ class Shard:
         samples = {push.batch_samples for push in pushes}
         if len(samples) > 1:
             raise BadRequest(f"ranks disagree on the samples of a step: {sorted(samples)}")
+        batch_samples = samples.pop() if samples else 0
         for name, table in self.tables.items():
             parts = [(push.batch.rows[name], push.gradients[name]) for push in pushes if name in push.gradients]
             if parts:
                 rows_U, merged = merge([(rows_U, _frozen(gradients)) for rows_U, gradients in parts])
-                table.apply(frozen(rows_U), _frozen(merged), samples.pop() if len(samples) == 1 else 0, version)
+                table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
 
     def check(self, push: Push) -> None:
         """Raise BadRequest for gradients that do not fit their batch."""

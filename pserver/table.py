@@ -85,12 +85,12 @@ class Table:
         """Row number of each key; EMPTY for a key without one."""
         rows_U = np.empty(len(keys_U), np.int32)
         with self._reserving:
-            kernels.find(self._index_I, self._columns["keys"], keys_U, rows_U)
+            kernels.find(self._index_I, self._columns["keys"], frozen(keys_U), rows_U)
         return rows_U
 
     def reserve(self, keys_U: U64, group_U: U16) -> I32:
         """Row number of each key, reserved at its initial value for a key without one."""
-        rows_U = np.empty(len(keys_U), np.int32)
+        rows_U, keys_U, group_U = np.empty(len(keys_U), np.int32), frozen(keys_U), frozen(group_U)
         done = 0
         with self._reserving:
             while True:
@@ -260,7 +260,7 @@ class Table:
 
     def insert(self, chunk: Mapping[str, NDArray[Any]]) -> None:
         """Enter rows of `chunks`, of keys that have none yet. Between passes only."""
-        rows_U = self.reserve(np.ascontiguousarray(chunk["keys"]), np.ascontiguousarray(chunk["group"]))
+        rows_U = self.reserve(chunk["keys"], chunk["group"])
         self._slab_RW[rows_U] = chunk["slab"]
         for column, array in self._columns.items():
             array[rows_U] = chunk[column]

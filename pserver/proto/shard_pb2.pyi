@@ -1,0 +1,196 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Caller(_message.Message):
+    __slots__ = ("generation", "rank")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class CallerRequest(_message.Message):
+    __slots__ = ("caller",)
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("caller", "format", "shard", "num_shards", "num_ranks", "tables_json")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_JSON_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    format: int
+    shard: int
+    num_shards: int
+    num_ranks: int
+    tables_json: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., format: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_ranks: _Optional[int] = ..., tables_json: _Optional[bytes] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PassRequest(_message.Message):
+    __slots__ = ("caller", "pass_number")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
+
+class TableKeys(_message.Message):
+    __slots__ = ("table", "keys", "groups")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    groups: bytes
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., groups: _Optional[bytes] = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("caller", "batch", "learn", "tables")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    batch: int
+    learn: bool
+    tables: _containers.RepeatedCompositeFieldContainer[TableKeys]
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ..., learn: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("caller", "batch")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    batch: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class TableGradients(_message.Message):
+    __slots__ = ("table", "grads", "shows", "clicks")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    GRADS_FIELD_NUMBER: _ClassVar[int]
+    SHOWS_FIELD_NUMBER: _ClassVar[int]
+    CLICKS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    grads: bytes
+    shows: bytes
+    clicks: bytes
+    def __init__(self, table: _Optional[str] = ..., grads: _Optional[bytes] = ..., shows: _Optional[bytes] = ..., clicks: _Optional[bytes] = ...) -> None: ...
+
+class ExchangeRequest(_message.Message):
+    __slots__ = ("caller", "pass_number", "step", "batch", "gradients", "batch_samples", "following")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    step: int
+    batch: int
+    gradients: _containers.RepeatedCompositeFieldContainer[TableGradients]
+    batch_samples: int
+    following: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., gradients: _Optional[_Iterable[_Union[TableGradients, _Mapping]]] = ..., batch_samples: _Optional[int] = ..., following: _Optional[int] = ...) -> None: ...
+
+class TableRows(_message.Message):
+    __slots__ = ("table", "rows")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: bytes
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[bytes] = ...) -> None: ...
+
+class RowsReply(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    def __init__(self, tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ...) -> None: ...
+
+class ClosePassRequest(_message.Message):
+    __slots__ = ("caller", "pass_number", "day")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    day: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., day: _Optional[int] = ...) -> None: ...
+
+class ClosePassReply(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class DigestReply(_message.Message):
+    __slots__ = ("tables",)
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.ScalarMap[str, bytes]
+    def __init__(self, tables: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class TableCounts(_message.Message):
+    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group")
+    class RowsByGroupEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEW_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    num_bytes: int
+    new_rows: int
+    rows_by_group: _containers.ScalarMap[int, int]
+    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("tables",)
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TableCounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TableCounts, _Mapping]] = ...) -> None: ...
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.MessageMap[str, TableCounts]
+    def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ...) -> None: ...
+
+class FolderRequest(_message.Message):
+    __slots__ = ("caller", "folder")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    folder: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., folder: _Optional[str] = ...) -> None: ...

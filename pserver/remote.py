@@ -1,0 +1,231 @@
+"""The shards of a job as processes of their own, behind `pserver.client.Shards`.
+
+Keys are split by shard, every shard is asked at once, rows are put together again. Keys of a batch are announced
+when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+from pserver import wire
+from pserver.client import F32, Gradients, Keys, Prepared, Scale, TableStats
+from pserver.config import TableSection
+from pserver.digest import add
+from pserver.errors import BadRequest
+from pserver.placement import Placement, put_rows, take_rows
+from pserver.proto import shard_pb2 as pb
+from pserver.saving import check_header, new_save
+from pserver.table import frozen
+from pserver.transport import Call, Connection
+
+I32 = NDArray[np.int32]
+
+ANNOUNCE_S = 120.0
+"""How long a shard may take to find a batch's rows; it waits for nobody."""
+MAX_MESSAGE_BYTES = 256 << 20
+"""Bound of a message: a step that needs more is refused, naming train.batch_size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A batch whose keys the shards know."""
+
+    number: int
+    learn: bool
+    positions: Mapping[str, Sequence[I32]]
+    """By table, for each shard: which of the batch's keys are its own."""
+    num_keys: Mapping[str, int]
+    calls: Sequence[Call]
+    """The announcement to each shard; to be waited for before the batch is used."""
+
+
+class RemoteShards:
+    """`pserver.client.Shards` over gRPC. One thread prepares, one makes the other calls."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tables: Mapping[str, TableSection],
+        *,
+        rank: int,
+        world: int,
+        generation: int,
+        secret: str,
+        deadline: Deadline,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Connect to every shard, in the order of their numbers, and check that it belongs to this job."""
+        self._caller = pb.Caller(generation=generation, rank=rank)
+        self._sections = tables
+        self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
+        self._placement = Placement.even(len(addresses))
+        self._connections = [
+            Connection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
+        ]
+        self._num_announced = 0
+        self._pass_number = 0
+        requests = [
+            pb.HelloRequest(
+                caller=self._caller,
+                format=wire.FORMAT,
+                shard=shard,
+                num_shards=len(addresses),
+                num_ranks=world,
+                tables_json=wire.tables_json(tables),
+            )
+            for shard in range(len(addresses))
+        ]
+        self._ask("Hello", requests, deadline)
+
+    def _start(self, method: str, requests: Iterable[Any], deadline: Deadline) -> list[Call]:
+        """One request to each shard; a request is built while those before it are under way."""
+        pairs = zip(self._connections, requests, strict=True)
+        return [connection.call(method, request, deadline) for connection, request in pairs]
+
+    def _ask(self, method: str, requests: Iterable[Any], deadline: Deadline) -> list[Any]:
+        return [call.result() for call in self._start(method, requests, deadline)]
+
+    def _ask_alike(self, method: str, request: Any, deadline: Deadline) -> list[Any]:
+        return self._ask(method, [request] * len(self._connections), deadline)
+
+    # --- steps
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._ask_alike("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), deadline)
+        self._pass_number = pass_number
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
+        """See Shards."""
+        positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
+        self._num_announced += 1
+        requests = (
+            pb.AnnounceRequest(
+                caller=self._caller,
+                batch=self._num_announced,
+                learn=learn,
+                tables=[
+                    wire.keys_to(name, Keys(keys.keys_U[mine], keys.group_U[mine]))
+                    for name, keys in tables.items()
+                    for mine in [positions[name][shard]]
+                ],
+            )
+            for shard in range(len(self._connections))
+        )
+        calls = self._start("Announce", requests, Deadline.after(ANNOUNCE_S))
+        num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
+        return Announced(self._num_announced, learn, positions, num_keys, calls)
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        mine = _ready(batch)
+        replies = self._ask_alike("Pull", pb.PullRequest(caller=self._caller, batch=mine.number), deadline)
+        return self._assembled(mine, replies)
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: Scale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """See Shards."""
+        learnt = None if batch is None else _ready(batch)
+        wanted = None if following is None else _ready(following)
+        requests = (
+            pb.ExchangeRequest(
+                caller=self._caller,
+                pass_number=self._pass_number,
+                step=step,
+                batch=None if learnt is None else learnt.number,
+                gradients=[] if learnt is None or gradients is None else _parts(learnt, gradients, shard),
+                batch_samples=scale.batch_samples,
+                following=None if wanted is None else wanted.number,
+            )
+            for shard in range(len(self._connections))
+        )
+        replies = self._ask("Exchange", requests, deadline)
+        return None if wanted is None else self._assembled(wanted, replies)
+
+    def _assembled(self, batch: Announced, replies: Sequence[Any]) -> dict[str, F32]:
+        parts = [wire.rows_from(reply, self._widths) for reply in replies]
+        rows = {}
+        for name, count in batch.num_keys.items():
+            rows_UD = np.empty((count, self._widths[name]), np.float32)
+            for part, position_P in zip(parts, batch.positions[name], strict=True):
+                if len(part[name]) != len(position_P):
+                    raise BadRequest(f"a shard sent {len(part[name])} rows of {name!r} for {len(position_P)} keys")
+                put_rows(frozen(part[name]), position_P, rows_UD)
+            rows[name] = rows_UD
+        return rows
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """See Shards."""
+        request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
+        replies = self._ask_alike("ClosePass", request, deadline)
+        return {str(shard): reply.digest for shard, reply in enumerate(replies)}
+
+    # --- all rows
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """See Shards."""
+        replies = self._ask_alike("Digest", pb.CallerRequest(caller=self._caller), deadline)
+        return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """See Shards."""
+        replies = self._ask_alike("Stats", pb.CallerRequest(caller=self._caller), deadline)
+        found = {}
+        for name in self._sections:
+            counts = [reply.tables[name] for reply in replies]
+            groups = sorted({group for count in counts for group in count.rows_by_group})
+            found[name] = TableStats(
+                sum(count.num_rows for count in counts),
+                sum(count.num_bytes for count in counts),
+                sum(count.new_rows for count in counts),
+                {group: sum(dict(count.rows_by_group).get(group, 0) for count in counts) for group in groups},
+            )
+        return found
+
+    def save(self, folder: Path, deadline: Deadline) -> None:
+        """See Shards. The folder must be one that every shard sees under the same name."""
+        with new_save(folder.absolute(), self._sections, num_parts=len(self._connections)) as unfinished:
+            self._ask_alike("Save", pb.FolderRequest(caller=self._caller, folder=str(unfinished)), deadline)
+
+    def load(self, folder: Path, deadline: Deadline) -> None:
+        """See Shards. The folder must be one that every shard sees under the same name."""
+        check_header(folder, self._sections)
+        self._ask_alike("Load", pb.FolderRequest(caller=self._caller, folder=str(folder.absolute())), deadline)
+
+    def close(self) -> None:
+        """See Shards."""
+        for connection in self._connections:
+            connection.close()
+
+
+def _ready(batch: Prepared) -> Announced:
+    """A batch that every shard has made ready."""
+    if not isinstance(batch, Announced):
+        raise BadRequest("the batch was prepared by other shards than these")
+    for call in batch.calls:
+        call.result()
+    return batch
+
+
+def _parts(batch: Announced, gradients: Mapping[str, Gradients], shard: int) -> list[Any]:
+    """One shard's part of a push."""
+    parts = []
+    for name, push in gradients.items():
+        position_P = batch.positions[name][shard]
+        grads_PD = np.empty((len(position_P), push.grads_UD.shape[1]), np.float32)
+        take_rows(frozen(push.grads_UD), position_P, grads_PD)
+        parts.append(wire.gradients_to(name, Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])))
+    return parts

@@ -1,0 +1,249 @@
+"""One shard behind gRPC: waits until every rank is in, and answers each once.
+
+What a call means is pserver.ledger's decision, what happens to rows pserver.shard's. Here are the lock, the waiting,
+the batches that ranks announced, and the translation of our errors into status codes.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from millrace import rpc
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from pserver import wire
+from pserver.config import ShardProcess
+from pserver.errors import BadRequest, BadSave, StaleGeneration, StepTimedOut
+from pserver.ledger import Ledger, Verdict
+from pserver.placement import Placement
+from pserver.proto import shard_pb2 as pb
+from pserver.proto import shard_pb2_grpc
+from pserver.shard import Batch, Push, Shard
+
+MAX_BATCHES_AHEAD = 2048
+"""Batches that one rank may have announced and not used; one more is refused."""
+ANSWER_S = 0.5
+"""Kept of a caller's deadline to tell it who is late; at most a tenth of what is left."""
+
+
+def _status_of(error: MillraceError) -> grpc.StatusCode:
+    match error:
+        case StaleGeneration():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case BadSave():
+            return grpc.StatusCode.DATA_LOSS
+        case DeadlineExceeded():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        case Unavailable():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _answered(call: Callable[["_Servicer", Any, Any], Any]) -> Callable[["_Servicer", Any, Any], Any]:
+    """Refuse callers of another generation; turn our errors into status codes."""
+
+    @wraps(call)
+    def answer(self: "_Servicer", request: Any, context: Any) -> Any:
+        try:
+            self.check_caller(request.caller)
+            return call(self, request, context)
+        except MillraceError as error:
+            context.abort(_status_of(error), str(error))
+
+    return answer
+
+
+class _Servicer:
+    """The calls of shard.proto, each on a thread of the server."""
+
+    def __init__(self, config: ShardProcess) -> None:
+        self._config = config
+        self._shard = Shard(
+            config.tables, config.seed, number=config.shard, placement=Placement.even(config.num_shards)
+        )
+        self._turn = threading.Condition()
+        self._ledger = Ledger(config.num_ranks)
+        self._pushes: dict[int, Push | None] = {}
+        self._close_digest = ""
+        self._announcing = threading.Lock()
+        self._batches: dict[int, dict[int, Batch]] = {rank: {} for rank in range(config.num_ranks)}
+
+    def check_caller(self, caller: Any) -> None:
+        """Raise for a rank that is none of this job's, or of other workers than these."""
+        config = self._config
+        if caller.generation != config.generation:
+            raise StaleGeneration(
+                f"shard {config.shard} is of generation {config.generation} of the job's workers, "
+                f"the caller of {caller.generation}"
+            )
+        if caller.rank >= config.num_ranks:
+            raise BadRequest(f"rank {caller.rank} of a job with {config.num_ranks} trainers")
+
+    @_answered
+    def Hello(self, request: Any, _context: Any) -> Any:
+        config = self._config
+        if request.format != wire.FORMAT:
+            raise BadRequest(f"the caller speaks format {request.format}, shard {config.shard} format {wire.FORMAT}")
+        theirs = request.shard, request.num_shards, request.num_ranks
+        ours = config.shard, config.num_shards, config.num_ranks
+        if theirs != ours:
+            raise BadRequest(f"(shard, shards, trainers) are {ours} here, the caller expects {theirs}")
+        if request.tables_json != wire.tables_json(config.tables):
+            raise BadRequest(f"shard {config.shard} has other tables or settings than the caller")
+        return pb.HelloReply()
+
+    @_answered
+    def OpenPass(self, request: Any, _context: Any) -> Any:
+        with self._turn:
+            if self._ledger.open_pass(request.pass_number) is Verdict.ACT:
+                self._shard.open_pass()
+        return pb.Empty()
+
+    @_answered
+    def Announce(self, request: Any, _context: Any) -> Any:
+        batch = self._shard.resolve(wire.keys_from(request.tables), learn=request.learn)
+        with self._announcing:
+            mine = self._batches[request.caller.rank]
+            if len(mine) >= MAX_BATCHES_AHEAD:
+                raise BadRequest(f"rank {request.caller.rank} announced {len(mine)} batches and used none of them")
+            mine[request.batch] = batch
+        return pb.Empty()
+
+    def _batch(self, rank: int, number: int) -> Batch:
+        """A batch that a rank announced."""
+        with self._announcing:
+            if number not in self._batches[rank]:
+                raise BadRequest(f"rank {rank} never announced batch {number} to shard {self._config.shard}")
+            return self._batches[rank][number]
+
+    def _forget_before(self, rank: int, number: int) -> None:
+        """Let go of the batches that a rank will not come back to."""
+        with self._announcing:
+            mine = self._batches[rank]
+            for older in [other for other in mine if other < number]:
+                del mine[older]
+
+    @_answered
+    def Pull(self, request: Any, _context: Any) -> Any:
+        self._forget_before(request.caller.rank, request.batch)
+        return wire.rows_to(self._shard.rows(self._batch(request.caller.rank, request.batch)))
+
+    @_answered
+    def Exchange(self, request: Any, context: Any) -> Any:
+        rank = request.caller.rank
+        push = None
+        if request.HasField("batch"):
+            batch = self._batch(rank, request.batch)
+            self._forget_before(rank, request.batch)
+            if gradients := wire.gradients_from(request.gradients):
+                push = Push(batch, gradients, request.batch_samples)
+                self._shard.check(push)
+        self._take_push(request.pass_number, request.step, rank, push, _deadline_of(context))
+        if not request.HasField("following"):
+            return pb.RowsReply()
+        # This rank's next push is what lets rows change again, so no lock is needed to read them.
+        return wire.rows_to(self._shard.rows(self._batch(rank, request.following)))
+
+    def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
+        """Count a rank's push; return once the step is applied."""
+        with self._turn:
+            verdict = self._ledger.push(pass_number, step, rank)
+            if verdict is Verdict.REPEAT:
+                return
+            self._pushes[rank] = push
+            if verdict is Verdict.WAIT:
+                self._wait(lambda: self._ledger.has_applied(pass_number, step), f"step {step}", pass_number, deadline)
+                return
+            pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
+            self._pushes.clear()
+            self._shard.apply([push for push in pushes if push is not None], pass_number)
+            self._ledger.applied()
+            self._turn.notify_all()
+
+    def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
+        left_s = deadline.left_s()
+        if not self._turn.wait_for(done, left_s - min(ANSWER_S, left_s / 10)):
+            raise StepTimedOut(
+                f"shard {self._config.shard} waited {left_s:.1f} s in {what} of pass {pass_number} "
+                f"for {self._ledger.missing()}: is that trainer alive, or much slower than the others?"
+            )
+
+    @_answered
+    def ClosePass(self, request: Any, context: Any) -> Any:
+        pass_number = request.pass_number
+        with self._turn:
+            verdict = self._ledger.close_pass(pass_number, request.caller.rank, request.day)
+            if verdict is Verdict.WAIT:
+                deadline = _deadline_of(context)
+                self._wait(lambda: self._ledger.has_closed(pass_number), "the close", pass_number, deadline)
+            elif verdict is Verdict.ACT:
+                self._close_digest = self._shard.close_pass(request.day)
+                self._ledger.closed()
+                self._turn.notify_all()
+            return pb.ClosePassReply(digest=self._close_digest)
+
+    @_answered
+    def Digest(self, _request: Any, _context: Any) -> Any:
+        with self._turn:
+            tables = {name: value.to_bytes(16, "big") for name, value in self._shard.digest().items()}
+        return pb.DigestReply(tables=tables)
+
+    @_answered
+    def Stats(self, _request: Any, _context: Any) -> Any:
+        reply = pb.StatsReply()
+        for name, stats in self._shard.stats().items():
+            counts = reply.tables[name]
+            counts.num_rows, counts.num_bytes, counts.new_rows = stats.num_rows, stats.num_bytes, stats.new_rows
+            counts.rows_by_group.update(stats.rows_by_group)
+        return reply
+
+    @_answered
+    def Save(self, request: Any, _context: Any) -> Any:
+        with self._turn:
+            self._ledger.between_passes("saved")
+            self._shard.save(Path(request.folder))
+        return pb.Empty()
+
+    @_answered
+    def Load(self, request: Any, _context: Any) -> Any:
+        with self._turn:
+            self._ledger.between_passes("loaded")
+            self._shard.load(Path(request.folder))
+        return pb.Empty()
+
+
+def _deadline_of(context: Any) -> Deadline:
+    left_s = context.time_remaining()
+    if left_s is None:
+        raise BadRequest("a call without a deadline")
+    return Deadline.after(left_s)
+
+
+class ShardServer:
+    """A served shard; `close` it, or use it as a context."""
+
+    def __init__(self, config: ShardProcess) -> None:
+        """Bind a free port of loopback and serve; `address` is host:port.
+
+        Each rank waits in at most one call, announces a few batches at a time and may repeat a call: the threads.
+        """
+        self._server, self.address = rpc.loopback_server(
+            config.secret, max_workers=2 * config.num_ranks + 4, max_message_bytes=config.max_message
+        )
+        shard_pb2_grpc.add_ShardServicer_to_server(_Servicer(config), self._server)
+        self._server.start()
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """Stop serving and give the port back; calls in flight get `grace_s` to end."""
+        self._server.stop(grace_s).wait()
+
+    def __enter__(self) -> "ShardServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,87 @@
+"""Calls to one shard: deadline, bounded size, bounded repeats, and our errors instead of gRPC's.
+
+Every call of the protocol may be repeated, so one that found no peer is, within its deadline. What is called when,
+and on which shards, is pserver.remote's work.
+"""
+
+import time
+from typing import Any
+
+import grpc
+
+from millrace import rpc
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from pserver.errors import BadRequest, BadSave, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.proto import shard_pb2_grpc
+
+MAX_ATTEMPTS = 6
+"""Tries of one call; then the shard counts as unavailable."""
+BACKOFF_S = 0.05
+"""Pause after the first failure; doubles at each further one."""
+
+
+class Call:
+    """One call in flight. `result` waits for it, and makes it again where that may help."""
+
+    def __init__(self, connection: "Connection", method: str, request: Any, deadline: Deadline) -> None:
+        self._connection, self._method, self._request, self._deadline = connection, method, request, deadline
+        self._future = connection.start(method, request, deadline)
+
+    def result(self) -> Any:
+        """The reply. Raises ShardUnavailable, StepTimedOut, StaleGeneration, BadRequest, MessageTooLarge, BadSave."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return self._future.result()
+            except grpc.RpcError as error:
+                ours = translated(error, self._connection.name, attempt)
+                pause_s = BACKOFF_S * 2 ** (attempt - 1)
+                last = attempt == MAX_ATTEMPTS or self._deadline.left_s() <= pause_s
+                if last or not isinstance(ours, ShardUnavailable):
+                    raise ours from error
+            time.sleep(pause_s)
+            self._future = self._connection.start(self._method, self._request, self._deadline)
+        raise AssertionError("the last attempt returns or raises")
+
+
+class Connection:
+    """A channel to one shard. Any thread may call."""
+
+    def __init__(self, shard: int, address: str, secret: str, max_message_bytes: int) -> None:
+        self.name = f"shard {shard} at {address}"
+        self._secret = secret
+        self._channel = rpc.open_channel(address, max_message_bytes=max_message_bytes)
+        self._stub = shard_pb2_grpc.ShardStub(self._channel)
+
+    def call(self, method: str, request: Any, deadline: Deadline) -> Call:
+        """Start a call of shard.proto."""
+        return Call(self, method, request, deadline)
+
+    def start(self, method: str, request: Any, deadline: Deadline) -> Any:
+        """One attempt: gRPC's future."""
+        deadline.check(f"calling {self.name}")
+        stub = getattr(self._stub, method)
+        return stub.future(request, timeout=deadline.left_s(), metadata=rpc.metadata(self._secret))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+
+def translated(error: grpc.RpcError, peer: str, attempts: int) -> MillraceError:
+    """The error of ours that a failed call stands for."""
+    code, details = error.code(), str(error.details())
+    match code:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return ShardUnavailable(peer, attempts, details)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            # A shard that could still answer says whom it waits for.
+            return StepTimedOut(details if "waited" in details else f"{peer} did not answer in time")
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return StaleGeneration(details)
+        case grpc.StatusCode.DATA_LOSS:
+            return BadSave(details)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return MessageTooLarge(peer, details)
+        case _:
+            return BadRequest(f"{peer} refused a call: {details} ({code.name})")
