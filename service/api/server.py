@@ -35,12 +35,13 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def bound(text: str) -> socket.socket:
-    """A socket bound to the address `text`; port 0 takes a free one. Raises SpecError where it is taken."""
+    """A socket that listens at the address `text`; port 0 takes a free one. Raises SpecError where it is taken."""
     address = parse_address(text)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen()
     except OSError as error:
         listener.close()
         raise SpecError(f"{text} cannot be listened on: {error.strerror}; choose another port", OPTION) from error

@@ -41,6 +41,8 @@ for verb, *arguments in config["do"]:
             server = serve_role(status, draining.set, config["secret"], Path(config["address_file"]))
         case "ignore_term":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "write":
+            Path(arguments[0]).write_text(arguments[1])
         case "say":
             print(*arguments, flush=True)
         case "await_drain":

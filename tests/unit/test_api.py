@@ -1,0 +1,158 @@
+"""The HTTP API: its answers, its problems, its metrics, its address."""
+
+import asyncio
+import socket
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+
+import millrace
+from millrace.errors import SpecError
+from service.api.app import app
+from service.api.exposition import exposition
+from service.api.jobs import OneJob
+from service.api.server import bound, parse_address, serving
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STATUS = {
+    "job": "news",
+    "state": "training",
+    "pass": 12,
+    "version": 11,
+    "events": 220000,
+    "samples": 440000,
+    "rejected": {"unparsable": 3},
+    "events_per_s": 100.5,
+    "samples_per_s": 201.0,
+    "positions": {"a": 200000},
+    "lag": {"a": 1500},
+    "metrics": {"window": {"ctr": {"auc": 0.75, "slices": {}, "gauc": None}}, "life": {}, "tensors": {}},
+    "loss": None,
+    "freshness_s": 1.5,
+    "learning": True,
+    "tables": {"default": {"rows": 4321}},
+}
+
+
+def get(path, status=STATUS, host="127.0.0.1"):
+    async def ask():
+        transport = httpx.ASGITransport(app(OneJob("news", lambda: status)))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+def test_health_tells_the_version():
+    answer = get("/v1/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": millrace.__version__})
+
+
+def test_jobs_are_listed():
+    assert get("/v1/jobs").json() == {"jobs": [{"name": "news", "state": "training"}]}
+
+
+def test_a_job_tells_what_it_is_doing():
+    assert get("/v1/jobs/news").json() == {
+        "name": "news",
+        "state": "training",
+        "pass": 12,
+        "version": 11,
+        "events": 220000,
+        "samples": 440000,
+        "rejected": {"unparsable": 3},
+        "events_per_s": 100.5,
+        "samples_per_s": 201.0,
+        "positions": {"a": 200000},
+        "lag": {"a": 1500},
+        "metrics": {"window": {"ctr": {"auc": 0.75}}, "life": {}, "pass": {}},
+        "loss": None,
+        "freshness_s": 1.5,
+        "learning": True,
+        "table_rows": {"default": 4321},
+    }
+
+
+def test_a_job_that_is_starting_has_no_figures_yet():
+    answer = get("/v1/jobs/news", {"job": "news", "state": "starting"}).json()
+    assert answer["state"] == "starting"
+    assert answer["pass"] is None
+    assert answer["lag"] == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"), [("/v1/jobs/nws", "there is no job 'nws'; known here: news"), ("/nowhere", "Not Found")]
+)
+def test_what_is_not_there_is_a_problem(path, detail):
+    answer = get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json() == {"type": "about:blank", "title": "Not Found", "status": 404, "detail": detail}
+
+
+def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own():
+    assert get("/v1/jobs", host="evil.example").status_code == 400
+
+
+def test_the_addresses_are_the_ones_we_promised():
+    paths = get("/v1/openapi.json").json()["paths"]
+    assert sorted(paths) == ["/metrics", "/v1/health", "/v1/jobs", "/v1/jobs/{name}"]
+
+
+def test_metric_names_and_labels_are_the_ones_we_promised():
+    full = {**STATUS, "loss": 0.2}
+    every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
+    full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
+    text = exposition(OneJob("news", lambda: full)).decode()
+    assert text == (GOLDEN / "metrics.txt").read_text()
+
+
+def test_metrics_are_served_as_prometheus_text():
+    answer = get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert 'millrace_window_auc{job="news",task="ctr"} 0.75' in answer.text
+    assert 'millrace_lag{job="news",partition="a"} 1500.0' in answer.text
+    assert "millrace_loss{" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:8080", ("127.0.0.1", 8080)), ("localhost:0", ("127.0.0.1", 0)), ("127.1.2.3:1", ("127.1.2.3", 1))],
+)
+def test_an_address_of_this_machine_alone_is_taken(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["8080", ":8080", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ""])
+def test_what_is_no_address_is_told(text):
+    with pytest.raises(SpecError) as caught:
+        parse_address(text)
+    assert str(caught.value) == f"--listen: {text!r} is not of the form 127.0.0.1:8080"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "example.org", "::1"])
+def test_an_address_that_others_reach_is_refused(host):
+    with pytest.raises(SpecError, match=f"--listen: '{host}' is not this machine's loopback; the API has no passwords"):
+        parse_address(f"{host}:8080")
+
+
+def test_a_port_that_is_taken_is_told():
+    with bound("127.0.0.1:0") as first:
+        address = f"127.0.0.1:{first.getsockname()[1]}"
+        with pytest.raises(SpecError) as caught:
+            bound(address)
+    message = f"--listen: {address} cannot be listened on: Address already in use; choose another port"
+    assert str(caught.value) == message
+
+
+def test_it_is_served_over_the_wire_and_gives_the_port_back():
+    listener = bound("127.0.0.1:0")
+    host, port = listener.getsockname()
+    with serving(app(OneJob("news", lambda: STATUS)), listener):
+        with urllib.request.urlopen(f"http://{host}:{port}/v1/health", timeout=10) as answer:
+            assert answer.status == 200
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind((host, port))

@@ -1,0 +1,215 @@
+"""The command line: its surface, its exit codes, and whole runs of fake workers through it."""
+
+import json
+import re
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import typer
+
+import millrace
+from millrace.errors import SpecError
+from service import cli, running
+from service.launcher import plan as planning
+from service.running import PlainShow, run_job
+from service.spec import load_job
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NEWS = GOLDEN / "news.toml"
+WORKER = Path(__file__).parents[1] / "fakes" / "worker.py"
+
+
+def surface(command, name="millrace"):
+    """Every command with its parameters, one a line."""
+    lines = [name]
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        names = ", ".join(sorted(parameter.opts)) if parameter.param_type_name == "option" else parameter.name
+        required = " (required)" if parameter.required else ""
+        repeats = " ..." if getattr(parameter, "multiple", False) else ""
+        flag = " (flag)" if getattr(parameter, "is_flag", False) else ""
+        lines.append(f"    {names}{repeats}{flag}{required}")
+    for child in sorted(getattr(command, "commands", {})):
+        lines += surface(command.commands[child], f"{name} {child}")
+    return lines
+
+
+@pytest.fixture
+def millrace_says(monkeypatch, capfd):
+    """Run the command line; gives its exit code, standard output and standard error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capfd.readouterr()
+        return end.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def workers_do(monkeypatch):
+    """Make `run` start fakes instead of the real workers: each gets the verbs given."""
+
+    def set_up(*verbs, shards=()):
+        def fake(role, number, folder, do):
+            name = f"{role}-{number}"
+            address_file = folder / f"{name}.address"
+            config = {"do": do, "secret": "s", "address_file": str(address_file), "pids": str(folder / "pids")}
+            return planning.WorkerPlan(
+                name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file
+            )
+
+        def plan_job(job, folder):
+            return planning.JobPlan(
+                job=job.spec.name,
+                folder=job.folder,
+                run_folder=folder,
+                shards=tuple(fake("shard", n, folder, do) for n, do in enumerate(shards)),
+                trainers=(fake("trainer", 0, folder, list(verbs)),),
+                secret="s",
+            )
+
+        monkeypatch.setattr(running, "plan_job", plan_job)
+
+    return set_up
+
+
+def test_the_command_line_is_the_one_we_promised():
+    assert "\n".join(surface(typer.main.get_command(cli.cli))) + "\n" == (GOLDEN / "cli.txt").read_text()
+
+
+def test_version_is_the_packages(millrace_says):
+    assert millrace_says("version") == (0, f"{millrace.__version__}\n", "")
+
+
+def test_check_tells_that_a_spec_is_right(millrace_says):
+    assert millrace_says("spec", "check", NEWS, "--set", "cluster={trainers=2,shards=3}") == (
+        0,
+        f"{NEWS} is right\njob news; trainers 2; shards 3\nstore {NEWS.parent / 'runs' / 'news'}\n",
+        "",
+    )
+
+
+def test_check_tells_what_is_wrong_as_bad_configuration(millrace_says):
+    code, out, err = millrace_says("spec", "check", NEWS, "--set", "seed=-1", "--set", "passes.wait=5")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: seed: Input should be greater than or equal to 0 (got -1)\n"
+        "passes.wait: 5 is not of the form '30s'; units are ms, s, m, h, d\n"
+    )
+
+
+def test_a_spec_that_is_not_there_is_told(millrace_says, tmp_path):
+    assert millrace_says("run", tmp_path / "job.toml") == (2, "", f"error: {tmp_path / 'job.toml'}: no such file\n")
+
+
+def test_schema_is_a_json_schema(millrace_says):
+    code, out, _ = millrace_says("spec", "schema")
+    assert code == 0
+    assert json.loads(out)["title"] == "Job"
+
+
+@pytest.mark.parametrize("arguments", [["rnu"], ["run"], ["run", NEWS, "--frehs"], ["demo", "--events", "0"]])
+def test_a_wrong_command_line_is_bad_configuration(millrace_says, arguments):
+    assert millrace_says(*arguments)[0] == 2
+
+
+def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tmp_path):
+    workers_do(["say", "hello"], ["exit", 0])
+    store = tmp_path / "store"
+    code, out, err = millrace_says("run", NEWS, "--set", f"store.path={store}")
+    assert (code, out) == (0, "done: the stream is drained\n")
+    assert "trainer-0| hello" in err
+    workers_do(["write", str(store / "report.json"), json.dumps({"events": 5, "samples": 10})], ["exit", 0])
+    code, out, _ = millrace_says("run", NEWS, "--set", f"store.path={store}", "--fresh")
+    assert code == 0
+    assert out.splitlines()[:3] == ["done: the stream is drained", "events    5", "samples   10"]
+    assert out.splitlines()[-1] == f"report    {store / 'report.json'}"
+
+
+def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, workers_do, tmp_path):
+    workers_do(["say", "error: the stream broke"], ["exit", 75])
+    code, out, err = millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")
+    assert (code, out) == (75, "")
+    assert err.endswith(
+        "last lines of trainer-0:\n  error: the stream broke\n"
+        "error: trainer-0 ended first: exit code 75 (unavailable or out of time)\n"
+    )
+
+
+def test_a_store_that_holds_a_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
+    workers_do(["exit", 0])
+    assert millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")[0] == 0
+    code, _, err = millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")
+    assert code == 2
+    assert err == (
+        f"error: store.path: {tmp_path} holds a run already; give --fresh to remove it and begin anew, "
+        "or choose another store.path\n"
+    )
+
+
+def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touched(millrace_says, workers_do, tmp_path):
+    workers_do(["exit", 0])
+    store = tmp_path / "store"
+    code, _, err = millrace_says("run", NEWS, "--set", f"store.path={store}", "--listen", "0.0.0.0:80")
+    assert code == 2
+    assert err.startswith("error: --listen: '0.0.0.0' is not this machine's loopback")
+    assert not store.exists()
+
+
+def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_path):
+    go = tmp_path / "go"
+    workers_do(["serve"], ["await_file", str(go)], ["exit", 0])
+    bound, seen = running.bound, {}
+
+    def listening(address):
+        seen["socket"] = bound(address)
+        return seen["socket"]
+
+    class Asking(PlainShow):
+        def watching(self, status):
+            host, port = seen["socket"].getsockname()
+            with urllib.request.urlopen(f"http://{host}:{port}/v1/jobs", timeout=10) as answer:
+                seen["jobs"] = json.load(answer)
+            go.touch()
+            return super().watching(status)
+
+    monkeypatch.setattr(running, "bound", listening)
+    job = load_job(NEWS, [f"store.path={tmp_path / 'store'}"])
+    assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0") == 0
+    assert seen["jobs"] == {"jobs": [{"name": "news", "state": "starting"}]}
+
+
+def test_the_demo_ends_its_stream_where_asked_and_keeps_its_store_apart(tmp_path):
+    (tmp_path / "job.toml").write_text('[sources.clicks]\nkind = "simulated"\n')
+    store = tmp_path / "run's demo"
+    assert cli.demo_overrides(tmp_path / "job.toml", 50, store) == [
+        f'store.path="{store}"',
+        "sources.clicks.events=50",
+    ]
+    assert cli.demo_overrides(tmp_path / "job.toml", None, store) == [f'store.path="{store}"']
+
+
+def test_the_demos_spec_is_right(tmp_path):
+    job = load_job(cli.DEMO, cli.demo_overrides(cli.DEMO, 1000, tmp_path))
+    assert job.store == tmp_path
+    assert next(iter(job.spec.sources.values())).events == 1000
+
+
+def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):
+    def broken(*_):
+        raise SpecError("is wrong", "a.b")
+
+    monkeypatch.setattr(cli, "load_job", broken)
+    assert millrace_says("run", NEWS) == (2, "", "error: a.b: is wrong\n")
+
+
+def test_help_is_there_for_every_command():
+    root = typer.main.get_command(cli.cli)
+    commands = [*root.commands.values(), *root.commands["spec"].commands.values()]
+    assert all(command.help and re.search(r"\w", command.help) for command in commands)

@@ -1,0 +1,151 @@
+"""What a run looks like: as lines of text, and on a terminal."""
+
+import io
+import json
+import threading
+
+import pytest
+from rich.console import Console
+
+from service import display, lines
+from service.running import PlainShow
+from service.status import Status
+
+STATUS = {
+    "job": "news",
+    "state": "training",
+    "pass": 12,
+    "version": 11,
+    "events": 220000,
+    "samples": 1234567,
+    "rejected": {"unparsable": 3, "label missing": 4},
+    "events_per_s": 12345.6,
+    "samples_per_s": 65432.1,
+    "positions": {"a": 200000, "b": 20000},
+    "lag": {"a": 1500, "b": 0},
+    "metrics": {
+        "window": {"ctr": {"auc": 0.73456, "logloss": 0.2, "gauc": 0.6, "slices": {"device": {}}}},
+        "life": {"ctr": {"auc": 0.7111}},
+        "tensors": {},
+    },
+    "loss": 0.24999,
+    "freshness_s": 1.26,
+    "learning": True,
+    "tables": {"default": {"rows": 4321, "bytes": 1}},
+}
+REPORT = {
+    "events": 1000,
+    "samples": 5000,
+    "rejected": {"unparsable": 7},
+    "passes": 3,
+    "wall_s": 12.34,
+    "metrics": {"life": {"ctr": {"auc": 0.7}}, "window": {"ctr": {"auc": 0.71}}},
+    "halves": {"first": {"ctr": {"auc": 0.68}}, "last": {"ctr": {"auc": None}}},
+    "digest": "ab" * 32,
+}
+
+
+def drawn(status, log_lines=()):
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    console.print(display.render(Status(status), log_lines))
+    return console.file.getvalue()
+
+
+def test_progress_is_one_line():
+    assert lines.progress_line(Status(STATUS)) == (
+        "training  pass 12  events 220,000  samples 1,234,567  12,346 events/s  65,432 samples/s  lag 1,500  "
+        "loss 0.2500  ctr AUC 0.7346 (life 0.7111)  rejected 7"
+    )
+
+
+def test_a_frozen_twin_says_that_it_only_predicts():
+    assert lines.progress_line(Status({**STATUS, "learning": False})).endswith("  predicts only")
+    assert "predicts only" in drawn({**STATUS, "learning": False})
+
+
+def test_the_terminal_shows_every_figure():
+    text = drawn(STATUS, ["trainer-0| hello"])
+    for figure in ("news", "training", "12,346", "65,432", "220,000", "1,234,567", "1,500", "0.2500", "4,321", "1.3 s",
+                   "0.7346", "0.7111", "0.6000", "0.2000", "trainer-0| hello"):  # fmt: skip
+        assert figure in text, figure
+
+
+def test_text_of_a_worker_is_never_markup():
+    assert "[bold]no[/]" in drawn(STATUS, ["[bold]no[/]"])
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"job": "news", "state": "starting"},
+        {key: None for key in STATUS},
+        {"metrics": {"window": None, "life": {"ctr": None}}, "lag": 3, "rejected": [], "tables": {"default": None}},
+        {**STATUS, "metrics": {"window": {"ctr": {"auc": None}}}, "loss": "high", "events": True},
+    ],
+)
+def test_what_is_not_known_is_a_dash(status):
+    assert "-" in lines.progress_line(Status(status))
+    assert "events/s" in drawn(status)
+
+
+def test_the_summary_tells_what_the_report_holds():
+    assert list(lines.summary_lines(REPORT)) == [
+        "events    1,000",
+        "samples   5,000",
+        "rejected  7 (unparsable 7)",
+        "passes    3",
+        "wall time 12.3 s",
+        "AUC ctr: life 0.7000, window 0.7100, first half 0.6800, last half -",
+    ]
+
+
+def test_the_summary_of_an_empty_run_has_no_metrics():
+    assert list(lines.summary_lines({"events": 0, "halves": None})) == [
+        "events    0", "samples   -", "rejected  0", "passes    -", "wall time -",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("12:00:01 INFO  trainer-0: hello", "12:00:01 INFO  trainer-0: hello"),
+        ("hello", "trainer-0| hello"),
+        ("12:00:01 INFO  trainer-01: hello", "trainer-0| 12:00:01 INFO  trainer-01: hello"),
+    ],
+)
+def test_a_line_of_output_names_its_worker_once(text, shown):
+    assert lines.labelled("trainer-0", text) == shown
+
+
+def test_plain_text_tells_progress_only_where_it_has_changed(capsys):
+    asked, seen = threading.Semaphore(0), iter([{"pass": 1}, {"pass": 1}, {"pass": 2}])
+
+    def status():
+        answer = next(seen, {"pass": 2})
+        asked.release()
+        return answer
+
+    show = PlainShow(every_s=0.001)
+    with show.watching(status):
+        for _ in range(4):
+            assert asked.acquire(timeout=5)
+    show.on_line("trainer-0", "hello")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in said[:-1]] == ["pass 1", "pass 2"]
+    assert said[-1] == "trainer-0| hello"
+
+
+def test_the_live_display_keeps_the_last_lines_and_leaves_its_last_picture():
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+    show = display.LiveShow(console)
+    with show.watching(lambda: STATUS):
+        for number in range(display.LOG_LINES + 1):
+            show.on_line("trainer-0", f"line {number}")
+    last = console.file.getvalue().rpartition("news")[2]
+    assert "line 0" not in last
+    assert f"line {display.LOG_LINES}" in last
+
+
+def test_a_recorded_status_survives_json():
+    assert drawn(json.loads(json.dumps(STATUS))) == drawn(STATUS)
