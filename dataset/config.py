@@ -37,6 +37,8 @@ class SourceSection(Section):
     """Event time; without one the day stands still."""
     max_event_bytes: Size = 1 << 20
     """A longer event is bad."""
+    on_gap: Literal["fail", "earliest", "latest"] = "fail"
+    """What happens when a position is no longer retained: stop, or go on at the first or last one; it is counted."""
 
 
 class FilesSource(SourceSection):

@@ -113,7 +113,8 @@ class PassCloser:
             else {},
         }
         if self._planner is not None:
-            said["lag"] = self._planner.lag(plan.positions())
+            said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
+            said["jumped"] = self._planner.jumped
         self._progress.closed(plan, reading.num_events, reading.num_samples, reading.rejected, said)
 
     def _agree(self, plan: Plan, tally: Tally) -> Reading:

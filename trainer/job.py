@@ -13,6 +13,7 @@ from dataset.dead_letters import BadFraction, DeadLetters
 from dataset.loader import Loader
 from dataset.reader import SegmentReader
 from dataset.schema import Schema
+from dataset.source import Source
 from dataset.sources import open_source
 from millrace.config import validate
 from millrace.deadline import Deadline
@@ -38,6 +39,9 @@ OPEN_S = 120.0
 """How long peers and the source may take to answer at the start."""
 CLOSE_S = 300.0
 """How long a close, or the save at the end, may take."""
+
+HALVES = "halves"
+"""Folder in the store for what the metrics of the two halves need."""
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +74,16 @@ def open_trainer(config: WorkerConfig) -> Iterator[Trainer]:
         held.callback(shards.close)
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
-        reader = SegmentReader(
-            _source(config, job), job.pipe, schema, next(iter(job.sources.values())), dead_letters, config.folder
-        )
+        source = _source(config, job)
+        held.callback(source.close)
+        reader = SegmentReader(source, job.pipe, schema, next(iter(job.sources.values())), dead_letters, config.folder)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         model = build_model(job, schema, config.folder, device)
         dense = DensePart(model, job.train, ranks)
         threads = torch.get_num_threads()
         stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device)
-        halves = config.store / HALVES if job.metrics.halves and _bounded(job) else None
+        halves = config.store / HALVES if job.metrics.halves and source.bounded else None
         observer = Observer(job, schema, halves)
         bad = BadFraction(job.pipe.max_bad_fraction)
         closer = PassCloser(ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, CLOSE_S)
@@ -123,14 +127,15 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
     return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
 
 
-def _source(config: WorkerConfig, job: TrainerJob):  # type: ignore[no-untyped-def]
-    source = next(iter(job.sources.values()))
+def _source(config: WorkerConfig, job: TrainerJob) -> Source:
+    section = next(iter(job.sources.values()))
     deadline = Deadline.after(OPEN_S)
-    return open_source(source, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline)
+    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline)
 
 
 def _planner(config: WorkerConfig, job: TrainerJob) -> Planner:
-    return Planner(_source(config, job), job.passes, config.world, job.train.learn_until)
+    on_gap = next(iter(job.sources.values())).on_gap
+    return Planner(_source(config, job), job.passes, config.world, job.train.learn_until, on_gap)
 
 
 def _shards(config: WorkerConfig, job: TrainerJob) -> Shards:

@@ -199,7 +199,7 @@ class TrainLoop:
         prepared = batch.prepared if batch is not None else None
         if apply:
             parts.dense.step()
-        rows = parts.shards.exchange(
+        following_rows = parts.shards.exchange(
             step,
             prepared,
             gradients if apply else None,
@@ -207,7 +207,7 @@ class TrainLoop:
             Scale(common.num_samples),
             self._deadline(),
         )
-        return following, rows or {}
+        return following, following_rows or {}
 
     def _predict(
         self, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common

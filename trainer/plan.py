@@ -46,6 +46,28 @@ class Plan:
         return cls(message["number"], segments, message["learn"])
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Positions of a partition that are no longer retained, and where to go on."""
+
+    partition: str
+    position: int
+    go_on: int
+
+    def __str__(self) -> str:
+        lost = self.go_on - self.position
+        return f"{self.partition}: {lost:,} positions from {self.position} on are jumped over; going on at {self.go_on}"
+
+
+def gaps(partitions: Sequence[Partition], positions: Mapping[str, int], to_latest: bool) -> list[Gap]:
+    """Where the job stands before what a source still holds."""
+    return [
+        Gap(p.name, positions[p.name], p.end if to_latest else p.begin)
+        for p in partitions
+        if positions.get(p.name, p.begin) < p.begin
+    ]
+
+
 def backlog(partitions: Sequence[Partition], positions: Mapping[str, int]) -> list[int]:
     """Positions that wait in each partition."""
     return [max(0, p.end - positions.get(p.name, p.start)) for p in partitions]

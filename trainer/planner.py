@@ -9,12 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
+from typing import Literal
 
+from dataset.errors import SourceGap
 from dataset.source import Partition, Source, lag
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from trainer.config import PassesSection
-from trainer.plan import Plan, backlog, cut, drained
+from trainer.plan import Plan, backlog, cut, drained, gaps
 
 POLL_S = 0.05
 """How often the source is asked while a plan is wanted."""
@@ -40,9 +42,17 @@ class _Request:
 class Planner:
     """See module docstring. `request` and `take` from one thread."""
 
-    def __init__(self, source: Source, passes: PassesSection, num_ranks: int, learn_until: int | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        passes: PassesSection,
+        num_ranks: int,
+        learn_until: int | None,
+        on_gap: Literal["fail", "earliest", "latest"] = "fail",
+    ) -> None:
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
-        self._learn_until = learn_until
+        self._learn_until, self._on_gap = learn_until, on_gap
+        self._jumped: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
@@ -108,17 +118,37 @@ class Planner:
     def _decide(self, request: _Request, now_s: float) -> Plan | Drained | None:
         """The plan, if it may be cut now."""
         partitions = self._partitions
-        if drained(partitions, request.positions):
+        positions = dict(request.positions) | self._past_gaps(partitions, request.positions)
+        if drained(partitions, positions):
             return Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
-        waiting = sum(backlog(partitions, request.positions))
+        waiting = sum(backlog(partitions, positions))
         if self._by_count:
             due = waiting >= max_events or all(partition.final for partition in partitions)
         else:
             due = waiting >= max_events or (waiting > 0 and now_s - request.at_s >= self._passes.wait)
         if not due:
             return None
-        return cut(request.number, partitions, request.positions, max_events, self._num_ranks, learn)
+        return cut(request.number, partitions, positions, max_events, self._num_ranks, learn)
+
+    def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
+        """Where to go on in partitions that no longer hold our position; raises where the spec says so."""
+        found = gaps(partitions, positions, self._on_gap == "latest")
+        if found and self._on_gap == "fail":
+            raise SourceGap(
+                f"{found[0].partition}: position {found[0].position} is no longer retained, the first one is "
+                f'{found[0].go_on}; on_gap = "earliest" or "latest" of the source goes on there'
+            )
+        for gap in found:
+            if gap.partition not in self._jumped:
+                log.warning("%s", gap)
+            self._jumped[gap.partition] = gap.go_on - gap.position
+        return {gap.partition: gap.go_on for gap in found}
+
+    @property
+    def jumped(self) -> dict[str, int]:
+        """Positions jumped over at the last gap, by partition."""
+        return dict(self._jumped)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataset.errors import SourceUnavailable
+from dataset.errors import SourceGap, SourceUnavailable
 from dataset.source import Partition
 from trainer.config import PassesSection
 from trainer.plan import Plan
@@ -88,3 +88,29 @@ def test_positions_are_shown_to_lag_tools():
     assert planner.take(10.0) is not None
     planner.close()
     assert stream.committed == [{"t/0": 10}]
+
+
+class Forgetful(Stream):
+    def partitions(self, deadline):
+        return [Partition("t/0", 0, 0, 50, 80, True)]
+
+
+@pytest.mark.parametrize(("on_gap", "begin"), [("earliest", 50), ("latest", None)])
+def test_past_a_gap_the_job_goes_on_where_the_spec_says_and_counts_what_is_lost(on_gap, begin):
+    planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None, on_gap)
+    planner.request(3, {"t/0": 20}, 20)
+    answer = planner.take(10.0)
+    assert planner.jumped == {"t/0": 30 if begin else 60}
+    if begin:
+        assert [(s.begin, s.end) for s in answer.segments[0]] == [(50, 60)]
+    else:
+        assert isinstance(answer, Drained)
+    planner.close()
+
+
+def test_a_gap_stops_the_job_unless_the_spec_says_otherwise():
+    planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None)
+    planner.request(3, {"t/0": 20}, 20)
+    with pytest.raises(SourceGap, match="t/0: position 20 is no longer retained, the first one is 50"):
+        planner.take(10.0)
+    planner.close()
