@@ -1,0 +1,133 @@
+"""Jobs of shards to put the contract suite on: embedded, and behind gRPC in threads of this process."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millrace.deadline import Deadline
+from pserver.client import Gradients, Keys, Scale, Shards
+from pserver.config import Adagrad, ShardProcess, TableSection
+from pserver.embedded import EmbeddedShards
+from pserver.remote import RemoteShards
+from pserver.server import ShardServer
+
+SECRET, SEED = "a secret", 7
+TABLES = {
+    "default": TableSection(dim=4, init_range=0.5, optimizer=Adagrad(per="element")),
+    "other": TableSection(dim=3, first_order=False, grad_scale="show"),
+}
+
+
+def soon() -> Deadline:
+    return Deadline.after(20)
+
+
+@dataclass
+class World:
+    """The clients of every rank of one job."""
+
+    ranks: Sequence[Shards]
+
+    @property
+    def one(self) -> Shards:
+        return self.ranks[0]
+
+    def each(self, act: Callable[[int, Shards], Any]) -> list[Any]:
+        """What `act` gives for each rank, all at the same time; the first error is raised."""
+        results: list[Any] = [None] * len(self.ranks)
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                results[rank] = act(rank, self.ranks[rank])
+            except Exception as error:  # noqa: BLE001  # raised again below, in the test's thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.ranks))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+def process(
+    shard: int, num_shards: int, num_ranks: int, tables: Mapping[str, TableSection], **more: Any
+) -> ShardProcess:
+    return ShardProcess.model_validate(
+        {
+            "shard": shard,
+            "num_shards": num_shards,
+            "num_ranks": num_ranks,
+            "tables": {name: section.model_dump(mode="json") for name, section in tables.items()},
+            "seed": SEED,
+            "secret": SECRET,
+            "address_file": "unused",
+            **more,
+        }
+    )
+
+
+def client(servers: Sequence[ShardServer], rank: int, num_ranks: int, tables=TABLES, **more: Any) -> RemoteShards:
+    arguments = {"generation": 1, "secret": SECRET, "deadline": soon(), **more}
+    return RemoteShards([server.address for server in servers], tables, rank=rank, world=num_ranks, **arguments)
+
+
+@contextmanager
+def job(num_shards: int, num_ranks: int = 1, tables: Mapping[str, TableSection] = TABLES, **more: Any):
+    """A World of `num_shards` shards, 0: embedded."""
+    with ExitStack() as stack:
+        if num_shards == 0:
+            assert num_ranks == 1
+            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2)]
+        else:
+            configs = [process(s, num_shards, num_ranks, tables, **more) for s in range(num_shards)]
+            servers = [stack.enter_context(ShardServer(config)) for config in configs]
+            ranks = [client(servers, rank, num_ranks, tables) for rank in range(num_ranks)]
+        for shards in ranks:
+            stack.callback(shards.close)
+        yield World(ranks)
+
+
+def keys(*signs: int, group: int = 1) -> Keys:
+    """Keys with bits in every place, as the mix of signs has."""
+    mixed = np.array([(sign + 1) * 0x9E3779B97F4A7C15 % 2**64 for sign in signs], np.uint64)
+    mixed ^= mixed >> np.uint64(29)
+    return Keys(mixed, np.full(len(signs), group, np.uint16))
+
+
+def push_of(batch_keys: Keys, dim: int, seed: int, clicks: bool = True) -> Gradients:
+    """Gradients that differ by seed, and counts as a batch would have them."""
+    draw = np.random.default_rng(seed)
+    count = len(batch_keys.keys_U)
+    show_U = draw.integers(1, 5, count).astype(np.float32)
+    click_U = np.minimum(show_U, draw.integers(0, 3, count)).astype(np.float32) * clicks
+    return Gradients(draw.normal(size=(count, dim)).astype(np.float32), show_U, click_U)
+
+
+def train(
+    shards: Shards, pass_number: int, batches: Sequence[Mapping[str, Keys]], *, seed: int, steps: int, day: int = 0
+):
+    """One pass as a trainer's rank runs it; returns the rows of every batch, and the digests of the close."""
+    shards.open_pass(pass_number, soon())
+    prepared = [shards.prepare(batch, learn=True) for batch in batches]
+    rows = [shards.pull(prepared[0], soon())] if batches else []
+    for step in range(steps):
+        mine = prepared[step] if step < len(prepared) else None
+        following = prepared[step + 1] if step + 1 < len(prepared) else None
+        gradients = None
+        if mine is not None:
+            gradients = {
+                name: push_of(k, rows[step][name].shape[1], seed * 1000 + step) for name, k in batches[step].items()
+            }
+        answer = shards.exchange(step, mine, gradients, following, Scale(64), soon())
+        assert (answer is None) == (following is None)
+        if answer is not None:
+            rows.append(answer)
+    return rows, shards.close_pass(day, soon())

@@ -1,0 +1,268 @@
+"""What every kind of shards promises a trainer: the same bits, whether embedded or 1, 2 or 3 shards behind gRPC."""
+
+import numpy as np
+import pytest
+
+from pserver.client import Gradients, Scale
+from pserver.config import Adam, Ftrl, Sgd, TableSection
+from pserver.digest import add
+from pserver.errors import BadRequest, BadSave
+from tests.contract import shards_world as w
+
+KINDS = [0, 1, 2, 3]
+"""Numbers of shards; 0 is embedded."""
+
+
+@pytest.fixture(params=KINDS, ids=["embedded", "1-shard", "2-shards", "3-shards"])
+def world(request):
+    with w.job(request.param) as made:
+        yield made
+
+
+def batch(*signs):
+    return {"default": w.keys(*signs), "other": w.keys(*signs, group=2)}
+
+
+def some_batches(rank=0, count=4, seed=0):
+    draw = np.random.default_rng(100 * seed + rank)
+    return [batch(*draw.choice(60, 25, replace=False).tolist()) for _ in range(count)]
+
+
+def pulled(shards, signs, *, learn):
+    return shards.pull(shards.prepare(batch(*signs), learn=learn), w.soon())
+
+
+def test_an_unseen_key_reads_its_initial_value_for_learning_and_zeros_for_inference(world):
+    world.one.open_pass(1, w.soon())
+    learn, infer = (pulled(world.one, range(20), learn=learn) for learn in (True, False))
+    assert (learn["default"][:, 0] == 0).all()  # first-order weight
+    assert (np.abs(learn["default"][:, 1:]) <= 0.5).all() and len(np.unique(learn["default"][:, 1:])) == 80
+    assert learn["default"].shape == (20, 5) and learn["other"].shape == (20, 3)
+    assert not infer["default"].any() and not infer["other"].any()
+
+
+def test_initial_values_do_not_depend_on_where_a_key_lives():
+    values = []
+    for kind in KINDS:
+        with w.job(kind) as world:
+            world.one.open_pass(1, w.soon())
+            values.append(pulled(world.one, range(30), learn=True))
+    for other in values[1:]:
+        assert all((other[name] == values[0][name]).all() for name in w.TABLES)
+
+
+def test_a_pull_makes_no_row(world):
+    world.one.open_pass(1, w.soon())
+    pulled(world.one, range(20), learn=True)
+    world.one.close_pass(0, w.soon())
+    assert world.one.digest(w.soon()) == {"default": 0, "other": 0}
+    assert [stats.num_rows for stats in world.one.stats(w.soon()).values()] == [0, 0]
+
+
+def test_a_push_makes_rows_and_the_next_pull_sees_them(world):
+    rows, _ = w.train(world.one, 1, [batch(1, 2, 3), batch(3, 1, 9)], seed=1, steps=2)
+    before, after = rows[0]["default"], rows[1]["default"]
+    assert (before[0] != after[1]).any() and (before[2] != after[0]).any()
+    stats = world.one.stats(w.soon())
+    assert stats["default"].num_rows == stats["default"].new_rows == 4
+    assert stats["default"].rows_by_group == {1: 4} and stats["other"].rows_by_group == {2: 4}
+    world.one.open_pass(2, w.soon())
+    assert pulled(world.one, [9, 5], learn=False)["default"].any(axis=1).tolist() == [True, False]
+    assert world.one.stats(w.soon())["default"].new_rows == 0
+
+
+def test_one_rank_ends_with_the_same_bits_on_any_number_of_shards():
+    digests, closes = [], []
+    for kind in KINDS:
+        with w.job(kind) as world:
+            _, close = w.train(world.one, 1, some_batches(), seed=1, steps=4, day=0)
+            w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4, day=3)
+            digests.append(world.one.digest(w.soon()))
+            closes.append(add(int(digest, 16) for digest in close.values()))
+            assert sorted(close) == [str(shard) for shard in range(max(kind, 1))]
+    assert all(digest == digests[0] for digest in digests) and all(digests[0].values())
+    assert len(set(closes)) == 1
+
+
+def test_three_ranks_end_with_the_same_bits_on_any_number_of_shards():
+    digests = []
+    for kind in [1, 2, 3]:
+        with w.job(kind, num_ranks=3) as world:
+            batches = [some_batches(0, 4), some_batches(1, 2), []]  # one rank runs out, one never had any
+            world.each(lambda rank, shards, b=batches: w.train(shards, 1, b[rank], seed=rank, steps=4))
+            digests.append(world.one.digest(w.soon()))
+    assert digests[0] == digests[1] == digests[2] and all(digests[0].values())
+
+
+def test_pushes_of_ranks_are_added_in_rank_order():
+    """1e8 + 1 - 1e8 in float32 is 0 or 1, by order; sgd with lr 1 shows the sum."""
+    tables = {"default": TableSection(dim=0, optimizer=Sgd(kind="sgd", lr=1.0), bounds={"low": -1e9, "high": 1e9})}
+    parts = [1e8, -1e8, 1.0]
+    with w.job(2, num_ranks=3, tables=tables) as world:
+        prepared = world.each(lambda rank, shards: shards.prepare({"default": w.keys(5)}, learn=True))
+        world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
+
+        def exchange(rank, shards):
+            one = np.ones(1, np.float32)
+            push = Gradients(np.full((1, 1), parts[rank], np.float32), one, one)
+            follow = shards.prepare({"default": w.keys(5)}, learn=True)
+            return shards.exchange(0, prepared[rank], {"default": push}, follow, Scale(3), w.soon())
+
+        answers = world.each(exchange)
+    assert [float(answer["default"][0, 0]) for answer in answers] == [-1.0] * 3
+
+
+def test_all_ranks_read_the_same_rows_after_a_step():
+    with w.job(2, num_ranks=2) as world:
+        same = [batch(*range(10)), batch(*range(5, 20))]
+        results = world.each(lambda rank, shards: w.train(shards, 1, same, seed=rank, steps=2))
+    (rows_0, _), (rows_1, _) = results
+    assert all((rows_0[1][name] == rows_1[1][name]).all() for name in w.TABLES)
+
+
+def test_a_repeated_push_counts_once_and_is_answered_alike(world):
+    shards = world.one
+    shards.open_pass(1, w.soon())
+    first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
+    push = {name: w.push_of(w.keys(1, 2, 3), dim, 5) for name, dim in (("default", 5), ("other", 3))}
+    answer = shards.exchange(0, first, push, second, Scale(8), w.soon())
+    digest = shards.digest(w.soon())
+    again = shards.exchange(0, first, push, second, Scale(8), w.soon())
+    assert all((again[name] == answer[name]).all() for name in w.TABLES)
+    assert shards.digest(w.soon()) == digest
+
+
+def test_opening_and_closing_may_be_repeated(world):
+    shards = world.one
+    w.train(shards, 1, [batch(1)], seed=1, steps=1)
+    digest = shards.digest(w.soon())
+    assert shards.close_pass(0, w.soon()) == shards.close_pass(0, w.soon())
+    assert shards.digest(w.soon()) == digest
+    shards.open_pass(2, w.soon())
+    shards.open_pass(2, w.soon())
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_push_out_of_turn_is_refused(world, step):
+    world.one.open_pass(1, w.soon())
+    with pytest.raises(BadRequest, match=f"step {step} of pass 1 while step 0 is awaited"):
+        world.one.exchange(step, None, None, None, Scale(1), w.soon())
+
+
+def test_a_pass_opens_once_and_in_order(world):
+    w.train(world.one, 4, [batch(1)], seed=1, steps=1)
+    with pytest.raises(BadRequest, match="pass 3 cannot open: pass 4 was closed"):
+        world.one.open_pass(3, w.soon())
+    world.one.open_pass(6, w.soon())
+    with pytest.raises(BadRequest, match="pass 7 cannot open: pass 6 is not closed"):
+        world.one.open_pass(7, w.soon())
+
+
+def test_gradients_of_the_wrong_shape_are_refused_and_change_nothing(world):
+    world.one.open_pass(1, w.soon())
+    prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=True)
+    with pytest.raises(BadRequest, match="shape"):
+        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 4, 1)}, None, Scale(1), w.soon())
+    assert world.one.digest(w.soon())["default"] == 0
+
+
+def test_a_batch_that_is_only_predicted_cannot_be_learnt(world):
+    world.one.open_pass(1, w.soon())
+    prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=False)
+    with pytest.raises(BadRequest, match="did not prepare to learn"):
+        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 5, 1)}, None, Scale(1), w.soon())
+
+
+def test_a_table_nobody_knows_is_refused(world):
+    world.one.open_pass(1, w.soon())
+    with pytest.raises((BadRequest, KeyError), match="nothing"):
+        world.one.pull(world.one.prepare({"nothing": w.keys(1)}, learn=True), w.soon())
+
+
+def test_a_skipped_step_changes_nothing_and_training_goes_on(world):
+    shards = world.one
+    shards.open_pass(1, w.soon())
+    start = pulled(shards, [2, 3, 4], learn=True)
+    first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
+    rows = shards.exchange(0, first, None, second, Scale(8), w.soon())
+    assert all((rows[name] == start[name]).all() for name in w.TABLES)
+    assert shards.digest(w.soon()) == {"default": 0, "other": 0}
+    push = {name: w.push_of(w.keys(2, 3, 4), dim, 5) for name, dim in (("default", 5), ("other", 3))}
+    assert shards.exchange(1, second, push, None, Scale(8), w.soon()) is None
+    assert shards.stats(w.soon())["default"].num_rows == 3
+
+
+def test_rows_touched_get_the_day_of_their_pass(world):
+    digests = []
+    for day in (5, 6):
+        with w.job(2) as other:
+            w.train(other.one, 1, [batch(1, 2)], seed=1, steps=1, day=day)
+            digests.append(other.one.digest(w.soon())["default"])
+    w.train(world.one, 1, [batch(1, 2)], seed=1, steps=1, day=6)
+    assert world.one.digest(w.soon())["default"] == digests[1] != digests[0]
+
+
+def test_rows_made_by_another_rank_are_seen_by_a_prediction_prepared_before():
+    with w.job(2, num_ranks=2) as world:
+        early = world.ranks[0].prepare(batch(1, 2), learn=False)
+        world.each(lambda rank, shards: w.train(shards, 1, [[], [batch(1)]][rank], seed=1, steps=1))
+        rows = world.ranks[0].pull(early, w.soon())
+    assert rows["default"].any(axis=1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("optimizer", [Adam(kind="adam"), Ftrl(kind="ftrl", l1=0.01), Sgd(kind="sgd")])
+def test_a_save_is_loaded_onto_any_number_of_shards(tmp_path, optimizer):
+    tables = {**w.TABLES, "default": TableSection(dim=4, optimizer=optimizer)}
+    digest = None
+    for kind, source in ((2, None), (0, 2), (3, 0), (1, 3)):
+        with w.job(kind, tables=tables) as world:
+            if source is None:
+                w.train(world.one, 1, some_batches(), seed=1, steps=4, day=2)
+                digest = world.one.digest(w.soon())
+            else:
+                world.one.load(tmp_path / str(source), w.soon())
+            assert world.one.digest(w.soon()) == digest
+            world.one.save(tmp_path / str(kind), w.soon())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+
+
+def test_training_goes_on_after_a_load_as_if_nothing_had_been(tmp_path):
+    with w.job(2) as world:
+        w.train(world.one, 1, some_batches(), seed=1, steps=4)
+        world.one.save(tmp_path / "save", w.soon())
+        w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4)
+        expected = world.one.digest(w.soon())
+    with w.job(3) as world:
+        world.one.load(tmp_path / "save", w.soon())
+        rows, _ = w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4)
+        assert world.one.digest(w.soon()) == expected
+        assert world.one.stats(w.soon())["default"].rows_by_group.keys() == {1}
+
+
+def test_a_load_that_does_not_fit_says_why(world, tmp_path):
+    w.train(world.one, 1, [batch(1)], seed=1, steps=1)
+    world.one.save(tmp_path / "save", w.soon())
+    with pytest.raises(BadSave, match="holds 1 rows already"):
+        world.one.load(tmp_path / "save", w.soon())
+    with pytest.raises(BadSave, match="exists already"):
+        world.one.save(tmp_path / "save", w.soon())
+    with pytest.raises(BadSave, match="no whole save"):
+        world.one.load(tmp_path / "nowhere", w.soon())
+
+
+def test_nothing_is_saved_or_loaded_within_a_pass(world, tmp_path):
+    world.one.open_pass(1, w.soon())
+    for call in (world.one.save, world.one.load):
+        with pytest.raises((BadRequest, BadSave)):
+            call(tmp_path / "save", w.soon())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_of_a_pass_given_up_do_no_harm(world):
+    """A trainer reads ahead; what it prepared and never used is let go of."""
+    for _ in range(3):
+        world.one.prepare(batch(50, 51), learn=True)
+    w.train(world.one, 1, some_batches(), seed=1, steps=4)
+    with w.job(0) as plain:
+        w.train(plain.one, 1, some_batches(), seed=1, steps=4)
+        assert world.one.digest(w.soon()) == plain.one.digest(w.soon())
