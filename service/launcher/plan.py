@@ -24,7 +24,7 @@ class WorkerPlan:
     name: str
     """For people: "shard-0", "trainer-1"."""
     command: tuple[str, ...]
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     """What it is told, as JSON; a trainer's lacks the shards' addresses, which are known once those run."""
     address_file: Path
 

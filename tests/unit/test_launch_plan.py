@@ -1,0 +1,63 @@
+"""Which processes a job needs, and that each worker can read what it is told."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.config import validate
+from pserver.config import ShardProcess
+from service.launcher.plan import plan_job
+from service.spec import load_job
+from trainer.config import WorkerConfig
+
+NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def plan(cluster, cores=8):
+        job = load_job(NEWS, [f"cluster={cluster}", f"store.path={tmp_path}/store"])
+        return plan_job(job, tmp_path / "run", cores)
+
+    return plan
+
+
+def test_one_trainer_has_its_shard_within(plan, tmp_path):
+    planned = plan("{}")
+    assert planned.shards == ()
+    worker = validate(WorkerConfig, planned.chief.config)
+    assert (worker.rank, worker.world, worker.shards, worker.rendezvous) == (0, 1, (), None)
+    assert (worker.folder, worker.store) == (NEWS.parent, tmp_path / "store")
+    assert worker.job["name"] == "news"
+
+
+def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
+    planned = plan("{trainers=3,shards=2}")
+    shards = [validate(ShardProcess, shard.config) for shard in planned.shards]
+    assert [(s.shard, s.num_shards, s.num_ranks, s.seed) for s in shards] == [(0, 2, 3, 1), (1, 2, 3, 1)]
+    assert shards[0].tables["default"].optimizer.lr == 0.05
+    assert shards[0].end_with_stdin
+    trainers = [validate(WorkerConfig, {**t.config, "shards": ["a", "b"]}) for t in planned.trainers]
+    assert [(t.rank, t.world, t.shards) for t in trainers] == [(rank, 3, ("a", "b")) for rank in range(3)]
+    assert {t.rendezvous for t in trainers} == {tmp_path / "run" / "rendezvous"}
+    assert len({worker.address_file for worker in (*planned.shards, *planned.trainers)}) == 5
+    assert {worker.secret for worker in (*shards, *trainers)} == {planned.secret}
+
+
+def test_every_start_has_a_secret_of_its_own_that_is_not_shown(plan):
+    first, second = plan("{}"), plan("{}")
+    assert first.secret != second.secret
+    assert len(first.secret) == 64
+    assert first.secret not in repr(first)
+
+
+@pytest.mark.parametrize(("trainers", "cores", "each"), [(1, 8, 8), (3, 8, 2), (3, 2, 1)])
+def test_trainers_share_the_machines_cores(plan, trainers, cores, each):
+    planned = plan(f"{{trainers={trainers}}}", cores)
+    assert [t.config["cores"] for t in planned.trainers] == [each] * trainers
+
+
+def test_workers_do_not_import_from_the_users_folder(plan):
+    planned = plan("{trainers=2}")
+    assert {worker.command[1:3] for worker in (*planned.shards, *planned.trainers)} == {("-P", "-m")}
+    assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == ["pserver", "trainer", "trainer"]
