@@ -24,7 +24,7 @@ REPORT = "report.json"
 """What the chief writes at the end."""
 WORKERS = "workers"
 """Private files of the running workers; gone when they are."""
-MADE_BY_A_RUN = (RUN, REPORT, f".{REPORT}", WORKERS, "log", "dead_letters", "model")
+MADE_BY_A_RUN = (RUN, REPORT, f".{REPORT}", WORKERS, "log", "dead_letters", "halves", "model")
 """All that a run leaves in its store, and all that `--fresh` removes."""
 
 
