@@ -3,11 +3,10 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataset.dead_letters import BadFraction, DeadLetters
-
 from dataset.loader import Loader, Tally
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
@@ -35,6 +34,8 @@ class Reading:
 
     num_events: int
     num_samples: int
+    num_judged: int
+    """What `rejected` is a part of."""
     rejected: Mapping[str, int]
     day: int | None
     """Median UTC day of its samples' event times; None without event time."""
@@ -49,8 +50,8 @@ def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
             rejected[reason] = rejected.get(reason, 0) + count
         for day, count in message["days"].items():
             days[int(day)] = days.get(int(day), 0) + count
-    num_events = sum(message["num_events"] for message in messages)
-    return Reading(num_events, sum(m["num_samples"] for m in messages), rejected, median_day(days))
+    counts = {name: sum(message[name] for message in messages) for name in ("num_events", "num_samples", "num_judged")}
+    return Reading(**counts, rejected=rejected, day=median_day(days))
 
 
 def median_day(days: Mapping[int, int]) -> int | None:
@@ -121,6 +122,7 @@ class PassCloser:
         message = {
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
+            "num_judged": tally.num_judged,
             "rejected": tally.rejected,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "dense": self._dense.digest() if self._ranks.world > 1 else "",
@@ -130,18 +132,14 @@ class PassCloser:
             if len({each["dense"] for each in heard}) > 1:
                 raise RanksDiffer(f"pass {plan.number}: trainers differ in their dense parameters")
             reading = merge_tallies(heard)
-            self._bad.add(reading.num_events, reading.rejected)
+            self._bad.add(reading.num_judged, reading.rejected)
             if reading.day is not None:
                 self._first_day = reading.day if self._first_day is None else self._first_day
                 self._day = max(self._day, reading.day - self._first_day)
-            answer: dict[str, Any] | None = {
-                "num_events": reading.num_events,
-                "num_samples": reading.num_samples,
-                "rejected": dict(reading.rejected),
-                "day": self._day,
-            }
+            answer: dict[str, Any] | None = asdict(reading) | {"day": self._day}
         else:
             answer = None
-        answer = self._ranks.broadcast(answer)
-        self._day = int(answer["day"])
-        return Reading(answer["num_events"], answer["num_samples"], answer["rejected"], self._day)
+        said = Reading(**self._ranks.broadcast(answer))
+        assert said.day is not None, "the chief names a day"
+        self._day = said.day
+        return said

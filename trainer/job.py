@@ -75,8 +75,16 @@ def open_trainer(config: WorkerConfig) -> Iterator[Trainer]:
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = _source(config, job)
-        held.callback(source.close)
-        reader = SegmentReader(source, job.pipe, schema, next(iter(job.sources.values())), dead_letters, config.folder)
+        reader = SegmentReader(
+            source,
+            job.pipe,
+            schema,
+            next(iter(job.sources.values())),
+            dead_letters,
+            config.folder,
+            masks={task.label: task.mask for task in job.tasks if task.mask},
+            max_outage_s=job.passes.max_outage,
+        )
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         model = build_model(job, schema, config.folder, device)

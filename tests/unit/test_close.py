@@ -20,10 +20,16 @@ def test_without_event_time_there_is_no_day():
 
 
 def test_tallies_of_ranks_become_one():
-    one = {"num_events": 3, "num_samples": 9, "rejected": {"not UTF-8": 1}, "days": {"7": 2}}
-    two = {"num_events": 4, "num_samples": 0, "rejected": {"not UTF-8": 2, "too long": 1}, "days": {"9": 5}}
+    one = {"num_events": 3, "num_samples": 9, "num_judged": 3, "rejected": {"not UTF-8": 1}, "days": {"7": 2}}
+    two = {
+        "num_events": 4,
+        "num_samples": 0,
+        "num_judged": 6,
+        "rejected": {"not UTF-8": 2, "too long": 1},
+        "days": {"9": 5},
+    }
     reading = merge_tallies([one, two])
-    assert (reading.num_events, reading.num_samples, reading.day) == (7, 9, 9)
+    assert (reading.num_events, reading.num_samples, reading.num_judged, reading.day) == (7, 9, 9, 9)
     assert reading.rejected == {"not UTF-8": 3, "too long": 1}
 
 

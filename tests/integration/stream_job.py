@@ -1,0 +1,106 @@
+"""A small job on made-up MultiSlot text, run as a user runs it: real processes through the command line."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SPEC = """
+name = "small"
+seed = 3
+
+[sources.lines]
+kind = "files"
+paths = ["part-*.txt"]
+
+[pipe]
+command = ["cat"]
+
+[[slots]]
+name = "d"
+kind = "dense"
+size = 2
+
+[[slots]]
+names = ["a", "b"]
+
+[[slots]]
+name = "history"
+pooling = "mean"
+
+[[slots]]
+names = ["click", "group"]
+kind = "meta"
+
+[[tasks]]
+name = "ctr"
+label = "click"
+
+[sample]
+group = "group"
+
+[tables.default]
+dim = 4
+
+[model]
+name = "deepfm"
+[model.settings]
+hidden = [8]
+
+[train]
+batch_size = 64
+
+[passes]
+max_events = 400
+
+[metrics]
+gauc_by = "group"
+slices = ["a"]
+
+[store]
+path = "store"
+"""
+
+
+def write_job(folder: Path, num_parts: int = 3, num_lines: int = 400, spec: str = SPEC) -> Path:
+    """The spec and its data in `folder`; the path of the spec."""
+    rng = np.random.default_rng(5)
+    taste_A = rng.normal(size=20)
+    for part in range(num_parts):
+        with (folder / f"part-{part}.txt").open("w") as text:
+            for _ in range(num_lines - 7 * part):
+                a, b, history = rng.integers(20), rng.integers(300), rng.integers(0, 50, rng.integers(0, 4))
+                x, y = rng.normal(size=2)
+                click = int(rng.random() < 1 / (1 + np.exp(-taste_A[a] - x)))
+                signs = " ".join(map(str, [len(history), *history]))
+                text.write(f"2 {x:.4f} {y:.4f} 1 {a} 1 {b} {signs} 1 {click} 1 {rng.integers(40)}\n")
+    job = folder / "job.toml"
+    job.write_text(spec)
+    return job
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended."""
+
+    code: int
+    output: str
+    report: dict | None
+
+
+def millrace(job: Path, *settings: str, store: str = "store", command: str = "run", timeout_s: float = 110) -> Run:
+    """`millrace run` with `--set` for each setting, in a store of its own."""
+    more = [part for setting in (*settings, f"store.path={store}") for part in ("--set", setting)]
+    process = subprocess.run(
+        [sys.executable, "-m", "service", command, str(job), *more],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+    )
+    report = job.parent / store / "report.json"
+    found = json.loads(report.read_text()) if report.exists() else None
+    return Run(process.returncode, process.stdout + process.stderr, found)

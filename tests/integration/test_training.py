@@ -1,0 +1,62 @@
+"""One log, one model: whatever holds the rows, however often it is run; and every event once."""
+
+import pytest
+from tests.integration.stream_job import millrace, write_job
+
+NUM_LINES = 400 + 393 + 386
+
+SHARDS_OF_ONE_TRAINER = {"embedded": 0, "one shard": 1, "two shards": 2, "three shards": 3}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return write_job(tmp_path_factory.mktemp("small"))
+
+
+def run(job, trainers, shards, store):
+    ended = millrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", store=store)
+    assert ended.code == 0, ended.output
+    assert ended.report["events"] == ended.report["samples"] == NUM_LINES
+    assert ended.report["rejected"] == {}
+    return ended.report
+
+
+@pytest.fixture(scope="module")
+def embedded(job):
+    return run(job, 1, 0, "embedded")
+
+
+@pytest.mark.parametrize("shards", [0, 1, 2, 3])
+def test_one_trainer_ends_with_the_same_bits_wherever_its_rows_are(job, embedded, shards):
+    again = run(job, 1, shards, f"one-{shards}")
+    assert again["digest"] == embedded["digest"]
+    assert again["metrics"] == embedded["metrics"]
+    assert again["halves"] == embedded["halves"]
+
+
+def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
+    one, two = run(job, 3, 1, "three-1"), run(job, 3, 3, "three-3")
+    assert one["digest"] == two["digest"]
+    assert one["metrics"] == two["metrics"]
+
+
+def test_the_report_says_what_was_learnt(embedded):
+    life = embedded["metrics"]["life"]["ctr"]
+    assert life["count"] == NUM_LINES and 0.55 < life["auc"] < 1
+    assert embedded["passes"] == 3
+    assert set(embedded["halves"]) == {"first", "last"}
+    assert embedded["halves"]["last"]["ctr"]["auc"] > embedded["halves"]["first"]["ctr"]["auc"]
+
+
+def test_a_frozen_twin_learns_no_more(job):
+    twin = millrace(job, "train.learn_until=400", store="frozen")
+    assert twin.code == 0, twin.output
+    assert twin.report["samples"] == NUM_LINES
+    short = millrace(job, "train.learn_until=0", store="never")
+    assert short.report["metrics"]["life"]["ctr"]["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_store_that_holds_a_run_is_refused_unless_fresh(job, embedded):
+    refused = millrace(job, store="embedded")
+    assert refused.code == 2
+    assert "--fresh" in refused.output
