@@ -1,0 +1,243 @@
+"""What every model promises, whoever wrote it: see trainer.models.contract."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from millrace.errors import SpecError
+from trainer.config import ModelSection
+from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from trainer.models.outputs import check_outputs
+from trainer.models.registry import MODELS, load_model
+
+B, L = 12, 5
+USERS_MODEL = '''
+import torch
+from torch import nn
+
+from millrace.config import Section
+
+
+class Tower(nn.Module):
+    """The smallest model of one's own."""
+
+    class Settings(Section):
+        width: int = 8
+
+    def __init__(self, shape, settings):
+        super().__init__()
+        sparse = sum(slot.dim + slot.first_order for slot in shape.pooled + shape.sequences)
+        self.tasks, self.shape = shape.tasks, shape
+        self.first = nn.Linear(sparse + shape.dense_size, settings.width)
+        self.last = nn.Linear(settings.width, len(shape.tasks))
+
+    def forward(self, inputs):
+        parts = [*inputs.vectors.values(), inputs.first_order_BF, inputs.dense_BC]
+        for slot in self.shape.sequences:
+            sequence = inputs.sequences[slot.name]
+            parts.append((sequence.vectors_BLD * sequence.mask_BL.unsqueeze(2)).sum(1))
+            if slot.first_order:
+                parts.append((sequence.first_order_BL * sequence.mask_BL).sum(1, keepdim=True))
+        logits_BT = self.last(torch.relu(self.first(torch.cat(parts, 1))))
+        return {task: logits_BT[:, t] for t, task in enumerate(self.tasks)}
+'''
+NAMES = [*MODELS, "mine:Tower"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(USERS_MODEL)
+    return tmp_path
+
+
+@pytest.fixture(params=NAMES)
+def build(request, folder):
+    """Build the model of this name, with the same weights every time."""
+    name = request.param
+
+    def built(shape, **settings):
+        torch.manual_seed(3)
+        key = "class" if ":" in name else "name"
+        return load_model(ModelSection.model_validate({key: name, "settings": settings}), shape, folder)
+
+    built.name = name
+    return built
+
+
+def slots(prefix, count, dim=4, first_order=True, max_len=1):
+    return tuple(SlotShape(f"{prefix}{n}", dim, first_order, max_len) for n in range(count))
+
+
+PLAIN = Shape(slots("s", 3), (), (("d", 2), ("e", 1)), ("ctr",))
+SHAPES = {
+    "plain": PLAIN,
+    "several tasks": replace(PLAIN, tasks=("ctr", "cvr", "stay")),
+    "no dense slot": replace(PLAIN, dense=()),
+    "one slot": replace(PLAIN, pooled=slots("s", 1), dense=()),
+    "with sequences": replace(PLAIN, sequences=slots("q", 2, max_len=L)),
+    "sequences alone": replace(PLAIN, pooled=(), dense=(), sequences=slots("q", 1, max_len=L)),
+    "no first-order weights": replace(PLAIN, pooled=slots("s", 3, first_order=False)),
+    "some first-order weights": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, first_order=False)),
+    "vectors of two lengths": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, dim=6)),
+    "a table of weights alone": replace(PLAIN, pooled=slots("s", 3, dim=0)),
+    "dense values alone": replace(PLAIN, pooled=()),
+    "one slot of weights among vectors": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, dim=0)),
+}
+REFUSED = {
+    "lr": {"no first-order weights", "some first-order weights"},
+    "fm": set(SHAPES) - {"plain", "several tasks", "no dense slot", "one slot", "with sequences", "sequences alone"},
+    **dict.fromkeys(("wide_deep", "deep_crossing", "dcn", "dcn_v2", "mine:Tower"), set()),
+    **dict.fromkeys(
+        ("deepfm", "dlrm"),
+        {
+            "vectors of two lengths",
+            "a table of weights alone",
+            "dense values alone",
+            "one slot of weights among vectors",
+        },
+    ),
+}
+
+
+def random_inputs(shape, num_samples=B, seed=0):
+    """A batch as the embedding gives it (vectors are views behind first-order weights), and the leaves it came from."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(*size):
+        return torch.randn(size, generator=generator).requires_grad_()
+
+    leaves = {slot.name: leaf(num_samples, slot.dim + slot.first_order) for slot in shape.pooled}
+    vectors = {slot.name: leaves[slot.name][:, int(slot.first_order) :] for slot in shape.pooled}
+    same = len({slot.dim for slot in shape.pooled}) <= 1
+    stack = torch.stack(list(vectors.values()), 1) if vectors and same else torch.zeros(num_samples, 0, 0)
+    first = [leaves[slot.name][:, 0] for slot in shape.pooled if slot.first_order]
+    sequences = {}
+    for slot in shape.sequences:
+        mask_BL = torch.arange(L) < torch.randint(0, L + 1, (num_samples, 1), generator=generator)
+        mask_BL[0], mask_BL[1] = True, False
+        leaves[slot.name] = leaf(num_samples, L, slot.dim + 1)
+        rows = leaves[slot.name] * mask_BL.unsqueeze(2)
+        sequences[slot.name] = SequenceInput(rows[:, :, 1:], rows[:, :, 0], mask_BL)
+    dense_BC = torch.randn((num_samples, shape.dense_size), generator=generator)
+    first_order_BF = torch.stack(first, 1) if first else torch.zeros(num_samples, 0)
+    return Inputs(vectors, stack if same else None, first_order_BF, sequences, dense_BC), leaves
+
+
+def cases(build):
+    return {case: shape for case, shape in SHAPES.items() if case not in REFUSED[build.name]}
+
+
+def test_there_is_one_finite_logit_for_each_sample_and_task(build):
+    for case, shape in cases(build).items():
+        for num_samples in (B, 1 if not shape.sequences else 2):
+            inputs, _ = random_inputs(shape, num_samples)
+            outputs = check_outputs(build(shape)(inputs), shape.tasks, num_samples)
+            assert all(torch.isfinite(outputs[task]).all() for task in shape.tasks), case
+
+
+def test_a_shape_it_cannot_work_with_is_refused_when_it_is_built(build):
+    for case in REFUSED[build.name]:
+        with pytest.raises(SpecError, match="slot|dim|sparse"):
+            build(SHAPES[case])
+
+
+def test_gradients_reach_every_input_and_every_parameter(build):
+    for case, shape in cases(build).items():
+        model = build(shape)
+        inputs, leaves = random_inputs(shape)
+        outputs = model(inputs)
+        # Unequal targets, so that no two samples cancel.
+        target = torch.linspace(-1, 2, B)
+        sum(((outputs[task] - target) ** 2).sum() for task in shape.tasks).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, (case, name)
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None, (case, name)
+            if build.name != "lr" and leaf.shape[-1]:
+                assert leaf.grad.abs().sum() > 0, (case, name)
+        first_order = [name for name, leaf in leaves.items() if name in inputs.sequences and leaf.grad is not None]
+        for name in first_order:
+            assert (leaves[name].grad[~inputs.sequences[name].mask_BL] == 0).all(), (case, name)
+
+
+def test_first_order_weights_are_heard_where_a_table_has_them(build):
+    for case, shape in cases(build).items():
+        inputs, leaves = random_inputs(shape)
+        build(shape)(inputs)[shape.tasks[0]].sum().backward()
+        for slot in (*shape.pooled, *shape.sequences):
+            if slot.first_order:
+                assert leaves[slot.name].grad[..., 0].abs().sum() > 0, (case, slot.name)
+
+
+def test_one_seed_gives_one_model_and_one_answer(build):
+    shape = SHAPES["with sequences"]
+    inputs, _ = random_inputs(shape)
+    one, two = build(shape), build(shape)
+    assert torch.equal(one(inputs)["ctr"], two(inputs)["ctr"])
+    assert [n for n, _ in one.named_parameters()] == [n for n, _ in two.named_parameters()]
+
+
+def test_a_sample_is_predicted_by_itself(build):
+    shape = SHAPES["with sequences"]
+    model = build(shape)
+    inputs, _ = random_inputs(shape)
+    part = Inputs(
+        {name: v[3:7] for name, v in inputs.vectors.items()},
+        inputs.vectors_BFD[3:7],
+        inputs.first_order_BF[3:7],
+        {
+            n: SequenceInput(s.vectors_BLD[3:7], s.first_order_BL[3:7], s.mask_BL[3:7])
+            for n, s in inputs.sequences.items()
+        },
+        inputs.dense_BC[3:7],
+    )
+    torch.testing.assert_close(model(part)["ctr"], model(inputs)["ctr"][3:7])
+
+
+def test_it_learns_a_small_problem(build):
+    """Signs of one slot decide; rows learn with the model, as the embedding's do."""
+    shape = replace(PLAIN, tasks=("ctr", "cvr"))
+    model = build(shape)
+    torch.manual_seed(5)
+    tables = nn.Parameter(0.1 * torch.randn(3, 7, 5))
+    signs_BF = torch.randint(0, 7, (256, 3))
+    dense_BC = torch.randn(256, 3)
+    target = {"ctr": (signs_BF[:, 1] < 3).float(), "cvr": (signs_BF[:, 0] > 4).float()}
+    optimizer = torch.optim.Adam([*model.parameters(), tables], lr=0.03)
+    first = last = 0.0
+    for _ in range(60):
+        cells_BFD = torch.stack([tables[f, signs_BF[:, f]] for f in range(3)], 1)
+        vectors_BFD = cells_BFD[:, :, 1:]
+        vectors = {f"s{f}": vectors_BFD[:, f] for f in range(3)}
+        outputs = model(Inputs(vectors, vectors_BFD, cells_BFD[:, :, 0], {}, dense_BC))
+        loss = sum(nn.functional.binary_cross_entropy_with_logits(outputs[t], target[t]) for t in target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        first, last = first or loss.item(), loss.item()
+    assert last < 0.4 * first
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lr", "fm")])
+def test_settings_change_the_model(name):
+    def built(**settings):
+        torch.manual_seed(1)
+        shape = SHAPES["several tasks"]
+        return load_model(ModelSection(name=name, settings=settings), shape, Path("."))
+
+    plain, wide, towers = built(), built(hidden=[7, 5, 3]), built(towers=[6])
+    assert len({sum(p.numel() for p in model.parameters()) for model in (plain, wide, towers)}) == 3
+    linear = built(hidden=[])
+    inputs, _ = random_inputs(SHAPES["several tasks"])
+    assert linear(inputs)["cvr"].shape == (B,)
+    dropping = built(dropout=0.5)
+    torch.manual_seed(1)
+    one = dropping(inputs)["ctr"]
+    torch.manual_seed(1)
+    assert torch.equal(one, dropping(inputs)["ctr"])
+    assert not torch.equal(one, dropping(inputs)["ctr"])
+    dropping.eval()
+    assert torch.equal(dropping(inputs)["ctr"], dropping(inputs)["ctr"])
