@@ -80,6 +80,7 @@ class _Ticking:
         last = ""
         while not self._done.wait(self._every_s):
             last = self._act(last)
+        self._act(last)  # how it ended
 
 
 def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
@@ -93,22 +94,44 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
         folder = held.enter_context(run_folder(store / WORKERS))
         launcher = LocalLauncher(plan_job(job, folder), show.on_line)
+        end: dict[str, Any] = {}
+
+        def status() -> Mapping[str, Any]:
+            return {**launcher.status(), **end}
+
         with ExitStack() as shown:
             if listener:
-                shown.enter_context(serving(app(OneJob(job.spec.name, launcher.status)), listener))
-            shown.enter_context(show.watching(launcher.status))
+                shown.enter_context(serving(app(OneJob(job.spec.name, status)), listener))
+            shown.enter_context(show.watching(status))
             outcome = launcher.run()
-        return tell_end(outcome, launcher, store / REPORT)
+            report = read_report(store / REPORT)
+            end |= last_status(outcome, report)
+        return tell_end(outcome, launcher, report, store / REPORT)
 
 
-def tell_end(outcome: Outcome, launcher: Launcher, report: Path) -> int:
+def read_report(path: Path) -> Mapping[str, Any]:
+    """What the chief wrote at its end; empty where it did not come so far."""
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return report
+
+
+def last_status(outcome: Outcome, report: Mapping[str, Any]) -> dict[str, Any]:
+    """What to put over the chief's last answer, which was given some time before the end."""
+    if outcome.code != ExitCode.DRAINED:
+        return {"state": "failed"}
+    told = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
+    passes = {"pass": report["passes"], "version": report["passes"], "lag": {}} if "passes" in report else {}
+    return {"state": "done", **told, **passes}
+
+
+def tell_end(outcome: Outcome, launcher: Launcher, report: Mapping[str, Any], path: Path) -> int:
     """Say how the run ended, on standard output if well, else on standard error with the first death's last lines."""
     if outcome.code == ExitCode.DRAINED:
         print(f"done: {outcome.reason}")
-        if report.exists():
-            for line in summary_lines(json.loads(report.read_text(encoding="utf-8"))):
-                print(line)
-            print(f"report    {report}")
+        for line in summary_lines(report) if report else ():
+            print(line)
+        if report:
+            print(f"report    {path}")
         return outcome.code
     if outcome.first_dead is not None:
         lines = launcher.last_lines(outcome.first_dead)

@@ -13,6 +13,7 @@ import millrace
 from millrace.errors import SpecError
 from service import cli, running
 from service.launcher import plan as planning
+from service.launcher.supervision import Outcome
 from service.running import PlainShow, run_job
 from service.spec import load_job
 
@@ -199,6 +200,15 @@ def test_the_demos_spec_is_right(tmp_path):
     job = load_job(cli.DEMO, cli.demo_overrides(cli.DEMO, 1000, tmp_path))
     assert job.store == tmp_path
     assert next(iter(job.spec.sources.values())).events == 1000
+
+
+def test_the_last_status_is_the_reports():
+    report = {"events": 5, "samples": 10, "passes": 3, "metrics": {}, "digest": "x"}
+    assert running.last_status(Outcome(0, "drained"), report) == {
+        "state": "done", "events": 5, "samples": 10, "metrics": {}, "pass": 3, "version": 3, "lag": {},
+    }  # fmt: skip
+    assert running.last_status(Outcome(0, "drained"), {}) == {"state": "done"}
+    assert running.last_status(Outcome(1, "died"), report) == {"state": "failed"}
 
 
 def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):
