@@ -1,17 +1,34 @@
-"""Reads passes ahead of training: segments -> events -> pipe -> samples -> batches, in a thread, bounded.
+"""Reads passes ahead of training: segments -> events -> pipe -> samples -> batches, in threads, bounded.
 
-The contract between dataset and trainer. Planning is trainer.plan's work.
+The contract between dataset and trainer. Planning is trainer.plan's work; what a batch is made into, the caller's.
+Two threads: one reads samples, at most one pass ahead of the one being trained; one cuts and makes batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, Full, Queue
+from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from dataset.batch import Samples
+from dataset.batch import Samples, cut_batches
+from dataset.slot_counters import SlotCounters
 from dataset.source import Segment
 from millrace.deadline import Deadline
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+MAX_SUBMITTED = 2
+"""Passes given and not yet read; one more is a bug of the caller."""
+MAX_AHEAD_SAMPLES = 1 << 20
+"""Samples read and not yet made into batches; then reading waits."""
+POLL_S = 0.2
+"""How often a waiting thread looks whether it shall end."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -22,27 +39,198 @@ class Tally:
     num_samples: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     """Events (multislot: output lines) rejected, by reason."""
+    num_judged: int = 0
+    """What `rejected` is a part of: events (multislot: output lines, and events refused before the pipe)."""
+    first_of: dict[str, str] = field(default_factory=dict)
+    """The first rejection by each reason, in words: where and what."""
+    num_dead_letters: int = 0
+    slots: SlotCounters | None = None
+    """Counters by slot, where the reader keeps them."""
+
+    def reject(self, reason: str, where: str = "") -> None:
+        """Count one rejection."""
+        self.rejected[str(reason)] = self.rejected.get(reason, 0) + 1
+        self.first_of.setdefault(str(reason), where)
 
 
 class Reader(Protocol):
-    """Turns segments into samples."""
+    """Turns segments into samples. `read` on one thread; `close` from any."""
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
-        """Samples of the segments in order, in blocks; counts into `tally` as it goes."""
+        """Samples of the segments in order, in blocks that never split an event; counts into `tally` as it goes."""
         ...
 
     def close(self) -> None:
-        """End processes, close files."""
+        """End processes, close files; a `read` in progress ends, at once or with an error."""
         ...
 
 
-class Loader(Protocol[T]):
-    """See module docstring. `submit` passes in order; then `batches(p)` to its end; then `tally(p)`."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A pass is read to its end."""
 
-    def submit(self, pass_number: int, segments: Sequence[Segment]) -> None: ...
+    tally: Tally
 
-    def batches(self, pass_number: int) -> Iterator[T]: ...
 
-    def tally(self, pass_number: int) -> Tally: ...
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A thread of the loader ended on an error."""
 
-    def close(self, deadline: Deadline) -> None: ...
+    error: BaseException
+
+
+class _Stopped(Exception):
+    """The loader is closed: its threads end."""
+
+
+class _Ahead:
+    """Blocks of samples between reading and cutting, bounded by their samples."""
+
+    def __init__(self, stopping: threading.Event, max_samples: int) -> None:
+        self._stopping, self._max_samples = stopping, max_samples
+        self._blocks: deque[Samples | _End | _Failure] = deque()
+        self._num_samples = 0
+        self._changed = threading.Condition()
+
+    def put(self, item: Samples | _End | _Failure) -> None:
+        """Wait for room; a block larger than the bound goes alone."""
+        num = len(item) if isinstance(item, Samples) else 0
+        with self._changed:
+            while self._num_samples and self._num_samples + num > self._max_samples:
+                self._wait()
+            self._blocks.append(item)
+            self._num_samples += num
+            self._changed.notify_all()
+
+    def get(self) -> Samples | _End | _Failure:
+        """Wait for an item."""
+        with self._changed:
+            while not self._blocks:
+                self._wait()
+            item = self._blocks.popleft()
+            self._num_samples -= len(item) if isinstance(item, Samples) else 0
+            self._changed.notify_all()
+            return item
+
+    def _wait(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        self._changed.wait(POLL_S)
+
+
+class Loader(Generic[T]):
+    """See module docstring. `submit` passes in order; then `batches(p)` to its end; then `tally(p)`.
+
+    `make` is called on a thread of the loader with the number of the pass and the samples of one batch. At most
+    `max_batches` batches are ready and not yet taken. What a thread raises is raised again by `batches`.
+    """
+
+    def __init__(self, reader: Reader, make: Callable[[int, Samples], T], batch_size: int, max_batches: int) -> None:
+        self._reader, self._make, self._batch_size = reader, make, batch_size
+        self._submitted: Queue[tuple[int, Sequence[Segment]]] = Queue(MAX_SUBMITTED)
+        self._order: Queue[int] = Queue(2 * MAX_SUBMITTED)
+        self._stopping = threading.Event()
+        self._ahead = _Ahead(self._stopping, MAX_AHEAD_SAMPLES)
+        self._ready: Queue[T | _End | _Failure] = Queue(max_batches)
+        self._tallies: dict[int, Tally] = {}
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work, fail), name=f"loader-{name}", daemon=True)
+            for name, work, fail in (("read", self._read_passes, self._ahead.put), ("cut", self._cut_passes, self._put))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, pass_number: int, segments: Sequence[Segment]) -> None:
+        """Have a pass read, after those submitted before."""
+        self._order.put_nowait(pass_number)
+        self._submitted.put_nowait((pass_number, tuple(segments)))
+
+    def batches(self, pass_number: int) -> Iterator[T]:
+        """The batches of a pass. Raises what reading or making them raised."""
+        while True:
+            item = self._ready.get()
+            if isinstance(item, _End):
+                self._tallies = {pass_number: item.tally}
+                return
+            if isinstance(item, _Failure):
+                self._ready.put(item)  # whoever asks again hears it again
+                raise item.error
+            yield item
+
+    def tally(self, pass_number: int) -> Tally:
+        """What the last pass that was taken to its end gave."""
+        return self._tallies[pass_number]
+
+    def close(self, deadline: Deadline) -> None:
+        """End the reader's processes and the threads. Harmless when repeated."""
+        self._stopping.set()
+        self._reader.close()
+        for thread in self._threads:
+            thread.join(deadline.left_s())
+            if thread.is_alive():
+                log.warning("thread %s did not end in time", thread.name)
+
+    def _guard(self, work: Callable[[], None], fail: Callable[[_Failure], None]) -> None:
+        with _Caught() as caught:
+            work()
+        if caught.error is not None:
+            with _Caught():  # only _Stopped can come of it
+                fail(_Failure(caught.error))
+
+    def _read_passes(self) -> None:
+        while True:
+            pass_number, segments = self._take(self._submitted)
+            tally = Tally()
+            for samples in self._reader.read(pass_number, segments, tally):
+                self._ahead.put(samples)
+            self._ahead.put(_End(tally))
+
+    def _cut_passes(self) -> None:
+        while True:
+            pass_number = self._take(self._order)
+            ends: list[_End] = []
+            for samples in cut_batches(self._blocks(ends), self._batch_size):
+                self._put(self._make(pass_number, samples))
+            self._put(ends[0])
+
+    def _blocks(self, ends: list[_End]) -> Iterator[Samples]:
+        """Blocks of one pass; its end is put into `ends`."""
+        while True:
+            item = self._ahead.get()
+            if isinstance(item, _Failure):
+                raise item.error
+            if isinstance(item, _End):
+                ends.append(item)
+                return
+            yield item
+
+    def _take(self, queue: Queue[Item]) -> Item:
+        while not self._stopping.is_set():
+            try:
+                return queue.get(timeout=POLL_S)
+            except Empty:
+                continue
+        raise _Stopped
+
+    def _put(self, item: T | _End | _Failure) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._ready.put(item, timeout=POLL_S)
+                return
+            except Full:
+                continue
+        raise _Stopped
+
+
+class _Caught:
+    """Holds the error that ends a thread, whatever it is, so that another thread can raise it."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> "_Caught":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, _Stopped):
+            self.error = error
+        return True

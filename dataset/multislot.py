@@ -1,0 +1,262 @@
+"""MultiSlot text to samples: `count v1 .. vcount` for each slot in the order of the spec, one sample a line.
+
+The parser takes chunks of whole lines; bad lines are rejected one by one, with their reason and place, and the others
+kept. Loops are in `dataset.multislot_kernels`; `parse_line_reference` is their plain twin and the definition.
+Dropping padding and cutting long sequences is `dataset.trim`'s work.
+
+Shapes: S slots, C sparse slots, F float cells, W word cells, B lines, N signs.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.batch import F32, I64, U64, Ragged, Samples
+from dataset.config import DenseSlot, MetaSlot, SlotKind
+from dataset.multislot_kernels import Cell, Fault, gather_signs, scan
+from dataset.rejection import Reason
+from dataset.schema import Schema, Slot
+from millrace.keys import sign_of_text
+
+REASONS = {
+    Fault.WRONG_COUNT: Reason.WRONG_COUNT,
+    Fault.UNPARSABLE: Reason.UNPARSABLE,
+    Fault.LABEL_MISSING: Reason.LABEL_MISSING,
+    Fault.NON_FINITE: Reason.NON_FINITE,
+    Fault.NOT_UTF8: Reason.NOT_UTF8,
+    Fault.GENERATOR: Reason.GENERATOR,
+}
+META_CELLS = {
+    "float": Cell.META_FLOAT,
+    "uint64": Cell.META_UNSIGNED,
+    "int64": Cell.META_SIGNED,
+    "string": Cell.META_TEXT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no sample."""
+
+    line: int
+    """Its number, from 1."""
+    reason: Reason
+    detail: str
+    data: bytes
+    slot: str | None
+    """The slot at fault; None where the line as a whole is."""
+
+
+def cell_of(slot: Slot) -> Cell:
+    """How values of a slot are kept."""
+    match slot.entry:
+        case DenseSlot():
+            return Cell.DENSE
+        case MetaSlot(type=kind):
+            return META_CELLS[kind]
+        case _:
+            return Cell.SIGN if slot.sparse.values == "uint64" else Cell.TEXT_SIGN
+
+
+class MultiSlotParser:
+    """Parses the output of one segment, chunk by chunk.
+
+    `masks` gives, for a label that may be absent, the meta slot that is 0 where it is; an absent label is NaN then.
+    Any other absent label is a fault.
+    """
+
+    def __init__(self, schema: Schema, masks: Mapping[str, str] | None = None) -> None:
+        self._schema, self._masks = schema, dict(masks or {})
+        self._cells = [cell_of(slot) for slot in schema.slots]
+        self._sizes = [slot.entry.size if isinstance(slot.entry, DenseSlot) else 1 for slot in schema.slots]
+        self._columns: list[int] = []
+        self._num_sparse = self._num_floats = self._num_words = 0
+        for cell, size in zip(self._cells, self._sizes, strict=True):
+            match cell:
+                case Cell.SIGN | Cell.TEXT_SIGN:
+                    self._columns.append(self._num_sparse)
+                    self._num_sparse += 1
+                case Cell.DENSE | Cell.META_FLOAT:
+                    self._columns.append(self._num_floats)
+                    self._num_floats += size
+                case _:
+                    self._columns.append(self._num_words)
+                    self._num_words += 1
+        self._slots_S3 = np.array([self._cells, self._sizes, self._columns], np.int64).T.copy().reshape(-1, 3)
+
+    def parse(self, data: bytes, num_before: int = 0) -> tuple[Samples, list[BadLine]]:
+        """Samples and bad lines of `data`, whose every line ends with a line feed.
+
+        `num_before` lines came before it: lines are numbered on from there, and `event_B` is a line's number less 1.
+        """
+        text: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+        num_lines = data.count(b"\n")
+        value_N = np.empty(len(data) // 2 + 1, np.uint64)
+        count_CB = np.empty((self._num_sparse, num_lines), np.int64)
+        float_BF = np.empty((num_lines, self._num_floats), np.float32)
+        word_BW = np.empty((num_lines, self._num_words), np.uint64)
+        slow_N5 = np.empty((len(data) // 2 + 1 if self._num_floats else 0, 5), np.int64)
+        line_B4 = np.zeros((num_lines, 4), np.int64)
+        text.setflags(write=False)
+        num_slow = scan(text, 0, len(text), self._slots_S3, value_N, count_CB, float_BF, word_BW, slow_N5, line_B4)
+        self._finish_slow(data, slow_N5[:num_slow], float_BF, line_B4)
+        self._check_labels(float_BF, word_BW, line_B4)
+        bad_lines = list(self._bad_lines(data, line_B4, num_before))
+        good_B = line_B4[:, 0] == Fault.FINE
+        sparse = self._sparse(value_N, count_CB, line_B4)
+        if bad_lines:
+            float_BF, word_BW = float_BF[good_B], word_BW[good_B]
+        return self._samples(data, sparse, float_BF, word_BW, np.flatnonzero(good_B) + num_before), bad_lines
+
+    def _finish_slow(self, data: bytes, slow_N5: I64, float_BF: F32, line_B4: I64) -> None:
+        """Numerals that the kernel left to Python."""
+        for row, column, slot, begin, end in slow_N5.tolist():
+            with np.errstate(over="ignore", under="ignore"):
+                value = np.float32(float(data[begin:end]))
+            float_BF[row, column] = value
+            if not np.isfinite(value) and line_B4[row, 0] == Fault.FINE:
+                line_B4[row, :2] = Fault.NON_FINITE, slot << 32 | begin
+
+    def _check_labels(self, float_BF: F32, word_BW: U64, line_B4: I64) -> None:
+        """Find labels that are absent and may not be."""
+        for slot, (cell, column) in enumerate(zip(self._cells, self._columns, strict=True)):
+            if cell is Cell.META_FLOAT:
+                absent_B = np.isnan(float_BF[:, column]) & (line_B4[:, 0] == Fault.FINE)
+                if absent_B.any():
+                    absent_B &= ~self._masked(self._schema.slots[slot].name, float_BF, word_BW)
+                    line_B4[absent_B, 0] = Fault.LABEL_MISSING
+                    line_B4[absent_B, 1] = slot << 32 | line_B4[absent_B, 2]
+
+    def _masked(self, label: str, float_BF: F32, word_BW: U64) -> NDArray[np.bool_]:
+        """Rows on which the label's mask is 0."""
+        mask = self._masks.get(label)
+        if mask is None:
+            return np.zeros(len(float_BF), np.bool_)
+        index = [slot.name for slot in self._schema.slots].index(mask)
+        cells = float_BF if self._cells[index] is Cell.META_FLOAT else word_BW
+        return np.asarray(cells[:, self._columns[index]] == 0)
+
+    def _bad_lines(self, data: bytes, line_B4: I64, num_before: int) -> Iterator[BadLine]:
+        for row in np.flatnonzero(line_B4[:, 0] != Fault.FINE).tolist():
+            code, place, begin, _ = line_B4[row].tolist()
+            fault, slot, at = Fault(code), place >> 32, place & 0xFFFFFFFF
+            line = data[begin : data.index(b"\n", begin)]
+            if fault is Fault.GENERATOR:
+                detail, name = line[1:].decode("utf-8", "replace").strip(), None
+            elif slot == len(self._schema.slots):
+                detail, name = f"more values than slots from byte {at - begin + 1}", None
+            else:
+                name = self._schema.slots[slot].name
+                token = re.split(rb"[ \t\r\n]", data[at : at + 40], maxsplit=1)[0].decode("utf-8", "replace")
+                found = f"{token!r}" if token else "the line's end"
+                detail = f"slot {name!r}: {found} at byte {at - begin + 1}"
+            yield BadLine(num_before + row + 1, REASONS[fault], detail, line, name)
+
+    def _sparse(self, value_N: U64, count_CB: I64, line_B4: I64) -> Iterator[Ragged]:
+        """Sparse slots, in order, of the lines without fault."""
+        good_B = line_B4[:, 0] == Fault.FINE
+        num_signs = int(count_CB[:, good_B].sum()) if not good_B.all() else int(count_CB.sum())
+        out_N = np.empty(num_signs, np.uint64)
+        offset_CB1 = np.zeros((self._num_sparse, len(line_B4) + 1), np.int64)
+        num_rows = gather_signs(value_N, count_CB, line_B4, out_N, offset_CB1)
+        for offset_B1 in offset_CB1[:, : num_rows + 1]:
+            yield Ragged(out_N[offset_B1[0] : offset_B1[-1]], offset_B1 - offset_B1[0])
+
+    def _samples(self, data: bytes, sparse: Iterator[Ragged], float_BF: F32, word_BW: U64, line_B: I64) -> Samples:
+        dense: dict[str, F32] = {}
+        meta: dict[str, NDArray[Any]] = {}
+        for slot, cell, column, size in zip(self._schema.slots, self._cells, self._columns, self._sizes, strict=True):
+            match cell:
+                case Cell.DENSE:
+                    dense[slot.name] = np.ascontiguousarray(float_BF[:, column : column + size])
+                case Cell.META_FLOAT:
+                    meta[slot.name] = np.ascontiguousarray(float_BF[:, column])
+                case Cell.META_UNSIGNED:
+                    meta[slot.name] = np.ascontiguousarray(word_BW[:, column])
+                case Cell.META_SIGNED:
+                    meta[slot.name] = np.ascontiguousarray(word_BW[:, column]).view(np.int64)
+                case Cell.META_TEXT:
+                    places = word_BW[:, column].tolist()
+                    texts = np.empty(len(places), object)
+                    texts[:] = [data[place >> 32 : place & 0xFFFFFFFF].decode() for place in places]
+                    meta[slot.name] = texts
+                case Cell.SIGN | Cell.TEXT_SIGN:
+                    pass
+        columns = {slot.name: next(sparse) for slot in self._schema.slots if slot.kind is SlotKind.SPARSE}
+        return Samples(columns, dense, meta, line_B.astype(np.int64), np.full(len(line_B), np.nan))
+
+
+NUMERAL = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity|nan)", re.IGNORECASE)
+
+
+def parse_line_reference(
+    line: bytes, schema: Schema, masks: Mapping[str, str] | None = None
+) -> dict[str, Any] | tuple[Fault, str | None]:
+    """Values of a line by slot, or why it is rejected and which slot is at fault. Defines what the parser does."""
+    if line.startswith(b"!"):
+        return Fault.GENERATOR, None
+    tokens = [token for token in re.split(rb"[ \t\r]+", line) if token]
+    values: dict[str, Any] = {}
+    for slot in schema.slots:
+        if not tokens:
+            return Fault.WRONG_COUNT, slot.name
+        count = _unsigned_reference(tokens.pop(0))
+        if count is None:
+            return Fault.UNPARSABLE, slot.name
+        if slot.kind is not SlotKind.SPARSE:
+            size = slot.entry.size if isinstance(slot.entry, DenseSlot) else 1
+            if count != size and not (count == 0 and slot.kind is SlotKind.META):
+                return Fault.WRONG_COUNT, slot.name
+        taken, tokens = tokens[:count], tokens[count:]
+        read = [_value_reference(token, cell_of(slot)) for token in taken]
+        fault = next((value for value in read if isinstance(value, Fault)), None)
+        if fault is None and len(taken) < count:
+            fault = Fault.WRONG_COUNT
+        if fault is None and count == 0 and slot.kind is SlotKind.META:
+            read = [np.float32(np.nan)]
+            fault = None if cell_of(slot) is Cell.META_FLOAT else Fault.LABEL_MISSING
+        if fault is not None:
+            return fault, slot.name
+        values[slot.name] = read[0] if slot.kind is SlotKind.META else read
+    if tokens:
+        return Fault.WRONG_COUNT, None
+    for slot in schema.meta:
+        if values[slot.name] != values[slot.name] and values.get((masks or {}).get(slot.name, ""), 1) != 0:
+            return Fault.LABEL_MISSING, slot.name
+    return values
+
+
+def _unsigned_reference(token: bytes) -> int | None:
+    if not re.fullmatch(rb"[0-9]+", token):
+        return None
+    # Python refuses to read thousands of digits; leading zeros may be as many as they like.
+    digits = token.lstrip(b"0") or b"0"
+    return int(digits) if len(digits) <= 20 and int(digits) < 1 << 64 else None
+
+
+def _value_reference(token: bytes, cell: Cell) -> Any:
+    match cell:
+        case Cell.SIGN | Cell.META_UNSIGNED:
+            value = _unsigned_reference(token)
+            return Fault.UNPARSABLE if value is None else value
+        case Cell.META_SIGNED:
+            value = _unsigned_reference(token[1:] if token[:1] in (b"+", b"-") else token)
+            if value is None or value > (1 << 63) - (token[:1] != b"-"):
+                return Fault.UNPARSABLE
+            return -value if token[:1] == b"-" else value
+        case Cell.TEXT_SIGN | Cell.META_TEXT:
+            try:
+                text = token.decode()
+            except UnicodeDecodeError:
+                return Fault.NOT_UTF8
+            return text if cell is Cell.META_TEXT else sign_of_text(token)
+        case Cell.DENSE | Cell.META_FLOAT:
+            if not NUMERAL.fullmatch(token):
+                return Fault.UNPARSABLE
+            with np.errstate(over="ignore", under="ignore"):
+                number = np.float32(float(token))
+            return Fault.NON_FINITE if np.isinf(number) or (cell is Cell.DENSE and np.isnan(number)) else number

@@ -1,0 +1,195 @@
+"""The Arrow protocol: a persistent process; for each segment one IPC stream each way, a batch answered by a batch."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from dataset.arrow import REQUEST, AnswerReader, BadAnswer, BadRow, check_answer_schema, request_batch
+from dataset.batch import Samples
+from dataset.config import EventTime
+from dataset.event_time import event_times, slot_times
+from dataset.pipe.command import Command
+from dataset.pipe.process import Child
+from dataset.pipe.work import Outcome, Work, joined, take_events
+from dataset.rejection import Reason, Rejection
+from dataset.schema import Schema
+from dataset.slot_counters import SlotCounters, Sum
+from dataset.source import Events
+from dataset.trim import trim
+
+CONTINUATION = b"\xff\xff\xff\xff"
+"""First bytes of every message of an IPC stream."""
+OUTPUT_BYTES, OUTPUT_FACTOR = 256 << 20, 1024
+"""A segment's answers may be so large, plus so many times its events; beyond it the try fails."""
+
+
+class Answers:
+    """A child's output as the file that pyarrow reads an IPC stream from."""
+
+    closed = False
+
+    def __init__(self, child: Child) -> None:
+        self._child, self._held, self._at = child, b"", 0
+        self._begun = False
+
+    def read(self, num_bytes: int) -> bytes:
+        """Exactly `num_bytes`; raises ChildFailed where the output ends before them."""
+        parts, num = [], 0
+        while num < num_bytes:
+            if self._at == len(self._held):
+                self._held, self._at = self._child.read(), 0
+                if not self._held:
+                    self._child.finish()
+                    raise self._child.failure("ended in the middle of a segment")
+            part = self._held[self._at : self._at + num_bytes - num]
+            self._at += len(part)
+            parts.append(part)
+            num += len(part)
+            self._look(part)
+        return b"".join(parts)
+
+    def _look(self, part: bytes) -> None:
+        if not self._begun and not part.startswith(CONTINUATION[: len(part)]):
+            shown = (part + self._held[self._at : self._at + 80])[:80]
+            raise self._child.failure(f"printed what is no Arrow stream: {shown!r}")
+        self._begun = True
+
+    def rest(self) -> bytes:
+        """What has been read and not used."""
+        return self._held[self._at :]
+
+    def close(self) -> None:
+        """Nothing: the child is not ours."""
+
+
+class ArrowRunner:
+    """See module docstring, and `pipe.work.Runner`."""
+
+    def __init__(
+        self,
+        command: Command,
+        idle_s: float,
+        schema: Schema,
+        event_time: EventTime,
+        masks: Mapping[str, str],
+        batch_events: int,
+    ) -> None:
+        self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
+        self._batch_events = batch_events
+        self._reader = AnswerReader(schema, masks)
+        self._child: Child | None = None
+
+    def run(self, work: Work) -> Outcome:
+        """Put a segment through."""
+        outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
+        outcome.num_judged = work.num_events
+        requests = rebatched(work.blocks, self._batch_events)
+        if not requests:
+            return outcome
+        if self._child is None:
+            self._child = Child(self._command, self._idle_s)
+        child = self._child
+        limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
+        child.send([memoryview(request_stream(work, requests))], max_output_bytes=limit, close=False)
+        try:
+            self._converse(Answers(child), work, requests, outcome)
+        except BadAnswer as error:
+            raise child.failure(str(error)) from error
+        except pa.ArrowException as error:
+            raise child.failure(f"printed a broken Arrow stream: {error}") from error
+        outcome.rejections.sort(key=lambda rejection: rejection.offset)
+        return outcome
+
+    def _converse(self, answers: Answers, work: Work, requests: list[Events], outcome: Outcome) -> None:
+        with pa.ipc.open_stream(pa.PythonFile(answers, mode="r")) as stream:
+            check_answer_schema(self._schema, stream.schema)
+            for number, events in enumerate(requests):
+                try:
+                    answer = stream.read_next_batch()
+                except StopIteration:
+                    raise BadAnswer(f"answered {number} batches where {len(requests)} were asked") from None
+                answer.validate(full=True)
+                self._take(answer, work, events, outcome)
+            try:
+                stream.read_next_batch()
+            except StopIteration:
+                pass
+            else:
+                raise BadAnswer(f"answered more than the {len(requests)} batches that were asked")
+        if rest := answers.rest():
+            raise BadAnswer(f"printed {rest[:80]!r} after the end of its Arrow stream")
+
+    def _take(self, answer: pa.RecordBatch, work: Work, events: Events, outcome: Outcome) -> None:
+        times = event_times(self._event_time, events)
+        samples, bad_rows = self._reader.read(answer, events.position_E, times)
+        samples = trim(samples, self._schema, outcome.counters)
+        samples = Samples(
+            samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(self._event_time, samples)
+        )
+        for bad in bad_rows:
+            outcome.rejections.append(self._rejection(work, events, bad))
+            if bad.slot is not None and bad.reason is Reason.NON_FINITE:
+                outcome.counters.add(bad.slot, Sum.NON_FINITE, 1)
+        outcome.counters.observe(samples)
+        outcome.blocks.append(samples)
+
+    def _rejection(self, work: Work, events: Events, bad: BadRow) -> Rejection:
+        position = int(events.position_E[bad.event])
+        return Rejection(work.segment.partition, position, bad.reason, bad.detail, events.value(bad.event))
+
+    def reset(self) -> None:
+        """The stream is in disorder: the next segment gets a new process."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def close(self) -> None:
+        """Kill the process."""
+        if self._child is not None:
+            self._child.kill()
+
+
+def rebatched(blocks: Iterable[Events], num: int) -> list[Events]:
+    """Events in batches of `num`, the last may be smaller; which block they came in does not matter."""
+    out: list[Events] = []
+    held: list[Events] = []
+    num_held = 0
+    for block in blocks:
+        at = 0
+        while at < len(block):
+            part = take_events(block, np.arange(at, min(len(block), at + num - num_held)))
+            at += len(part)
+            held.append(part)
+            num_held += len(part)
+            if num_held == num:
+                out.append(merged(held))
+                held, num_held = [], 0
+    if held:
+        out.append(merged(held))
+    return out
+
+
+def merged(parts: list[Events]) -> Events:
+    """Events of several blocks as one block."""
+    data = np.concatenate([joined(part, -1) for part in parts])
+    end_E = np.cumsum(np.concatenate([part.end_E - part.begin_E for part in parts]))
+    begin_E = np.concatenate([np.zeros(1, np.int64), end_E[:-1]])
+    keys = headers = None
+    if any(part.keys is not None for part in parts):
+        keys = [key for part in parts for key in (part.keys if part.keys is not None else [None] * len(part))]
+    if any(part.headers is not None for part in parts):
+        headers = [each for part in parts for each in (part.headers if part.headers is not None else [()] * len(part))]
+    position_E = np.concatenate([part.position_E for part in parts])
+    timestamp_ms_E = np.concatenate([part.timestamp_ms_E for part in parts])
+    return Events(data.data, begin_E, end_E, position_E, timestamp_ms_E, keys, headers)
+
+
+def request_stream(work: Work, requests: list[Events]) -> pa.Buffer:
+    """The IPC stream of a segment's requests."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, REQUEST) as writer:
+        for events in requests:
+            values = np.frombuffer(events.data, np.uint8) if len(events.data) else np.empty(0, np.uint8)
+            writer.write_batch(request_batch(work.segment, events, values))
+    return sink.getvalue()

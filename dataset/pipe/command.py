@@ -1,0 +1,86 @@
+"""What is started for a pipe command: program, folder, environment. Nothing is started here."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dataset.config import DenseSlot, MetaSlot, PipeSection, Protocol
+from dataset.schema import Schema, Slot
+from millrace.errors import SpecError
+
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
+"""What a command sees of our environment; nothing in it is secret."""
+MAX_SLOTS_BYTES = 100_000
+"""Linux refuses a longer variable (128 KiB); above it a generator reads the slots from the spec."""
+PACKAGES = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A pipe command, ready to start."""
+
+    words: tuple[str, ...]
+    """As the user wrote it, for messages."""
+    argv: tuple[str, ...]
+    folder: Path
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+def check_command(config: PipeSection, folder: Path) -> tuple[str, ...]:
+    """The argument vector of `pipe.command`. Raises SpecError where it cannot be started in the spec's `folder`."""
+    program, *arguments = config.command
+    if program == "python":
+        found: str | None = sys.executable
+        script = next((word for word in arguments if not word.startswith("-")), None)
+        if arguments[:1] == [script] and script is not None and not (folder / script).is_file():
+            raise SpecError(f"{folder / script}: no such file", "pipe.command")
+    elif "/" in program:
+        found = str(folder / program)
+        if not os.access(found, os.X_OK) or os.path.isdir(found):
+            raise SpecError(f"{found}: no such program, or it may not be executed", "pipe.command")
+    else:
+        found = shutil.which(program)
+        if found is None:
+            raise SpecError(f"{program!r}: no such program on PATH; give its path, or install it", "pipe.command")
+    return (found or program, *arguments)
+
+
+def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:
+    """The command with its environment: fixed hashing, zone and locale, no secrets, and what `run()` must know."""
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    environment |= {"PYTHONHASHSEED": "0", "TZ": "UTC", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
+    if spec is not None:
+        environment["MILLRACE_SPEC"] = str(spec.resolve())
+    slots = json.dumps([describe(slot) for slot in schema.slots], separators=(",", ":"))
+    if len(slots) <= MAX_SLOTS_BYTES:
+        environment["MILLRACE_SLOTS"] = slots
+    elif spec is None and config.protocol is Protocol.ARROW:
+        raise SpecError("so many slots are told to a generator through its spec only", "slots")
+    return Command(config.command, (*_with_us(), *check_command(config, folder)), folder, environment)
+
+
+def describe(slot: Slot) -> list[object]:
+    """What a generator must know of a slot: name, kind, type of its values, size."""
+    match slot.entry:
+        case DenseSlot(size=size):
+            return [slot.name, "dense", "float", size]
+        case MetaSlot(type=kind):
+            return [slot.name, "meta", kind, 1]
+        case _:
+            return [slot.name, "sparse", slot.sparse.values, int(slot.sparse.weighted)]
+
+
+@cache
+def _with_us() -> tuple[str, ...]:
+    """On Linux: have the kernel kill the command when we die, however we die."""
+    setpriv = shutil.which("setpriv")
+    return () if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--")

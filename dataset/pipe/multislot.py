@@ -1,0 +1,116 @@
+"""The MultiSlot protocol: one process per segment, a line per event in, a line per sample out."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from dataset.batch import Samples
+from dataset.config import EventTime
+from dataset.event_time import slot_times
+from dataset.multislot import BadLine, MultiSlotParser
+from dataset.pipe.command import Command
+from dataset.pipe.process import Child, Chunk
+from dataset.pipe.work import Outcome, Work, bytes_of, joined
+from dataset.rejection import Reason, Rejection
+from dataset.schema import Schema
+from dataset.slot_counters import SlotCounters, Sum
+from dataset.source import Events
+from dataset.trim import trim
+
+LINE_FEED = 10
+PARSE_BYTES = 1 << 20
+"""Output is parsed in chunks of about so much."""
+MAX_LINE_BYTES = 16 << 20
+"""Longest line of output; beyond it the try fails."""
+OUTPUT_BYTES, OUTPUT_FACTOR = 64 << 20, 1024
+"""A segment's output may be so large, plus so many times its input; beyond it the try fails."""
+
+
+class MultiSlotRunner:
+    """See module docstring, and `pipe.work.Runner`."""
+
+    def __init__(
+        self, command: Command, idle_s: float, schema: Schema, event_time: EventTime, masks: Mapping[str, str]
+    ) -> None:
+        self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
+        self._parser = MultiSlotParser(schema, masks)
+        self._child: Child | None = None
+
+    def run(self, work: Work) -> Outcome:
+        """Put a segment through."""
+        outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
+        outcome.num_judged = len(work.rejections)
+        self._child = child = Child(self._command, self._idle_s)
+        try:
+            limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
+            child.send((lines_of(block) for block in work.blocks), max_output_bytes=limit, close=True)
+            for data in whole_lines(child):
+                self._take(data, work, outcome)
+            child.finish()
+        finally:
+            child.close()
+        return outcome
+
+    def _take(self, data: bytes, work: Work, outcome: Outcome) -> None:
+        """Parse lines; the last may be without its end."""
+        half = b""
+        if not data.endswith(b"\n"):
+            cut = data.rfind(b"\n") + 1
+            data, half = data[:cut], data[cut:]
+        num_before = outcome.num_judged - len(work.rejections)
+        samples, bad_lines = self._parser.parse(data, num_before)
+        if half:
+            number = num_before + data.count(b"\n") + 1
+            bad_lines.append(BadLine(number, Reason.HALF, "the last line has no line feed", half, None))
+        outcome.num_judged += len(samples) + len(bad_lines)
+        for bad in bad_lines:
+            segment = work.segment
+            outcome.rejections.append(
+                Rejection(segment.partition, segment.begin, bad.reason, bad.detail, bad.data, bad.line)
+            )
+            if bad.slot is not None and bad.reason is Reason.NON_FINITE:
+                outcome.counters.add(bad.slot, Sum.NON_FINITE, 1)
+        samples = trim(samples, self._schema, outcome.counters)
+        samples = Samples(
+            samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(self._event_time, samples)
+        )
+        outcome.counters.observe(samples)
+        outcome.blocks.append(samples)
+
+    def reset(self) -> None:
+        """A try leaves nothing behind."""
+
+    def close(self) -> None:
+        """Kill the process at work."""
+        if self._child is not None:
+            self._child.kill()
+
+
+def lines_of(events: Events) -> Chunk:
+    """Events as lines: the buffer itself where they already lie in it as such, else a copy."""
+    data = bytes_of(events.data)
+    begin, end = int(events.begin_E[0]), int(events.end_E[-1])
+    if end < len(data) and bool(np.all(events.begin_E[1:] == events.end_E[:-1] + 1)):
+        if bool(np.all(data[events.end_E] == LINE_FEED)):
+            return data.data[begin : end + 1]
+    return joined(events, LINE_FEED).data
+
+
+def whole_lines(child: Child) -> Iterator[bytes]:
+    """A child's output in chunks of whole lines; only the last chunk may end inside one."""
+    held: list[bytes] = []
+    num_held = 0
+    while data := child.read():
+        held.append(data)
+        num_held += len(data)
+        if num_held < PARSE_BYTES or b"\n" not in data:
+            if num_held > MAX_LINE_BYTES and not any(b"\n" in part for part in held):
+                raise child.failure(f"printed a line longer than {MAX_LINE_BYTES >> 20} MiB")
+            continue
+        joined_bytes = b"".join(held)
+        cut = joined_bytes.rfind(b"\n") + 1
+        yield joined_bytes[:cut]
+        held = [joined_bytes[cut:]] if cut < len(joined_bytes) else []
+        num_held = len(joined_bytes) - cut
+    if num_held:
+        yield b"".join(held)

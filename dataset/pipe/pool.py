@@ -1,0 +1,84 @@
+"""Segments through several commands side by side: outcomes in order, a failing segment tried again.
+
+The number of processes changes the speed, never the outcomes.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import LifoQueue
+
+from dataset.errors import PipeFailed
+from dataset.pipe.command import Command
+from dataset.pipe.process import ChildFailed
+from dataset.pipe.work import Outcome, Runner, Work
+
+log = logging.getLogger(__name__)
+
+
+class PipePool:
+    """`processes` runners of one command. `run` from one thread; `close` from any."""
+
+    def __init__(self, command: Command, make: Callable[[], Runner], processes: int, tries: int) -> None:
+        self._command, self._tries = command, tries
+        self._runners = [make() for _ in range(processes)]
+        self._idle: LifoQueue[Runner] = LifoQueue()
+        for runner in self._runners:
+            self._idle.put(runner)
+        # Also a lone process has a thread of its own: the source is read while it works.
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="pipe")
+        self._closed = False
+
+    def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, Outcome]]:
+        """Outcomes in the order of `works`, of which at most `processes` + 1 are held. Raises PipeFailed."""
+        in_flight: deque[tuple[Work, Future[Outcome]]] = deque()
+        try:
+            for work in works:
+                in_flight.append((work, self._threads.submit(self._try, work)))
+                if len(in_flight) > len(self._runners):
+                    done, future = in_flight.popleft()
+                    yield done, future.result()
+            while in_flight:
+                done, future = in_flight.popleft()
+                yield done, future.result()
+        finally:
+            for _, future in in_flight:
+                future.cancel()
+
+    def close(self) -> None:
+        """Kill the commands and wait for their threads."""
+        self._closed = True
+        for runner in self._runners:
+            runner.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for runner in self._runners:
+            runner.close()
+
+    def _try(self, work: Work) -> Outcome:
+        runner = self._idle.get()
+        try:
+            return self._tried(runner, work)
+        finally:
+            self._idle.put(runner)
+
+    def _tried(self, runner: Runner, work: Work) -> Outcome:
+        """The outcome of the first try that succeeds."""
+        segment = work.segment
+        place = f"{segment.partition} [{segment.begin}, {segment.end})"
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return runner.run(work)
+            except ChildFailed as failure:
+                runner.reset()
+                log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)
+                if attempt < self._tries and not self._closed:
+                    continue
+                code = "" if failure.exit_code is None else f" (exit code {failure.exit_code})"
+                stderr = f"; its last words:\n{failure.stderr}" if failure.stderr else "; it said nothing on stderr"
+                raise PipeFailed(
+                    f"pipe command {str(self._command)!r} in {self._command.folder} {failure.what}{code} on segment "
+                    f"{place}, try {attempt} of {self._tries}{stderr}"
+                ) from failure

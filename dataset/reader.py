@@ -1,0 +1,158 @@
+"""A source and a pipe command, put together: segments of a pass in, blocks of samples out.
+
+Sources give events (`dataset.source`), `dataset.pipe` makes samples of them; here rejected events are dealt with as the
+spec says, and everything is counted. Which segments make a pass, and when, is the trainer's decision.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from dataset.batch import Samples
+from dataset.config import EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
+from dataset.dead_letters import DeadLetters
+from dataset.errors import BadEvent, SourceUnavailable
+from dataset.event_time import check_event_time
+from dataset.loader import Tally
+from dataset.pipe.arrow import ArrowRunner
+from dataset.pipe.command import Command, prepare_command
+from dataset.pipe.multislot import MultiSlotRunner
+from dataset.pipe.pool import PipePool
+from dataset.pipe.work import Outcome, Runner, Work, screen, split_segment
+from dataset.rejection import Rejection
+from dataset.schema import Schema
+from dataset.slot_counters import SlotCounters
+from dataset.source import Events, Segment, Source
+from millrace.deadline import Deadline
+
+READ_S = 30.0
+"""How long a source may take to go on before it counts as away."""
+AWAY_WAIT_S = 1.0
+"""Pause before a source that is away is asked again."""
+
+log = logging.getLogger(__name__)
+
+
+def make_runner(
+    command: Command, pipe: PipeSection, schema: Schema, event_time: EventTime, masks: Mapping[str, str]
+) -> Runner:
+    """A runner of the protocol that the spec names."""
+    match pipe.protocol:
+        case Protocol.MULTISLOT:
+            return MultiSlotRunner(command, pipe.deadline, schema, event_time, masks)
+        case Protocol.ARROW:
+            return ArrowRunner(command, pipe.deadline, schema, event_time, masks, pipe.batch_events)
+        case _:
+            assert_never(pipe.protocol)
+
+
+class SegmentReader:
+    """See module docstring; a `dataset.loader.Reader`.
+
+    Takes the source over, and closes it. `masks` gives, for a label that may be absent, the meta slot that is 0 then.
+    Raises SpecError where the pipe command cannot be started or event time cannot be had.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pipe: PipeSection,
+        schema: Schema,
+        source_config: SourceSection,
+        dead_letters: DeadLetters | None,
+        folder: Path,
+        *,
+        spec: Path | None = None,
+        masks: Mapping[str, str] | None = None,
+        max_outage_s: float = 600.0,
+    ) -> None:
+        check_event_time(source_config.event_time, pipe.protocol, schema, "event_time")
+        self._source, self._pipe, self._schema, self._config = source, pipe, schema, source_config
+        self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
+        self._stopping = threading.Event()
+        command = prepare_command(pipe, schema, folder, spec)
+        event_time, known_masks = source_config.event_time, dict(masks or {})
+        self._pool = PipePool(
+            command,
+            lambda: make_runner(command, pipe, schema, event_time, known_masks),
+            pipe.processes,
+            pipe.tries,
+        )
+
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
+        """Samples of the segments in order. Raises PipeFailed, BadEvent, and what the source raises."""
+        tally.slots = SlotCounters(self._schema)
+        if self._dead_letters is not None:
+            self._dead_letters.begin(pass_number)
+        num_lines = 0
+        for work, outcome in self._pool.run(self._works(segments)):
+            self._count(pass_number, work, outcome, tally)
+            for samples in outcome.blocks:
+                if self._pipe.protocol is Protocol.MULTISLOT:  # lines are numbered in their segment: now in the pass
+                    samples = replace(samples, event_B=samples.event_B + num_lines)
+                yield samples
+            num_lines += outcome.num_judged
+
+    def close(self) -> None:
+        """End processes, the source, and a reading in progress. Harmless when repeated."""
+        self._stopping.set()
+        self._pool.close()
+        self._source.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+    def _works(self, segments: Sequence[Segment]) -> Iterator[Work]:
+        lines = self._pipe.protocol is Protocol.MULTISLOT
+        for segment in segments:
+            for part in split_segment(segment, self._pipe.processes):
+                yield screen(part, self._events(part), self._config.max_event_bytes, lines=lines)
+
+    def _events(self, segment: Segment) -> Iterator[Events]:
+        """Events of a segment; waits, and says so, while the source is away."""
+        away_since_s: float | None = None
+        while segment.begin < segment.end:
+            try:
+                for events in self._source.read(segment, Deadline.after(READ_S)):
+                    if away_since_s is not None:
+                        log.info("%s is back after %.0f s", segment.partition, time.monotonic() - away_since_s)
+                        away_since_s = None
+                    if len(events):
+                        segment = replace(segment, begin=int(events.position_E[-1]) + 1)
+                    yield events
+                return
+            except SourceUnavailable as error:
+                now_s = time.monotonic()
+                away_since_s = now_s if away_since_s is None else away_since_s
+                if now_s - away_since_s >= self._max_outage_s or self._stopping.wait(AWAY_WAIT_S):
+                    raise
+                log.warning("waiting for %s: %s", segment.partition, error)
+
+    def _count(self, pass_number: int, work: Work, outcome: Outcome, tally: Tally) -> None:
+        tally.num_events += work.num_events
+        tally.num_samples += outcome.num_samples
+        tally.num_judged += outcome.num_judged
+        assert tally.slots is not None
+        tally.slots.merge(outcome.counters)
+        for rejection in outcome.rejections:
+            tally.reject(rejection.reason, str(rejection))
+        self._deal_with(pass_number, outcome.rejections, tally)
+
+    def _deal_with(self, pass_number: int, rejections: Iterable[Rejection], tally: Tally) -> None:
+        match self._pipe.on_bad_event:
+            case OnBadEvent.SKIP:
+                pass
+            case OnBadEvent.DEAD_LETTER:
+                if self._dead_letters is not None:
+                    tally.num_dead_letters += self._dead_letters.add(pass_number, rejections)
+            case OnBadEvent.FAIL:
+                for rejection in rejections:
+                    raise BadEvent(
+                        f'{rejection}; pipe.on_bad_event = "fail" stops here: mend the stream or the pipe command, '
+                        'or set it to "dead_letter"'
+                    )
+            case _:
+                assert_never(self._pipe.on_bad_event)

@@ -1,0 +1,39 @@
+"""Why an event, or a line of a pipe's output, gives no sample."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The short name under which rejections are counted."""
+
+    NULL = "null value"
+    TOO_LONG = "longer than max_event_bytes"
+    LINE_FEED = "line feed inside"
+    WRONG_COUNT = "wrong count"
+    UNPARSABLE = "unparsable"
+    LABEL_MISSING = "label missing"
+    NON_FINITE = "non-finite value"
+    NOT_UTF8 = "not UTF-8"
+    GENERATOR = "generator error"
+    HALF = "output ends inside a line"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One event (multislot: one output line) that was rejected."""
+
+    partition: str
+    offset: int
+    """Position of the event; multislot: first position of the segment whose output the line is in."""
+    reason: Reason
+    detail: str = ""
+    """Where, in words: the slot, the byte."""
+    data: bytes | None = None
+    """The event, or the output line."""
+    line: int | None = None
+    """Multislot: number of the line in the segment's output, from 1."""
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else f", output line {self.line}"
+        return f"{self.partition} at {self.offset}{line}: {self.reason}" + (f": {self.detail}" if self.detail else "")
