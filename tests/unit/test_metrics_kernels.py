@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.metrics.auc import (
+    count_pairs,
+    count_pairs_reference,
     exact_auc,
     exact_auc_reference,
     histogram_auc,
@@ -147,6 +149,13 @@ def test_the_histogram_is_off_by_no_more_than_it_says(samples):
         assert (found is None) == (wanted is None)
         if found is not None:
             assert abs(found[0] - wanted) <= found[1] + 1e-12
+
+
+@FIXED
+@given(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 1 << 24)), max_size=20))
+def test_pairs_of_a_histogram_equal_their_twin(buckets):
+    negative, positive = (np.array([b[i] for b in buckets], np.int64) for i in range(2))
+    assert count_pairs(negative, positive) == count_pairs_reference(negative, positive)
 
 
 @pytest.mark.parametrize(("num_buckets", "bound"), [(65_536, 1e-4), (4_096, 1e-3)])

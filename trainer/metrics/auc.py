@@ -17,15 +17,33 @@ F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 
 
+@njit(nogil=True, cache=True)
+def count_pairs(negative_K, positive_K):  # type: ignore[no-untyped-def]
+    """Masses, and weights of the pairs won and tied: negatives, positives, won, tied."""
+    negatives, positives, won, tied = np.int64(0), np.int64(0), 0.0, 0.0
+    for k in range(len(negative_K)):
+        if positive_K[k]:
+            won += np.float64(positive_K[k]) * np.float64(negatives)
+            tied += np.float64(positive_K[k]) * np.float64(negative_K[k])
+            positives += positive_K[k]
+        negatives += negative_K[k]
+    return negatives, positives, won, tied
+
+
+def count_pairs_reference(negative_K: I64, positive_K: I64) -> tuple[int, int, float, float]:
+    """The plain twin of `count_pairs`."""
+    negative, positive = negative_K.tolist(), positive_K.tolist()
+    won = sum(float(positive[k]) * float(sum(negative[:k])) for k in range(len(negative)))
+    tied = sum(float(above) * float(below) for above, below in zip(positive, negative, strict=True))
+    return sum(negative), sum(positive), won, tied
+
+
 def histogram_auc(negative_K: I64, positive_K: I64) -> tuple[float, float] | None:
     """AUC of a histogram and the most it can be off; None where a class is absent."""
-    negatives, positives = float(negative_K.sum()), float(positive_K.sum())
+    negatives, positives, won, tied = count_pairs(negative_K, positive_K)
     if not negatives or not positives:
         return None
-    below_K = np.cumsum(negative_K, dtype=np.float64) - negative_K
-    tied = float(np.dot(positive_K.astype(np.float64), negative_K.astype(np.float64)))
-    won = float(np.dot(positive_K.astype(np.float64), below_K))
-    pairs = negatives * positives
+    pairs = float(negatives) * float(positives)
     return (won + tied / 2) / pairs, tied / 2 / pairs
 
 
@@ -43,7 +61,7 @@ def exact_auc(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
     if not pairs:
         return None
     below_K = np.cumsum(negative_K) - negative_K / 2
-    return float(np.dot(positive_K, below_K)) / pairs
+    return float((positive_K * below_K).sum()) / pairs
 
 
 def exact_auc_reference(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
