@@ -4,8 +4,11 @@ Keys are split by shard, every shard is asked at once, rows are put together aga
 when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from pserver.placement import Placement, put_rows, take_rows
 from pserver.proto import shard_pb2 as pb
 from pserver.saving import check_header, new_save
 from pserver.table import frozen
-from pserver.transport import Call, Connection
+from pserver.transport import Connection
 
 I32 = NDArray[np.int32]
 
@@ -41,7 +44,7 @@ class Announced:
     positions: Mapping[str, Sequence[I32]]
     """By table, for each shard: which of the batch's keys are its own."""
     num_keys: Mapping[str, int]
-    calls: Sequence[Call]
+    calls: Sequence[Future[Any]]
     """The announcement to each shard; to be waited for before the batch is used."""
 
 
@@ -68,6 +71,9 @@ class RemoteShards:
         self._connections = [
             Connection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
         ]
+        # A thread of each shard announces, in order; steps have threads of their own, so they never queue behind.
+        self._announcers = [ThreadPoolExecutor(1, thread_name_prefix="announce") for _ in addresses]
+        self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
         self._num_announced = 0
         self._pass_number = 0
         requests = [
@@ -83,13 +89,16 @@ class RemoteShards:
         ]
         self._ask("Hello", requests, deadline)
 
-    def _start(self, method: str, requests: Iterable[Any], deadline: Deadline) -> list[Call]:
-        """One request to each shard; a request is built while those before it are under way."""
-        pairs = zip(self._connections, requests, strict=True)
-        return [connection.call(method, request, deadline) for connection, request in pairs]
-
     def _ask(self, method: str, requests: Iterable[Any], deadline: Deadline) -> list[Any]:
-        return [call.result() for call in self._start(method, requests, deadline)]
+        """One request to each shard; a request is built while those before it are under way."""
+        calls: list[Callable[[], Any]] = []
+        for connection, request in zip(self._connections, requests, strict=True):
+            if len(calls) == len(self._connections) - 1:  # the last on this thread: none sleeps and wakes for it
+                calls.append(partial(connection.call, method, request, deadline))
+            else:
+                calls.append(self._pool.submit(connection.call, method, request, deadline).result)
+        last = calls[-1]()
+        return [*(call() for call in calls[:-1]), last]
 
     def _ask_alike(self, method: str, request: Any, deadline: Deadline) -> list[Any]:
         return self._ask(method, [request] * len(self._connections), deadline)
@@ -105,20 +114,11 @@ class RemoteShards:
         """See Shards."""
         positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
         self._num_announced += 1
-        requests = (
-            pb.AnnounceRequest(
-                caller=self._caller,
-                batch=self._num_announced,
-                learn=learn,
-                tables=[
-                    wire.keys_to(name, Keys(keys.keys_U[mine], keys.group_U[mine]))
-                    for name, keys in tables.items()
-                    for mine in [positions[name][shard]]
-                ],
-            )
-            for shard in range(len(self._connections))
-        )
-        calls = self._start("Announce", requests, Deadline.after(ANNOUNCE_S))
+        calls = []
+        for shard, (connection, announcer) in enumerate(zip(self._connections, self._announcers, strict=True)):
+            message = pb.AnnounceRequest(caller=self._caller, batch=self._num_announced, learn=learn)
+            request = wire.with_keys(message, _keys_part(tables, positions, shard))
+            calls.append(announcer.submit(connection.call, "Announce", request, Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
         return Announced(self._num_announced, learn, positions, num_keys, calls)
 
@@ -140,15 +140,17 @@ class RemoteShards:
         """See Shards."""
         learnt = None if batch is None else _ready(batch)
         wanted = None if following is None else _ready(following)
+        message = pb.ExchangeRequest(
+            caller=self._caller,
+            pass_number=self._pass_number,
+            step=step,
+            batch=None if learnt is None else learnt.number,
+            batch_samples=scale.batch_samples,
+            following=None if wanted is None else wanted.number,
+        )
         requests = (
-            pb.ExchangeRequest(
-                caller=self._caller,
-                pass_number=self._pass_number,
-                step=step,
-                batch=None if learnt is None else learnt.number,
-                gradients=[] if learnt is None or gradients is None else _parts(learnt, gradients, shard),
-                batch_samples=scale.batch_samples,
-                following=None if wanted is None else wanted.number,
+            wire.with_gradients(
+                deepcopy(message), {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
             )
             for shard in range(len(self._connections))
         )
@@ -207,6 +209,8 @@ class RemoteShards:
 
     def close(self) -> None:
         """See Shards."""
+        for pool in (*self._announcers, self._pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         for connection in self._connections:
             connection.close()
 
@@ -220,12 +224,18 @@ def _ready(batch: Prepared) -> Announced:
     return batch
 
 
-def _parts(batch: Announced, gradients: Mapping[str, Gradients], shard: int) -> list[Any]:
+def _keys_part(tables: Mapping[str, Keys], positions: Mapping[str, Sequence[I32]], shard: int) -> dict[str, Keys]:
+    """The keys that live on a shard."""
+    mine = {name: positions[name][shard] for name in tables}
+    return {name: Keys(keys.keys_U[mine[name]], keys.group_U[mine[name]]) for name, keys in tables.items()}
+
+
+def _gradients_part(batch: Announced, gradients: Mapping[str, Gradients], shard: int) -> dict[str, Gradients]:
     """One shard's part of a push."""
-    parts = []
+    parts = {}
     for name, push in gradients.items():
         position_P = batch.positions[name][shard]
         grads_PD = np.empty((len(position_P), push.grads_UD.shape[1]), np.float32)
         take_rows(frozen(push.grads_UD), position_P, grads_PD)
-        parts.append(wire.gradients_to(name, Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])))
+        parts[name] = Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])
     return parts

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from millrace import rpc
 from millrace.deadline import Deadline
@@ -21,7 +22,6 @@ from pserver.errors import BadRequest, BadSave, StaleGeneration, StepTimedOut
 from pserver.ledger import Ledger, Verdict
 from pserver.placement import Placement
 from pserver.proto import shard_pb2 as pb
-from pserver.proto import shard_pb2_grpc
 from pserver.shard import Batch, Push, Shard
 
 MAX_BATCHES_AHEAD = 2048
@@ -66,6 +66,7 @@ class _Servicer:
         self._shard = Shard(
             config.tables, config.seed, number=config.shard, placement=Placement.even(config.num_shards)
         )
+        self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
         self._ledger = Ledger(config.num_ranks)
         self._pushes: dict[int, Push | None] = {}
@@ -106,7 +107,7 @@ class _Servicer:
 
     @_answered
     def Announce(self, request: Any, _context: Any) -> Any:
-        batch = self._shard.resolve(wire.keys_from(request.tables), learn=request.learn)
+        batch = self._shard.resolve(wire.keys_from(request), learn=request.learn)
         with self._announcing:
             mine = self._batches[request.caller.rank]
             if len(mine) >= MAX_BATCHES_AHEAD:
@@ -131,7 +132,7 @@ class _Servicer:
     @_answered
     def Pull(self, request: Any, _context: Any) -> Any:
         self._forget_before(request.caller.rank, request.batch)
-        return wire.rows_to(self._shard.rows(self._batch(request.caller.rank, request.batch)))
+        return wire.with_rows(self._shard.rows(self._batch(request.caller.rank, request.batch)))
 
     @_answered
     def Exchange(self, request: Any, context: Any) -> Any:
@@ -140,14 +141,14 @@ class _Servicer:
         if request.HasField("batch"):
             batch = self._batch(rank, request.batch)
             self._forget_before(rank, request.batch)
-            if gradients := wire.gradients_from(request.gradients):
+            if gradients := wire.gradients_from(request, self._widths):
                 push = Push(batch, gradients, request.batch_samples)
                 self._shard.check(push)
         self._take_push(request.pass_number, request.step, rank, push, _deadline_of(context))
         if not request.HasField("following"):
             return pb.RowsReply()
         # This rank's next push is what lets rows change again, so no lock is needed to read them.
-        return wire.rows_to(self._shard.rows(self._batch(rank, request.following)))
+        return wire.with_rows(self._shard.rows(self._batch(rank, request.following)))
 
     def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
         """Count a rank's push; return once the step is applied."""
@@ -224,6 +225,19 @@ def _deadline_of(context: Any) -> Deadline:
     return Deadline.after(left_s)
 
 
+def _handlers(servicer: _Servicer) -> Any:
+    """Every call of shard.proto with our encoding of arrays, which generated code does not offer."""
+    calls = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=wire.encoded,
+        )
+        for name, method in wire.METHODS.items()
+    }
+    return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
+
+
 class ShardServer:
     """A served shard; `close` it, or use it as a context."""
 
@@ -235,7 +249,7 @@ class ShardServer:
         self._server, self.address = rpc.loopback_server(
             config.secret, max_workers=2 * config.num_ranks + 4, max_message_bytes=config.max_message
         )
-        shard_pb2_grpc.add_ShardServicer_to_server(_Servicer(config), self._server)
+        self._server.add_generic_rpc_handlers((_handlers(_Servicer(config)),))
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:

@@ -8,12 +8,13 @@ import time
 from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from millrace import rpc
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
+from pserver import wire
 from pserver.errors import BadRequest, BadSave, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
-from pserver.proto import shard_pb2_grpc
 
 MAX_ATTEMPTS = 6
 """Tries of one call; then the shard counts as unavailable."""
@@ -21,47 +22,39 @@ BACKOFF_S = 0.05
 """Pause after the first failure; doubles at each further one."""
 
 
-class Call:
-    """One call in flight. `result` waits for it, and makes it again where that may help."""
-
-    def __init__(self, connection: "Connection", method: str, request: Any, deadline: Deadline) -> None:
-        self._connection, self._method, self._request, self._deadline = connection, method, request, deadline
-        self._future = connection.start(method, request, deadline)
-
-    def result(self) -> Any:
-        """The reply. Raises ShardUnavailable, StepTimedOut, StaleGeneration, BadRequest, MessageTooLarge, BadSave."""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            try:
-                return self._future.result()
-            except grpc.RpcError as error:
-                ours = translated(error, self._connection.name, attempt)
-                pause_s = BACKOFF_S * 2 ** (attempt - 1)
-                last = attempt == MAX_ATTEMPTS or self._deadline.left_s() <= pause_s
-                if last or not isinstance(ours, ShardUnavailable):
-                    raise ours from error
-            time.sleep(pause_s)
-            self._future = self._connection.start(self._method, self._request, self._deadline)
-        raise AssertionError("the last attempt returns or raises")
-
-
 class Connection:
     """A channel to one shard. Any thread may call."""
 
     def __init__(self, shard: int, address: str, secret: str, max_message_bytes: int) -> None:
         self.name = f"shard {shard} at {address}"
-        self._secret = secret
+        self._metadata = rpc.metadata(secret)
         self._channel = rpc.open_channel(address, max_message_bytes=max_message_bytes)
-        self._stub = shard_pb2_grpc.ShardStub(self._channel)
+        self._methods = {
+            name: self._channel.unary_unary(
+                wire.path_of(name),
+                request_serializer=wire.encoded,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+            for name, method in wire.METHODS.items()
+        }
 
-    def call(self, method: str, request: Any, deadline: Deadline) -> Call:
-        """Start a call of shard.proto."""
-        return Call(self, method, request, deadline)
+    def call(self, method: str, request: Any, deadline: Deadline) -> Any:
+        """The reply to a message, plain or Loaded.
 
-    def start(self, method: str, request: Any, deadline: Deadline) -> Any:
-        """One attempt: gRPC's future."""
-        deadline.check(f"calling {self.name}")
-        stub = getattr(self._stub, method)
-        return stub.future(request, timeout=deadline.left_s(), metadata=rpc.metadata(self._secret))
+        Raises ShardUnavailable, StepTimedOut, StaleGeneration, BadRequest, MessageTooLarge, BadSave.
+        """
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            deadline.check(f"calling {self.name}")
+            try:
+                return self._methods[method](request, timeout=deadline.left_s(), metadata=self._metadata)
+            except grpc.RpcError as error:
+                ours = translated(error, self.name, attempt)
+                pause_s = BACKOFF_S * 2 ** (attempt - 1)
+                last = attempt == MAX_ATTEMPTS or deadline.left_s() <= pause_s
+                if last or not isinstance(ours, ShardUnavailable):
+                    raise ours from error
+            time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -1,7 +1,11 @@
-"""Arrays to bytes of messages and back. Nothing is copied on the way back: arrays read are read-only."""
+"""Messages of shard.proto with the arrays they carry, to bytes and back.
+
+Arrays go out as the message's last field, `payload`, in one copy; they come back as read-only views of it.
+"""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,65 +18,126 @@ from pserver.proto import shard_pb2 as pb
 
 FORMAT = 1
 """Number of the messages' meaning; both ends must have the same."""
+PAYLOAD_TAG = bytes([15 << 3 | 2])
+"""How protobuf marks field 15, of a length and bytes."""
+SERVICE = pb.DESCRIPTOR.services_by_name["Shard"].full_name
+METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods}
+"""The calls of shard.proto."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A message and the arrays of its payload, not copied yet."""
+
+    message: Any
+    arrays: Sequence[NDArray[Any]]
+
+
+def path_of(method: str) -> str:
+    """What gRPC calls a method."""
+    return f"/{SERVICE}/{method}"
+
+
+def encoded(outgoing: Any) -> bytes:
+    """The bytes of a message, or of a Loaded one: protobuf's encoding, whose fields may be put one after another."""
+    if not isinstance(outgoing, Loaded):
+        return bytes(outgoing.SerializeToString())
+    num_bytes = sum(array.nbytes for array in outgoing.arrays)
+    if num_bytes == 0:
+        return bytes(outgoing.message.SerializeToString())
+    arrays = (np.ascontiguousarray(array).data for array in outgoing.arrays if array.size)
+    return b"".join([outgoing.message.SerializeToString(), PAYLOAD_TAG, _varint(num_bytes), *arrays])
+
+
+def _varint(number: int) -> bytes:
+    """Protobuf's encoding of a length: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class _Payload:
+    """Reads a message's payload from its beginning."""
+
+    def __init__(self, message: Any) -> None:
+        self._bytes, self._at = message.payload, 0
+
+    def take(self, dtype: Any, *shape: int) -> NDArray[Any]:
+        """The next array."""
+        count = int(np.prod(shape))
+        num_bytes = count * np.dtype(dtype).itemsize
+        if self._at + num_bytes > len(self._bytes):
+            raise BadRequest(f"a payload of {len(self._bytes)} bytes ends within an array")
+        array = np.frombuffer(self._bytes, dtype, count, self._at) if count else np.empty(0, dtype)
+        self._at += num_bytes
+        return array.reshape(shape)
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._at != len(self._bytes):
+            raise BadRequest(f"a payload of {len(self._bytes)} bytes, {self._at} of them expected")
+
+
+def _parts(message: Any) -> Iterator[tuple[str, int]]:
+    return ((part.table, part.num_keys) for part in message.parts)
+
+
+def with_keys(message: Any, tables: Mapping[str, Keys]) -> Loaded:
+    """`message` with keys."""
+    arrays: list[NDArray[Any]] = []
+    for name, keys in tables.items():
+        message.parts.add(table=name, num_keys=len(keys.keys_U))
+        arrays += [keys.keys_U, keys.group_U]
+    return Loaded(message, arrays)
+
+
+def keys_from(message: Any) -> dict[str, Keys]:
+    """Keys by table."""
+    payload = _Payload(message)
+    found = {n: Keys(payload.take(np.uint64, count), payload.take(np.uint16, count)) for n, count in _parts(message)}
+    payload.end()
+    return found
+
+
+def with_gradients(message: Any, tables: Mapping[str, Gradients]) -> Loaded:
+    """`message` with gradients."""
+    arrays: list[NDArray[Any]] = []
+    for name, push in tables.items():
+        message.parts.add(table=name, num_keys=len(push.show_U))
+        arrays += [push.grads_UD, push.show_U, push.click_U]
+    return Loaded(message, arrays)
+
+
+def gradients_from(message: Any, widths: Mapping[str, int]) -> dict[str, Gradients]:
+    """Gradients by table; `widths` are D of each."""
+    payload, found = _Payload(message), {}
+    for name, count in _parts(message):
+        if name not in widths:
+            raise BadRequest(f"gradients of table {name!r}, which is not here")
+        grads_UD = payload.take(np.float32, count, widths[name])
+        found[name] = Gradients(grads_UD, payload.take(np.float32, count), payload.take(np.float32, count))
+    payload.end()
+    return found
+
+
+def with_rows(rows: Mapping[str, F32]) -> Loaded:
+    """A RowsReply."""
+    message = pb.RowsReply(parts=[pb.TablePart(table=name, num_keys=len(rows_UD)) for name, rows_UD in rows.items()])
+    return Loaded(message, list(rows.values()))
+
+
+def rows_from(reply: Any, widths: Mapping[str, int]) -> dict[str, F32]:
+    """(U, D) rows by table of a RowsReply."""
+    payload = _Payload(reply)
+    found = {name: payload.take(np.float32, count, widths[name]) for name, count in _parts(reply)}
+    payload.end()
+    return found
 
 
 def tables_json(tables: Mapping[str, TableSection]) -> bytes:
     """The tables' sections as text that is alike where they are."""
     sections = {name: section.model_dump(mode="json") for name, section in tables.items()}
     return json.dumps(sections, sort_keys=True).encode()
-
-
-def _array(data: bytes, dtype: Any) -> NDArray[Any]:
-    if len(data) % np.dtype(dtype).itemsize:
-        raise BadRequest(f"{len(data)} bytes are no array of {np.dtype(dtype)}")
-    return np.frombuffer(data, dtype)
-
-
-def keys_to(table: str, keys: Keys) -> Any:
-    """TableKeys of some keys."""
-    return pb.TableKeys(table=table, keys=keys.keys_U.tobytes(), groups=keys.group_U.tobytes())
-
-
-def keys_from(tables: Iterable[Any]) -> dict[str, Keys]:
-    """Keys by table, of TableKeys messages."""
-    found = {}
-    for message in tables:
-        keys = Keys(_array(message.keys, np.uint64), _array(message.groups, np.uint16))
-        if len(keys.keys_U) != len(keys.group_U):
-            raise BadRequest(f"table {message.table!r}: {len(keys.keys_U)} keys, {len(keys.group_U)} slot groups")
-        found[message.table] = keys
-    return found
-
-
-def gradients_to(table: str, gradients: Gradients) -> Any:
-    """TableGradients of a push."""
-    return pb.TableGradients(
-        table=table,
-        grads=gradients.grads_UD.tobytes(),
-        shows=gradients.show_U.tobytes(),
-        clicks=gradients.click_U.tobytes(),
-    )
-
-
-def gradients_from(tables: Iterable[Any]) -> dict[str, Gradients]:
-    """Gradients by table, of TableGradients messages; their width follows from shows."""
-    found = {}
-    for message in tables:
-        show_U, grads = _array(message.shows, np.float32), _array(message.grads, np.float32)
-        if len(show_U) == 0:
-            continue  # no key of the table lives on this shard: nothing to apply, and no width to tell
-        if len(grads) % len(show_U):
-            raise BadRequest(f"table {message.table!r}: {len(grads)} gradients for {len(show_U)} keys")
-        click_U = _array(message.clicks, np.float32)
-        found[message.table] = Gradients(grads.reshape(len(show_U), -1), show_U, click_U)
-    return found
-
-
-def rows_to(rows: Mapping[str, F32]) -> Any:
-    """RowsReply of rows by table."""
-    return pb.RowsReply(tables=[pb.TableRows(table=name, rows=rows_UD.tobytes()) for name, rows_UD in rows.items()])
-
-
-def rows_from(reply: Any, widths: Mapping[str, int]) -> dict[str, F32]:
-    """(U, D) rows by table of a RowsReply."""
-    return {m.table: _array(m.rows, np.float32).reshape(-1, widths[m.table]) for m in reply.tables}

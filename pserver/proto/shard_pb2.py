@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pserver/proto/shard.proto\x12\x10millrace.pserver\"\x07\n\x05\x45mpty\"*\n\x06\x43\x61ller\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\"9\n\rCallerRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\"\x93\x01\n\x0cHelloRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x13\n\x0btables_json\x18\x06 \x01(\x0c\"\x0c\n\nHelloReply\"L\n\x0bPassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\"8\n\tTableKeys\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06groups\x18\x03 \x01(\x0c\"\x86\x01\n\x0f\x41nnounceRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\r\n\x05learn\x18\x03 \x01(\x08\x12+\n\x06tables\x18\x04 \x03(\x0b\x32\x1b.millrace.pserver.TableKeys\"F\n\x0bPullRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\"M\n\x0eTableGradients\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05grads\x18\x02 \x01(\x0c\x12\r\n\x05shows\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63licks\x18\x04 \x01(\x0c\"\xee\x01\n\x0f\x45xchangeRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x12\n\x05\x62\x61tch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x33\n\tgradients\x18\x05 \x03(\x0b\x32 .millrace.pserver.TableGradients\x12\x15\n\rbatch_samples\x18\x06 \x01(\x04\x12\x16\n\tfollowing\x18\x07 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_batchB\x0c\n\n_following\"(\n\tTableRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"8\n\tRowsReply\x12+\n\x06tables\x18\x01 \x03(\x0b\x32\x1b.millrace.pserver.TableRows\"^\n\x10\x43losePassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x03 \x01(\x05\" \n\x0e\x43losePassReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"w\n\x0b\x44igestReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).millrace.pserver.DigestReply.TablesEntry\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xbf\x01\n\x0bTableCounts\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x10\n\x08new_rows\x18\x03 \x01(\x04\x12\x45\n\rrows_by_group\x18\x04 \x03(\x0b\x32..millrace.pserver.TableCounts.RowsByGroupEntry\x1a\x32\n\x10RowsByGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x94\x01\n\nStatsReply\x12\x38\n\x06tables\x18\x01 \x03(\x0b\x32(.millrace.pserver.StatsReply.TablesEntry\x1aL\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.millrace.pserver.TableCounts:\x02\x38\x01\"I\n\rFolderRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t2\xd3\x05\n\x05Shard\x12\x45\n\x05Hello\x12\x1e.millrace.pserver.HelloRequest\x1a\x1c.millrace.pserver.HelloReply\x12\x42\n\x08OpenPass\x12\x1d.millrace.pserver.PassRequest\x1a\x17.millrace.pserver.Empty\x12\x46\n\x08\x41nnounce\x12!.millrace.pserver.AnnounceRequest\x1a\x17.millrace.pserver.Empty\x12\x42\n\x04Pull\x12\x1d.millrace.pserver.PullRequest\x1a\x1b.millrace.pserver.RowsReply\x12J\n\x08\x45xchange\x12!.millrace.pserver.ExchangeRequest\x1a\x1b.millrace.pserver.RowsReply\x12Q\n\tClosePass\x12\".millrace.pserver.ClosePassRequest\x1a .millrace.pserver.ClosePassReply\x12H\n\x06\x44igest\x12\x1f.millrace.pserver.CallerRequest\x1a\x1d.millrace.pserver.DigestReply\x12\x46\n\x05Stats\x12\x1f.millrace.pserver.CallerRequest\x1a\x1c.millrace.pserver.StatsReply\x12@\n\x04Save\x12\x1f.millrace.pserver.FolderRequest\x1a\x17.millrace.pserver.Empty\x12@\n\x04Load\x12\x1f.millrace.pserver.FolderRequest\x1a\x17.millrace.pserver.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pserver/proto/shard.proto\x12\x10millrace.pserver\"\x07\n\x05\x45mpty\"*\n\x06\x43\x61ller\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\"9\n\rCallerRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\"\x93\x01\n\x0cHelloRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x13\n\x0btables_json\x18\x06 \x01(\x0c\"\x0c\n\nHelloReply\"L\n\x0bPassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\",\n\tTablePart\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08num_keys\x18\x02 \x01(\r\"\x96\x01\n\x0f\x41nnounceRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\r\n\x05learn\x18\x03 \x01(\x08\x12*\n\x05parts\x18\x04 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"F\n\x0bPullRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\"\xf6\x01\n\x0f\x45xchangeRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x12\n\x05\x62\x61tch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12*\n\x05parts\x18\x05 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x15\n\rbatch_samples\x18\x06 \x01(\x04\x12\x16\n\tfollowing\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x08\n\x06_batchB\x0c\n\n_following\"H\n\tRowsReply\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"^\n\x10\x43losePassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x03 \x01(\x05\" \n\x0e\x43losePassReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"w\n\x0b\x44igestReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).millrace.pserver.DigestReply.TablesEntry\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xbf\x01\n\x0bTableCounts\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x10\n\x08new_rows\x18\x03 \x01(\x04\x12\x45\n\rrows_by_group\x18\x04 \x03(\x0b\x32..millrace.pserver.TableCounts.RowsByGroupEntry\x1a\x32\n\x10RowsByGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x94\x01\n\nStatsReply\x12\x38\n\x06tables\x18\x01 \x03(\x0b\x32(.millrace.pserver.StatsReply.TablesEntry\x1aL\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.millrace.pserver.TableCounts:\x02\x38\x01\"I\n\rFolderRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t2\xd3\x05\n\x05Shard\x12\x45\n\x05Hello\x12\x1e.millrace.pserver.HelloRequest\x1a\x1c.millrace.pserver.HelloReply\x12\x42\n\x08OpenPass\x12\x1d.millrace.pserver.PassRequest\x1a\x17.millrace.pserver.Empty\x12\x46\n\x08\x41nnounce\x12!.millrace.pserver.AnnounceRequest\x1a\x17.millrace.pserver.Empty\x12\x42\n\x04Pull\x12\x1d.millrace.pserver.PullRequest\x1a\x1b.millrace.pserver.RowsReply\x12J\n\x08\x45xchange\x12!.millrace.pserver.ExchangeRequest\x1a\x1b.millrace.pserver.RowsReply\x12Q\n\tClosePass\x12\".millrace.pserver.ClosePassRequest\x1a .millrace.pserver.ClosePassReply\x12H\n\x06\x44igest\x12\x1f.millrace.pserver.CallerRequest\x1a\x1d.millrace.pserver.DigestReply\x12\x46\n\x05Stats\x12\x1f.millrace.pserver.CallerRequest\x1a\x1c.millrace.pserver.StatsReply\x12@\n\x04Save\x12\x1f.millrace.pserver.FolderRequest\x1a\x17.millrace.pserver.Empty\x12@\n\x04Load\x12\x1f.millrace.pserver.FolderRequest\x1a\x17.millrace.pserver.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,38 +49,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOREPLY']._serialized_end=321
   _globals['_PASSREQUEST']._serialized_start=323
   _globals['_PASSREQUEST']._serialized_end=399
-  _globals['_TABLEKEYS']._serialized_start=401
-  _globals['_TABLEKEYS']._serialized_end=457
-  _globals['_ANNOUNCEREQUEST']._serialized_start=460
-  _globals['_ANNOUNCEREQUEST']._serialized_end=594
-  _globals['_PULLREQUEST']._serialized_start=596
-  _globals['_PULLREQUEST']._serialized_end=666
-  _globals['_TABLEGRADIENTS']._serialized_start=668
-  _globals['_TABLEGRADIENTS']._serialized_end=745
-  _globals['_EXCHANGEREQUEST']._serialized_start=748
-  _globals['_EXCHANGEREQUEST']._serialized_end=986
-  _globals['_TABLEROWS']._serialized_start=988
-  _globals['_TABLEROWS']._serialized_end=1028
-  _globals['_ROWSREPLY']._serialized_start=1030
-  _globals['_ROWSREPLY']._serialized_end=1086
-  _globals['_CLOSEPASSREQUEST']._serialized_start=1088
-  _globals['_CLOSEPASSREQUEST']._serialized_end=1182
-  _globals['_CLOSEPASSREPLY']._serialized_start=1184
-  _globals['_CLOSEPASSREPLY']._serialized_end=1216
-  _globals['_DIGESTREPLY']._serialized_start=1218
-  _globals['_DIGESTREPLY']._serialized_end=1337
-  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_start=1292
-  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_end=1337
-  _globals['_TABLECOUNTS']._serialized_start=1340
-  _globals['_TABLECOUNTS']._serialized_end=1531
-  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_start=1481
-  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_end=1531
-  _globals['_STATSREPLY']._serialized_start=1534
-  _globals['_STATSREPLY']._serialized_end=1682
-  _globals['_STATSREPLY_TABLESENTRY']._serialized_start=1606
-  _globals['_STATSREPLY_TABLESENTRY']._serialized_end=1682
-  _globals['_FOLDERREQUEST']._serialized_start=1684
-  _globals['_FOLDERREQUEST']._serialized_end=1757
-  _globals['_SHARD']._serialized_start=1760
-  _globals['_SHARD']._serialized_end=2483
+  _globals['_TABLEPART']._serialized_start=401
+  _globals['_TABLEPART']._serialized_end=445
+  _globals['_ANNOUNCEREQUEST']._serialized_start=448
+  _globals['_ANNOUNCEREQUEST']._serialized_end=598
+  _globals['_PULLREQUEST']._serialized_start=600
+  _globals['_PULLREQUEST']._serialized_end=670
+  _globals['_EXCHANGEREQUEST']._serialized_start=673
+  _globals['_EXCHANGEREQUEST']._serialized_end=919
+  _globals['_ROWSREPLY']._serialized_start=921
+  _globals['_ROWSREPLY']._serialized_end=993
+  _globals['_CLOSEPASSREQUEST']._serialized_start=995
+  _globals['_CLOSEPASSREQUEST']._serialized_end=1089
+  _globals['_CLOSEPASSREPLY']._serialized_start=1091
+  _globals['_CLOSEPASSREPLY']._serialized_end=1123
+  _globals['_DIGESTREPLY']._serialized_start=1125
+  _globals['_DIGESTREPLY']._serialized_end=1244
+  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_start=1199
+  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_end=1244
+  _globals['_TABLECOUNTS']._serialized_start=1247
+  _globals['_TABLECOUNTS']._serialized_end=1438
+  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_start=1388
+  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_end=1438
+  _globals['_STATSREPLY']._serialized_start=1441
+  _globals['_STATSREPLY']._serialized_end=1589
+  _globals['_STATSREPLY_TABLESENTRY']._serialized_start=1513
+  _globals['_STATSREPLY_TABLESENTRY']._serialized_end=1589
+  _globals['_FOLDERREQUEST']._serialized_start=1591
+  _globals['_FOLDERREQUEST']._serialized_end=1664
+  _globals['_SHARD']._serialized_start=1667
+  _globals['_SHARD']._serialized_end=2390
 # @@protoc_insertion_point(module_scope)

@@ -52,27 +52,27 @@ class PassRequest(_message.Message):
     pass_number: int
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
 
-class TableKeys(_message.Message):
-    __slots__ = ("table", "keys", "groups")
+class TablePart(_message.Message):
+    __slots__ = ("table", "num_keys")
     TABLE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEYS_FIELD_NUMBER: _ClassVar[int]
     table: str
-    keys: bytes
-    groups: bytes
-    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., groups: _Optional[bytes] = ...) -> None: ...
+    num_keys: int
+    def __init__(self, table: _Optional[str] = ..., num_keys: _Optional[int] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
-    __slots__ = ("caller", "batch", "learn", "tables")
+    __slots__ = ("caller", "batch", "learn", "parts", "payload")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     batch: int
     learn: bool
-    tables: _containers.RepeatedCompositeFieldContainer[TableKeys]
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ..., learn: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
+    payload: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ..., learn: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("caller", "batch")
@@ -82,49 +82,33 @@ class PullRequest(_message.Message):
     batch: int
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ...) -> None: ...
 
-class TableGradients(_message.Message):
-    __slots__ = ("table", "grads", "shows", "clicks")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    GRADS_FIELD_NUMBER: _ClassVar[int]
-    SHOWS_FIELD_NUMBER: _ClassVar[int]
-    CLICKS_FIELD_NUMBER: _ClassVar[int]
-    table: str
-    grads: bytes
-    shows: bytes
-    clicks: bytes
-    def __init__(self, table: _Optional[str] = ..., grads: _Optional[bytes] = ..., shows: _Optional[bytes] = ..., clicks: _Optional[bytes] = ...) -> None: ...
-
 class ExchangeRequest(_message.Message):
-    __slots__ = ("caller", "pass_number", "step", "batch", "gradients", "batch_samples", "following")
+    __slots__ = ("caller", "pass_number", "step", "batch", "parts", "batch_samples", "following", "payload")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     pass_number: int
     step: int
     batch: int
-    gradients: _containers.RepeatedCompositeFieldContainer[TableGradients]
+    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
     batch_samples: int
     following: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., gradients: _Optional[_Iterable[_Union[TableGradients, _Mapping]]] = ..., batch_samples: _Optional[int] = ..., following: _Optional[int] = ...) -> None: ...
-
-class TableRows(_message.Message):
-    __slots__ = ("table", "rows")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    table: str
-    rows: bytes
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[bytes] = ...) -> None: ...
+    payload: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., batch_samples: _Optional[int] = ..., following: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class RowsReply(_message.Message):
-    __slots__ = ("tables",)
-    TABLES_FIELD_NUMBER: _ClassVar[int]
-    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
-    def __init__(self, tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("parts", "payload")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
+    payload: bytes
+    def __init__(self, parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ClosePassRequest(_message.Message):
     __slots__ = ("caller", "pass_number", "day")

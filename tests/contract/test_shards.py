@@ -161,7 +161,7 @@ def test_a_pass_opens_once_and_in_order(world):
 def test_gradients_of_the_wrong_shape_are_refused_and_change_nothing(world):
     world.one.open_pass(1, w.soon())
     prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=True)
-    with pytest.raises(BadRequest, match="shape"):
+    with pytest.raises(BadRequest, match="shape|payload"):
         world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 4, 1)}, None, Scale(1), w.soon())
     assert world.one.digest(w.soon())["default"] == 0
 
