@@ -49,7 +49,7 @@ class DataGenerator:
     """Define one of `generate_columns` (fastest), `generate` (simplest) or `generate_sample` (Paddle's)."""
 
     request: "pa.RecordBatch | None" = None
-    """Arrow protocol: the request at hand; has also key, topic, partition, offset, timestamp_ms, headers of the events."""
+    """Arrow protocol: the request at hand; also with key, topic, partition, offset, timestamp_ms and headers."""
 
     def __init__(self) -> None:
         self._slots: tuple[SlotShape, ...] | None = None

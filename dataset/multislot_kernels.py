@@ -141,7 +141,7 @@ def _numeral(data, at):  # type: ignore[no-untyped-def]
         exponent, first = 0, at
         while np.uint64(data[at]) - np.uint64(48) <= np.uint64(9):
             if exponent < 1_000_000:
-                exponent = exponent * 10 + (np.int64(data[at]) - 48)
+                exponent = exponent * 10 + (data[at] - 48)
             at += 1
         if at == first:
             return np.float32(0), at, BAD

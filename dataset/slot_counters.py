@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dataset.batch import U64, Samples
+from dataset.config import SlotKind
 from dataset.schema import Schema
 from millrace.keys import mix, mix_reference
 
@@ -73,11 +74,13 @@ class SlotFigures:
     """One slot over the samples counted."""
 
     name: str
+    sparse: bool
+    """Whether empty rate, mean count and distinct say anything."""
     num_samples: int
     empty_rate: float
     mean_count: float
     distinct: float
-    """Approximate; 0 for slots that are not sparse."""
+    """Approximate."""
     num_padding: int
     num_cut: int
     num_non_finite: int
@@ -118,6 +121,7 @@ class SlotCounters:
             num = max(1, sums[Sum.SAMPLES])
             yield SlotFigures(
                 slot.name,
+                slot.kind is SlotKind.SPARSE,
                 sums[Sum.SAMPLES],
                 sums[Sum.EMPTY] / num,
                 sums[Sum.VALUES] / num,

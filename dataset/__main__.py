@@ -1,0 +1,161 @@
+"""`python -m dataset --spec job.toml --limit 20`: source and pipe alone, to try a generator before training.
+
+Prints the samples, what was rejected and why, the figures of each slot, and the rates. Reads only the sections of the
+spec that concern the stream, and of the stream at most `--limit` positions.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dataset.batch import Samples
+from dataset.config import OnBadEvent
+from dataset.loader import Tally
+from dataset.reader import SegmentReader
+from dataset.schema import Schema
+from dataset.source import Partition, Segment, Source
+from dataset.sources import open_source
+from dataset.spec import StreamSpec, read_stream
+from millrace.deadline import Deadline
+from millrace.lifecycle import exit_code_of
+from millrace.logs import setup
+
+OPEN_S = 60.0
+"""How long a source may take to answer."""
+WAIT_S, POLL_S = 5.0, 0.1
+"""How long a stream that has too few events is waited for, and how often it is asked."""
+MAX_WIDE_SLOTS = 10
+"""With more slots than that, a slot is a row of the table and a sample a column."""
+SAMPLES_ACROSS = 6
+PLAIN_WIDTH = 160
+"""Columns where the output is no terminal."""
+
+
+def first_segments(partitions: Sequence[Partition], limit: int) -> Iterator[Segment]:
+    """Where the first `limit` positions lie, partition after partition."""
+    for partition in partitions:
+        begin = max(partition.start, partition.begin)
+        end = min(partition.end, begin + limit)
+        if end > begin:
+            yield Segment(partition.name, partition.number, begin, end)
+            limit -= end - begin
+
+
+def await_segments(source: Source, limit: int, deadline: Deadline) -> list[Segment]:
+    """Where the first positions lie; a stream that is still empty or short is given until the deadline."""
+    while True:
+        partitions = source.partitions(Deadline.after(OPEN_S))
+        segments = list(first_segments(partitions, limit))
+        there = sum(segment.end - segment.begin for segment in segments)
+        if there >= limit or all(partition.final for partition in partitions) or deadline.passed():
+            return segments
+        time.sleep(POLL_S)
+
+
+def cell(samples: Samples, name: str, row: int) -> str:
+    """A slot's values in one sample, as text."""
+    if name in samples.sparse:
+        column = samples.sparse[name]
+        begin, end = int(column.offset_B1[row]), int(column.offset_B1[row + 1])
+        words = [str(sign) for sign in column.values_N[begin:end].tolist()]
+        if column.weights_N is not None:
+            words = [f"{word}:{w:g}" for word, w in zip(words, column.weights_N[begin:end].tolist(), strict=True)]
+        return " ".join(words) or "-"
+    if name in samples.dense:
+        return " ".join(f"{value:g}" for value in samples.dense[name][row].tolist())
+    value = samples.meta[name][row]
+    return f"{value:g}" if isinstance(value, np.floating) else str(value)
+
+
+def sample_tables(samples: Samples, schema: Schema, num_shown: int) -> Iterator[Table]:
+    """The first samples: a row each, or a column each where slots are many."""
+    names = ["event", *(slot.name for slot in schema.slots)]
+    rows = [
+        [str(samples.event_B[row]), *(cell(samples, name, row) for name in names[1:])]
+        for row in range(min(len(samples), num_shown))
+    ]
+    if len(names) <= MAX_WIDE_SLOTS + 1:
+        table = Table(*names, title="samples")
+        for values in rows:
+            table.add_row(*values)
+        yield table
+        return
+    for begin in range(0, len(rows), SAMPLES_ACROSS):
+        block = rows[begin : begin + SAMPLES_ACROSS]
+        table = Table("slot", *(f"sample {begin + number}" for number in range(1, len(block) + 1)))
+        for index, name in enumerate(names):
+            table.add_row(name, *(values[index] for values in block))
+        yield table
+
+
+def rejected_table(tally: Tally) -> Table:
+    """What was rejected, and the first of each reason."""
+    table = Table("reason", "rejected", "the first", title="rejected")
+    for reason, count in sorted(tally.rejected.items(), key=lambda item: -item[1]):
+        table.add_row(reason, str(count), tally.first_of.get(reason, ""))
+    return table
+
+
+def slot_table(tally: Tally) -> Table:
+    """Figures of every slot."""
+    table = Table("slot", "empty", "mean count", "distinct", "padding", "cut", "non-finite", title="slots")
+    for each in tally.slots.figures() if tally.slots is not None else ():
+        sparse = (f"{each.empty_rate:.1%}", f"{each.mean_count:.2f}", f"~{each.distinct:.0f}")
+        shown = sparse if each.sparse else ("", "", "")
+        table.add_row(each.name, *shown, str(each.num_padding), str(each.num_cut), str(each.num_non_finite))
+    return table
+
+
+def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console) -> None:
+    """Read, and print what came."""
+    schema = Schema.of(stream.slots)
+    schema.check_sample(stream.sample)
+    # Here a bad event is to be seen, not to end the run; nothing is written either.
+    pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
+    deadline = Deadline.after(OPEN_S)
+    source = open_source(stream.source, folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
+    reader = SegmentReader(source, pipe, schema, stream.source, None, spec.parent, spec=spec)
+    try:
+        segments = await_segments(source, limit, Deadline.after(WAIT_S))
+        tally, started_s = Tally(), time.monotonic()
+        shown: list[Samples] = []
+        for samples in reader.read(0, segments, tally):
+            if sum(len(block) for block in shown) < limit:
+                shown.append(samples)
+        took_s = time.monotonic() - started_s
+    finally:
+        reader.close()
+    for table in sample_tables(Samples.concat(shown), schema, limit) if shown else ():
+        console.print(table)
+    if tally.num_samples > limit:
+        console.print(f"... and {tally.num_samples - limit} more samples")
+    if tally.rejected:
+        console.print(rejected_table(tally))
+    console.print(slot_table(tally))
+    console.print(
+        f"{tally.num_events} events, {tally.num_samples} samples, {sum(tally.rejected.values())} rejected in "
+        f"{took_s:.2f} s: {tally.num_events / took_s:,.0f} events/s, {tally.num_samples / took_s:,.0f} samples/s, "
+        "the start of the command included"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m dataset", description="Run a job's source and pipe alone.")
+    parser.add_argument("--spec", type=Path, required=True, help="the job spec, a TOML file")
+    parser.add_argument("--limit", type=int, default=20, help="events to read (default 20)")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a key of the spec")
+    given = parser.parse_args(arguments)
+    setup("dataset")
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    try_stream(read_stream(given.spec, given.set), given.spec.resolve(), max(1, given.limit), Console(width=width))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))
