@@ -1,8 +1,8 @@
 """What a user writes about the processes of a job."""
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from millrace.config import Section
+from millrace.config import Section, Size
 
 
 class ClusterSection(Section):
@@ -12,6 +12,8 @@ class ClusterSection(Section):
     """Trainer processes."""
     shards: int | None = Field(default=None, ge=0, le=64)
     """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
+    max_message: Size = 256 << 20
+    """Bound of a message between a trainer and a shard: the rows of one step on one shard must fit."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":
@@ -20,6 +22,13 @@ class ClusterSection(Section):
                 f"shards = 0 keeps the rows inside the one trainer; {self.trainers} trainers need shards = 1 or more"
             )
         return self
+
+    @field_validator("max_message")
+    @classmethod
+    def _within_grpc(cls, max_message: int) -> int:
+        if not 1 << 20 <= max_message < 2 << 30:
+            raise ValueError("must be at least 1MiB and less than 2GiB")
+        return max_message
 
     @property
     def num_shards(self) -> int:

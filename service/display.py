@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from service.lines import count, labelled, ratio
+from service.lines import age, count, labelled, ratio
 from service.status import Status
 
 REFRESH_PER_S = 4
@@ -49,10 +49,9 @@ def _figures(status: Status) -> Table:
         *("events/s", number("events_per_s"), "events", number("events")),
         *("pass", number("pass"), "lag", count(status.total("lag"))),
     )
-    freshness = status.number("freshness_s")
     grid.add_row(
         *("samples/s", number("samples_per_s"), "samples", number("samples")),
-        *("version", number("version"), "fresh", "-" if freshness is None else f"{freshness:,.1f} s"),
+        *("version", number("version"), "fresh", age(status.number("freshness_s"))),
     )
     rejected = status.counts("rejected")
     grid.add_row(

@@ -57,6 +57,16 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"AUC {task}: {', '.join(figures)}"
 
 
+def age(seconds: float | None) -> str:
+    """How long ago, in the unit a person would use."""
+    if seconds is None:
+        return "-"
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:,.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def count_s(seconds: float | None) -> str:
     """Seconds, or a dash."""
     return "-" if seconds is None else f"{seconds:.1f} s"

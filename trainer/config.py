@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
-from millrace.config import Duration, Section
+from millrace.config import Duration, Section, Size
 from pserver.config import TableSection
 
 
@@ -228,3 +228,5 @@ class WorkerConfig(Section):
     """Where this process writes the address of its Role service."""
     cores: int = 1
     """Cores this trainer may use."""
+    max_message: Size = 256 << 20
+    """Bound of a message to or from a shard."""

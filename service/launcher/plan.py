@@ -75,6 +75,7 @@ def _shard(job: LoadedJob, run_folder: Path, secret: str, number: int) -> Worker
         "seed": job.spec.seed,
         "secret": secret,
         "generation": 1,
+        "max_message": job.spec.cluster.max_message,
         "address_file": str(address_file),
     }
     return WorkerPlan(name=name, command=(*PYTHON, "pserver"), config=config, address_file=address_file)
@@ -93,6 +94,7 @@ def _trainer(job: LoadedJob, run_folder: Path, secret: str, rank: int, cores: in
         "rendezvous": str(run_folder / "rendezvous") if world > 1 else None,
         "secret": secret,
         "generation": 1,
+        "max_message": job.spec.cluster.max_message,
         "address_file": str(address_file),
         "cores": cores,
     }

@@ -63,6 +63,14 @@ def test_a_frozen_twin_says_that_it_only_predicts():
     assert "predicts only" in drawn({**STATUS, "learning": False})
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.04, "0.0 s"), (119, "119.0 s"), (120, "2 min"), (7200, "2 h"), (9e7, "1,042 d")],
+)
+def test_freshness_is_told_in_the_unit_a_person_would_use(seconds, text):
+    assert lines.age(seconds) == text
+
+
 def test_the_terminal_shows_every_figure():
     text = drawn(STATUS, ["trainer-0| hello"])
     for figure in ("news", "training", "12,346", "65,432", "220,000", "1,234,567", "1,500", "0.2500", "4,321", "1.3 s",

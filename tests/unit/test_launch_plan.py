@@ -32,7 +32,7 @@ def test_one_trainer_has_its_shard_within(plan, tmp_path):
 
 
 def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
-    planned = plan("{trainers=3,shards=2}")
+    planned = plan('{trainers=3,shards=2,max_message="64MiB"}')
     shards = [validate(ShardProcess, shard.config) for shard in planned.shards]
     assert [(s.shard, s.num_shards, s.num_ranks, s.seed) for s in shards] == [(0, 2, 3, 1), (1, 2, 3, 1)]
     assert shards[0].tables["default"].optimizer.lr == 0.05
@@ -41,6 +41,7 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
     assert [(t.rank, t.world, t.shards) for t in trainers] == [(rank, 3, ("a", "b")) for rank in range(3)]
     assert {t.rendezvous for t in trainers} == {tmp_path / "run" / "rendezvous"}
     assert len({worker.address_file for worker in (*planned.shards, *planned.trainers)}) == 5
+    assert {worker.max_message for worker in (*shards, *trainers)} == {64 << 20}
     assert {worker.secret for worker in (*shards, *trainers)} == {planned.secret}
 
 

@@ -75,10 +75,9 @@ MISTAKES = {
     "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, metrics, model, name, passes, "
     "pipe, sample, seed, slots, sources, store, tables, tasks, train",
     "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
-    'sources.impressions.pathss=["a"]': "sources.impressions.pathss: unknown key; did you mean 'paths'? known here: "
-    "event_time, follow, kind, max_event_bytes, paths, poll, ready",
-    "slots.0.poling=sum": "slots.0.poling: unknown key; did you mean 'pooling'? known here: keep, kind, max_len, name, "
-    "names, padding, pooling, share, table, values, weighted",
+    "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
+    "known here: field, kind, slot, unit",
+    "slots.1.siz=1": "slots.1.siz: unknown key; did you mean 'size'? known here: kind, name, names, size",
     "tables.default.optimizer.rate=1": "tables.default.optimizer.rate: unknown key; known here: epsilon, initial, "
     "kind, lr, per",
     "model.clas=a": "model.clas: unknown key; did you mean 'class'? known here: class, name, settings",
@@ -122,6 +121,7 @@ MISTAKES = {
     "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
+    "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",
     # between sections
     'slots.1={name="user",kind="dense"}': "slots.1: slot 'user' is declared twice",
     'slots.0={kind="meta",name="a"} ; slots.1={kind="meta",name="b"}': "slots: all slots are meta: the model would be "
