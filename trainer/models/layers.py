@@ -179,7 +179,8 @@ def pairwise_sum(fields_BFD: Tensor) -> Tensor:
     In linear time, as in Rendle, "Factorization Machines" (ICDM 2010), lemma 3.1.
     """
     total_BD = fields_BFD.sum(1)
-    return 0.5 * (total_BD.square().sum(1, keepdim=True) - fields_BFD.square().sum((1, 2)).unsqueeze(1))
+    squares_B1 = (fields_BFD * fields_BFD).sum((1, 2)).unsqueeze(1)
+    return 0.5 * ((total_BD * total_BD).sum(1, keepdim=True) - squares_B1)
 
 
 def by_task(logits_BT: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
