@@ -103,6 +103,7 @@ class RoleClient:
         self._channel.close()
 
     def _call(self, method: Any, request: Any, deadline: Deadline) -> Any:
+        deadline.check(f"asking the worker at {self._address}")
         try:
             return method(request, timeout=deadline.left_s(), metadata=rpc.metadata(self._secret))
         except grpc.RpcError as error:

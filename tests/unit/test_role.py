@@ -4,6 +4,7 @@ import json
 import math
 import socket
 import stat
+import threading
 
 import pytest
 
@@ -18,13 +19,18 @@ def world(tmp_path):
     class World:
         status = {"job": "news", "state": "training"}
         drains = 0
+        answer = staticmethod(lambda: None)
         address_file = tmp_path / "trainer-0.address"
+
+        def say(self):
+            self.answer()
+            return self.status
 
         def drain(self):
             self.drains += 1
 
     world = World()
-    with serve_role(lambda: world.status, world.drain, "secret", world.address_file) as server:
+    with serve_role(world.say, world.drain, "secret", world.address_file) as server:
         world.server = server
         world.client = RoleClient(server.address, "secret")
         yield world
@@ -72,8 +78,16 @@ def test_a_worker_that_is_gone_is_unavailable(world):
 
 
 def test_no_time_left_is_said_as_such(world):
-    with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+    with pytest.raises(DeadlineExceeded, match=f"out of time while asking the worker at {world.server.address}"):
         world.client.status(Deadline.after(0))
+
+
+def test_a_worker_that_answers_too_late_is_said_as_such(world):
+    go = threading.Event()
+    world.answer = go.wait
+    with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+        world.client.status(Deadline.after(0.1))
+    go.set()
 
 
 def test_closing_gives_the_port_back(world):
