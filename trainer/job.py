@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dataset.dead_letters import BadFraction, DeadLetters
-from dataset.loader import Loader
+from dataset.loader import Loader, Reader
 from dataset.reader import SegmentReader
 from dataset.schema import Schema
 from dataset.source import Source
@@ -57,8 +57,11 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(config: WorkerConfig) -> Iterator[Trainer]:
-    """Everything one trainer process needs, let go of in the opposite order at the end."""
+def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator[Trainer]:
+    """Everything one trainer process needs, let go of in the opposite order at the end.
+
+    A `reader` given takes the place of the spec's source and pipe; the source still says what there is to read.
+    """
     job = validate(TrainerJob, config.job, only_known=True)
     schema = Schema.of(job.slots)
     device = pick_device(job.train.device, config.rank)
@@ -75,23 +78,15 @@ def open_trainer(config: WorkerConfig) -> Iterator[Trainer]:
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = _source(config, job)
-        reader = SegmentReader(
-            source,
-            job.pipe,
-            schema,
-            next(iter(job.sources.values())),
-            dead_letters,
-            config.folder,
-            masks={task.label: task.mask for task in job.tasks if task.mask},
-            max_outage_s=job.passes.max_outage,
-        )
+        bounded = source.bounded
+        reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         model = build_model(job, schema, config.folder, device)
         dense = DensePart(model, job.train, ranks)
         threads = torch.get_num_threads()
         stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device)
-        halves = config.store / HALVES if job.metrics.halves and source.bounded else None
+        halves = config.store / HALVES if job.metrics.halves and bounded else None
         observer = Observer(job, schema, halves)
         bad = BadFraction(job.pipe.max_bad_fraction)
         closer = PassCloser(ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, CLOSE_S)
@@ -157,4 +152,21 @@ def _shards(config: WorkerConfig, job: TrainerJob) -> Shards:
         generation=config.generation,
         secret=config.secret,
         deadline=Deadline.after(OPEN_S),
+        max_message_bytes=config.max_message,
+    )
+
+
+def _reader(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, source: Source, dead_letters: DeadLetters
+) -> SegmentReader:
+    """The spec's source and pipe; closes the source."""
+    return SegmentReader(
+        source,
+        job.pipe,
+        schema,
+        next(iter(job.sources.values())),
+        dead_letters,
+        config.folder,
+        masks={task.label: task.mask for task in job.tasks if task.mask},
+        max_outage_s=job.passes.max_outage,
     )

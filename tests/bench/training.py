@@ -1,0 +1,82 @@
+"""One timed training of W1 in a process of its own: `python -m tests.bench.training --npz F --hidden 64 --shards 0`.
+
+Prints one JSON object. The rate is over all passes but the first, closes included.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace import rpc
+from millrace.deadline import Deadline
+from tests.bench.w1 import ArrayReader, job
+from trainer.config import WorkerConfig
+from trainer.job import open_trainer
+
+SECRET = "bench"
+
+
+@contextmanager
+def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
+    """Shard processes; their addresses."""
+    processes, files = [], []
+    for number in range(num_shards):
+        address = folder / f"shard-{number}.address"
+        config = folder / f"shard-{number}.json"
+        told = {"shard": number, "num_shards": num_shards, "num_ranks": 1, "tables": spec["tables"], "seed": 1}
+        config.write_text(json.dumps(told | {"secret": SECRET, "address_file": str(address)}))
+        command = [sys.executable, "-m", "pserver", "--config", str(config)]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+        files.append(address)
+    try:
+        yield [rpc.await_address(file, Deadline.after(60), lambda: None) for file in files]
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
+def train(npz: Path, hidden: int, num_shards: int, steps: int) -> dict:
+    """Samples a second, and where they ended."""
+    with tempfile.TemporaryDirectory() as name, shards(num_shards, job(hidden, Path(name), steps), Path(name)) as where:
+        folder = Path(name)
+        config = WorkerConfig(
+            job=job(hidden, folder, steps),
+            folder=folder,
+            store=folder,
+            rank=0,
+            world=1,
+            shards=tuple(where),
+            secret=SECRET,
+            address_file=folder / "role",
+            cores=2,
+        )
+        with open_trainer(config, ArrayReader(npz)) as trainer:
+            progress, closes = trainer.parts.progress, []
+            closed = progress.closed
+
+            def note(*arguments: object) -> None:
+                closed(*arguments)
+                closes.append((time.perf_counter(), progress.num_samples))
+
+            progress.closed = note
+            trainer.loop.run()
+            life = trainer.parts.observer.report()["life"]["click"]
+        (begin_s, before), (end_s, after) = closes[0], closes[-1]
+        return {"samples_per_s": (after - before) / (end_s - begin_s), "auc": life["auc"], "logloss": life["logloss"]}
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--npz", type=Path, required=True)
+    arguments.add_argument("--hidden", type=int, default=64)
+    arguments.add_argument("--shards", type=int, default=0)
+    arguments.add_argument("--steps", type=int, default=175)
+    given = arguments.parse_args()
+    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps)))
