@@ -19,6 +19,7 @@ from trainer.batches import Batch
 from trainer.config import TaskSection, TrainSection
 from trainer.embedding import Pooling, inputs_of
 from trainer.models.contract import Inputs
+from trainer.models.outputs import check_outputs
 
 
 @dataclass(slots=True)
@@ -78,7 +79,8 @@ class Stepper:
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
         with torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None):
-            outputs: dict[str, Tensor] = dict(self._model(inputs))
+            given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
+        outputs: dict[str, Tensor] = dict(given)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
