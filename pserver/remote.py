@@ -4,13 +4,11 @@ Keys are split by shard, every shard is asked at once, rows are put together aga
 when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +26,7 @@ from pserver.table import frozen
 from pserver.transport import Connection
 
 I32 = NDArray[np.int32]
+Result = TypeVar("Result")
 
 ANNOUNCE_S = 120.0
 """How long a shard may take to find a batch's rows; it waits for nobody."""
@@ -76,38 +75,34 @@ class RemoteShards:
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
         self._num_announced = 0
         self._pass_number = 0
-        requests = [
-            pb.HelloRequest(
-                caller=self._caller,
-                format=wire.FORMAT,
-                shard=shard,
-                num_shards=len(addresses),
-                num_ranks=world,
-                tables_json=wire.tables_json(tables),
-            )
-            for shard in range(len(addresses))
-        ]
-        self._ask("Hello", requests, deadline)
+        self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
 
-    def _ask(self, method: str, requests: Iterable[Any], deadline: Deadline) -> list[Any]:
-        """One request to each shard; a request is built while those before it are under way."""
-        calls: list[Callable[[], Any]] = []
-        for connection, request in zip(self._connections, requests, strict=True):
-            if len(calls) == len(self._connections) - 1:  # the last on this thread: none sleeps and wakes for it
-                calls.append(partial(connection.call, method, request, deadline))
-            else:
-                calls.append(self._pool.submit(connection.call, method, request, deadline).result)
-        last = calls[-1]()
-        return [*(call() for call in calls[:-1]), last]
+    def _hello(self, shard: int, world: int) -> Any:
+        return pb.HelloRequest(
+            caller=self._caller,
+            format=wire.FORMAT,
+            shard=shard,
+            num_shards=len(self._connections),
+            num_ranks=world,
+            tables_json=wire.tables_json(self._sections),
+        )
 
-    def _ask_alike(self, method: str, request: Any, deadline: Deadline) -> list[Any]:
-        return self._ask(method, [request] * len(self._connections), deadline)
+    def _each(self, act: Callable[[int], Result]) -> list[Result]:
+        """`act` of every shard's number, at the same time; the last on this thread, so that none wakes for it."""
+        last = len(self._connections) - 1
+        others = [self._pool.submit(act, shard) for shard in range(last)]
+        result = act(last)
+        return [*(other.result() for other in others), result]
+
+    def _ask(self, method: str, request: Any, deadline: Deadline) -> list[Any]:
+        """The reply of every shard to the same request."""
+        return self._each(lambda shard: self._connections[shard].call(method, request, deadline))
 
     # --- steps
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask_alike("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), deadline)
+        self._ask("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), deadline)
         self._pass_number = pass_number
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
@@ -124,9 +119,10 @@ class RemoteShards:
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
-        mine = _ready(batch)
-        replies = self._ask_alike("Pull", pb.PullRequest(caller=self._caller, batch=mine.number), deadline)
-        return self._assembled(mine, replies)
+        mine, request = _ready(batch), pb.PullRequest(caller=self._caller, batch=_ready(batch).number)
+        rows = self._room(mine)
+        self._each(lambda shard: self._put(rows, mine, shard, self._connections[shard].call("Pull", request, deadline)))
+        return rows
 
     def exchange(
         self,
@@ -140,51 +136,53 @@ class RemoteShards:
         """See Shards."""
         learnt = None if batch is None else _ready(batch)
         wanted = None if following is None else _ready(following)
-        message = pb.ExchangeRequest(
-            caller=self._caller,
-            pass_number=self._pass_number,
-            step=step,
-            batch=None if learnt is None else learnt.number,
-            batch_samples=scale.batch_samples,
-            following=None if wanted is None else wanted.number,
-        )
-        requests = (
-            wire.with_gradients(
-                deepcopy(message), {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
-            )
-            for shard in range(len(self._connections))
-        )
-        replies = self._ask("Exchange", requests, deadline)
-        return None if wanted is None else self._assembled(wanted, replies)
+        rows = None if wanted is None else self._room(wanted)
 
-    def _assembled(self, batch: Announced, replies: Sequence[Any]) -> dict[str, F32]:
-        parts = [wire.rows_from(reply, self._widths) for reply in replies]
-        rows = {}
-        for name, count in batch.num_keys.items():
-            rows_UD = np.empty((count, self._widths[name]), np.float32)
-            for part, position_P in zip(parts, batch.positions[name], strict=True):
-                if len(part[name]) != len(position_P):
-                    raise BadRequest(f"a shard sent {len(part[name])} rows of {name!r} for {len(position_P)} keys")
-                put_rows(frozen(part[name]), position_P, rows_UD)
-            rows[name] = rows_UD
+        def act(shard: int) -> None:
+            message = pb.ExchangeRequest(
+                caller=self._caller,
+                pass_number=self._pass_number,
+                step=step,
+                batch=None if learnt is None else learnt.number,
+                batch_samples=scale.batch_samples,
+                following=None if wanted is None else wanted.number,
+            )
+            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
+            reply = self._connections[shard].call("Exchange", wire.with_gradients(message, part), deadline)
+            if wanted is not None and rows is not None:
+                self._put(rows, wanted, shard, reply)
+
+        self._each(act)
         return rows
+
+    def _room(self, batch: Announced) -> dict[str, F32]:
+        return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
+
+    def _put(self, rows: Mapping[str, F32], batch: Announced, shard: int, reply: Any) -> None:
+        """Put one shard's rows where its keys are."""
+        parts = wire.rows_from(reply, self._widths)
+        for name, rows_UD in rows.items():
+            position_P = batch.positions[name][shard]
+            if len(parts[name]) != len(position_P):
+                raise BadRequest(f"a shard sent {len(parts[name])} rows of {name!r} for {len(position_P)} keys")
+            put_rows(parts[name], position_P, rows_UD)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
-        replies = self._ask_alike("ClosePass", request, deadline)
+        replies = self._ask("ClosePass", request, deadline)
         return {str(shard): reply.digest for shard, reply in enumerate(replies)}
 
     # --- all rows
 
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """See Shards."""
-        replies = self._ask_alike("Digest", pb.CallerRequest(caller=self._caller), deadline)
+        replies = self._ask("Digest", pb.CallerRequest(caller=self._caller), deadline)
         return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
 
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
-        replies = self._ask_alike("Stats", pb.CallerRequest(caller=self._caller), deadline)
+        replies = self._ask("Stats", pb.CallerRequest(caller=self._caller), deadline)
         found = {}
         for name in self._sections:
             counts = [reply.tables[name] for reply in replies]
@@ -200,12 +198,12 @@ class RemoteShards:
     def save(self, folder: Path, deadline: Deadline) -> None:
         """See Shards. The folder must be one that every shard sees under the same name."""
         with new_save(folder.absolute(), self._sections, num_parts=len(self._connections)) as unfinished:
-            self._ask_alike("Save", pb.FolderRequest(caller=self._caller, folder=str(unfinished)), deadline)
+            self._ask("Save", pb.FolderRequest(caller=self._caller, folder=str(unfinished)), deadline)
 
     def load(self, folder: Path, deadline: Deadline) -> None:
         """See Shards. The folder must be one that every shard sees under the same name."""
         check_header(folder, self._sections)
-        self._ask_alike("Load", pb.FolderRequest(caller=self._caller, folder=str(folder.absolute())), deadline)
+        self._ask("Load", pb.FolderRequest(caller=self._caller, folder=str(folder.absolute())), deadline)
 
     def close(self) -> None:
         """See Shards."""
