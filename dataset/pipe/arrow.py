@@ -20,6 +20,8 @@ from dataset.trim import trim
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """First bytes of every message of an IPC stream."""
+LAST_WORDS_S = 0.5
+"""A command that ends its answers too early is given so long to say why on stderr."""
 OUTPUT_BYTES, OUTPUT_FACTOR = 256 << 20, 1024
 """A segment's answers may be so large, plus so many times its events; beyond it the try fails."""
 
@@ -30,7 +32,7 @@ class Answers:
     closed = False
 
     def __init__(self, child: Child) -> None:
-        self._child, self._held, self._at = child, b"", 0
+        self.child, self._held, self._at = child, b"", 0
         self._begun = False
 
     def read(self, num_bytes: int) -> bytes:
@@ -38,10 +40,10 @@ class Answers:
         parts, num = [], 0
         while num < num_bytes:
             if self._at == len(self._held):
-                self._held, self._at = self._child.read(), 0
+                self._held, self._at = self.child.read(), 0
                 if not self._held:
-                    self._child.finish()
-                    raise self._child.failure("ended in the middle of a segment")
+                    self.child.finish()
+                    raise self.child.failure("ended in the middle of a segment")
             part = self._held[self._at : self._at + num_bytes - num]
             self._at += len(part)
             parts.append(part)
@@ -52,7 +54,7 @@ class Answers:
     def _look(self, part: bytes) -> None:
         if not self._begun and not part.startswith(CONTINUATION[: len(part)]):
             shown = (part + self._held[self._at : self._at + 80])[:80]
-            raise self._child.failure(f"printed what is no Arrow stream: {shown!r}")
+            raise self.child.failure(f"printed what is no Arrow stream: {shown!r}")
         self._begun = True
 
     def rest(self) -> bytes:
@@ -79,6 +81,7 @@ class ArrowRunner:
         self._batch_events = batch_events
         self._reader = AnswerReader(schema, masks)
         self._child: Child | None = None
+        self._closed = False
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""
@@ -89,6 +92,8 @@ class ArrowRunner:
             return outcome
         if self._child is None:
             self._child = Child(self._command, self._idle_s)
+            if self._closed:  # meanwhile
+                self._child.kill()
         child = self._child
         limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
         child.send([memoryview(request_stream(work, requests))], max_output_bytes=limit, close=False)
@@ -96,7 +101,7 @@ class ArrowRunner:
             self._converse(Answers(child), work, requests, outcome)
         except BadAnswer as error:
             raise child.failure(str(error)) from error
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # pyarrow says OSError of bytes that are no message
             raise child.failure(f"printed a broken Arrow stream: {error}") from error
         outcome.rejections.sort(key=lambda rejection: rejection.offset)
         return outcome
@@ -108,6 +113,7 @@ class ArrowRunner:
                 try:
                     answer = stream.read_next_batch()
                 except StopIteration:
+                    answers.child.ends_within(LAST_WORDS_S)
                     raise BadAnswer(f"answered {number} batches where {len(requests)} were asked") from None
                 answer.validate(full=True)
                 self._take(answer, work, events, outcome)
@@ -146,6 +152,7 @@ class ArrowRunner:
 
     def close(self) -> None:
         """Kill the process."""
+        self._closed = True
         if self._child is not None:
             self._child.kill()
 

@@ -35,12 +35,15 @@ class MultiSlotRunner:
         self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
         self._parser = MultiSlotParser(schema, masks)
         self._child: Child | None = None
+        self._closed = False
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""
         outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = len(work.rejections)
         self._child = child = Child(self._command, self._idle_s)
+        if self._closed:  # meanwhile
+            child.kill()
         try:
             limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
             child.send((lines_of(block) for block in work.blocks), max_output_bytes=limit, close=True)
@@ -82,6 +85,7 @@ class MultiSlotRunner:
 
     def close(self) -> None:
         """Kill the process at work."""
+        self._closed = True
         if self._child is not None:
             self._child.kill()
 

@@ -53,7 +53,7 @@ class PipePool:
             runner.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for runner in self._runners:
-            runner.close()
+            runner.reset()
 
     def _try(self, work: Work) -> Outcome:
         runner = self._idle.get()

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -84,7 +85,7 @@ class Child:
     """One running command. One thread at a time; `kill` from any."""
 
     def __init__(self, command: Command, idle_s: float) -> None:
-        self._idle_s = idle_s
+        self._idle_s, self._killing = idle_s, threading.Lock()
         try:
             self._process = subprocess.Popen(
                 command.argv,
@@ -140,13 +141,7 @@ class Child:
 
     def finish(self) -> None:
         """After the end of its output: wait for its end. Raises ChildFailed unless it read all and exits with 0."""
-        pid_fd = os.pidfd_open(self._process.pid)
-        try:
-            watch = select.poll()
-            watch.register(pid_fd, select.POLLIN)
-            ended = bool(watch.poll(self._idle_s * 1000))
-        finally:
-            os.close(pid_fd)
+        ended = self.ends_within(self._idle_s)
         self._drain_stderr()
         if not ended:
             self.kill()
@@ -163,18 +158,26 @@ class Child:
         self._drain_stderr()
         return ChildFailed(what, self._process.returncode, self._stderr.tail())
 
-    @property
-    def pid(self) -> int:
-        """Process id, which is also its group's."""
-        return self._process.pid
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the process ends by itself in so many seconds."""
+        if self._process.returncode is not None:
+            return True
+        pid_fd = os.pidfd_open(self._process.pid)
+        try:
+            watch = select.poll()
+            watch.register(pid_fd, select.POLLIN)
+            return bool(watch.poll(seconds * 1000))
+        finally:
+            os.close(pid_fd)
 
     def kill(self) -> None:
         """End the process and all it started. Harmless when repeated."""
-        if self._process.returncode is None:
-            # The leader is not reaped yet, so the group's number is still its own.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        with self._killing:
+            if self._process.returncode is None:
+                # The leader is not reaped yet, so the group's number is still its own.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
     def close(self) -> None:
         """Kill, and let go of the pipes."""

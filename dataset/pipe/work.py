@@ -58,11 +58,11 @@ class Runner(Protocol):
         ...
 
     def reset(self) -> None:
-        """End what a failed try left behind; the next `run` starts afresh."""
+        """End what a failed try, or the last segment, left behind; the next `run` starts afresh."""
         ...
 
     def close(self) -> None:
-        """End processes. Harmless when repeated; a `run` in progress fails."""
+        """Kill processes; a `run` in progress fails, and so does any after it."""
         ...
 
 
