@@ -1,0 +1,103 @@
+"""The ledger: what a call means, by where the shard stands."""
+
+import pytest
+
+from pserver.errors import BadRequest
+from pserver.ledger import Ledger, Verdict
+
+
+def opened(num_ranks=2, pass_number=1):
+    ledger = Ledger(num_ranks)
+    assert ledger.open_pass(pass_number) is Verdict.ACT
+    return ledger
+
+
+def test_a_step_is_applied_when_every_rank_is_in():
+    ledger = opened(3)
+    assert [ledger.push(1, 0, rank) for rank in (2, 0, 1)] == [Verdict.WAIT, Verdict.WAIT, Verdict.ACT]
+    ledger.applied()
+    assert ledger.next_step == 1 and ledger.has_applied(1, 0) and not ledger.has_applied(1, 1)
+
+
+def test_a_push_repeated_while_others_are_missing_counts_once():
+    ledger = opened(2)
+    assert [ledger.push(1, 0, 0), ledger.push(1, 0, 0), ledger.push(1, 0, 1)] == [
+        Verdict.WAIT,
+        Verdict.WAIT,
+        Verdict.ACT,
+    ]
+
+
+def test_a_push_repeated_after_its_step_changes_nothing():
+    ledger = opened(1)
+    ledger.push(1, 0, 0)
+    ledger.applied()
+    assert ledger.push(1, 0, 0) is Verdict.REPEAT and not ledger.arrived
+
+
+def test_ranks_that_are_late_are_named():
+    ledger = opened(4)
+    ledger.push(1, 0, 2)
+    assert ledger.missing() == "rank 0, 1, 3"
+
+
+@pytest.mark.parametrize(("pass_number", "step"), [(1, 1), (2, 0), (0, 0)])
+def test_a_push_out_of_turn_is_refused(pass_number, step):
+    with pytest.raises(BadRequest):
+        opened().push(pass_number, step, 0)
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_is_none_is_refused(rank):
+    with pytest.raises(BadRequest, match=f"rank {rank} of 2 ranks"):
+        opened(2).push(1, 0, rank)
+
+
+def test_a_pass_closes_when_every_rank_asks_and_once():
+    ledger = opened(2)
+    assert [ledger.close_pass(1, rank, 4) for rank in (0, 0, 1)] == [Verdict.WAIT, Verdict.WAIT, Verdict.ACT]
+    assert not ledger.has_closed(1)
+    ledger.closed()
+    assert ledger.has_closed(1) and ledger.close_pass(1, 1, 4) is Verdict.REPEAT
+    assert not ledger.closing
+
+
+def test_a_close_with_a_push_in_flight_is_refused():
+    ledger = opened(2)
+    ledger.push(1, 0, 0)
+    with pytest.raises(BadRequest, match="step 0 lacks rank 1"):
+        ledger.close_pass(1, 1, 0)
+
+
+def test_a_push_after_a_close_began_is_refused():
+    ledger = opened(2)
+    ledger.close_pass(1, 0, 0)
+    with pytest.raises(BadRequest, match="after ranks 0 closed it"):
+        ledger.push(1, 0, 1)
+
+
+def test_ranks_must_agree_on_the_day():
+    ledger = opened(2)
+    ledger.close_pass(1, 0, 3)
+    with pytest.raises(BadRequest, match="disagree on the day"):
+        ledger.close_pass(1, 1, 4)
+
+
+def test_steps_count_from_0_in_each_pass():
+    ledger = opened(1)
+    ledger.push(1, 0, 0)
+    ledger.applied()
+    ledger.close_pass(1, 0, 0)
+    ledger.closed()
+    assert ledger.open_pass(5) is Verdict.ACT and ledger.open_pass(5) is Verdict.REPEAT
+    assert ledger.push(5, 0, 0) is Verdict.ACT
+
+
+def test_nothing_happens_between_passes_but_saves():
+    ledger = Ledger(1)
+    ledger.between_passes("saved")
+    with pytest.raises(BadRequest, match="pass 0 is closed"):
+        ledger.push(1, 0, 0)
+    ledger.open_pass(1)
+    with pytest.raises(BadRequest, match="tables cannot be saved while pass 1 is open"):
+        ledger.between_passes("saved")

@@ -1,0 +1,163 @@
+"""Optimizers: kernels as their twins, and as the formulas others know."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.errors import SpecError
+from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, TableSection
+from pserver.optim import ftrl_start, optimizer_of
+from pserver.table import frozen
+
+OPTIMIZERS = [
+    Sgd(kind="sgd", lr=0.25),
+    Adagrad(per="element", lr=0.5, initial=0.25),
+    Adagrad(per="row", lr=0.5),
+    Adam(kind="adam", lr=0.125),
+    Ftrl(kind="ftrl", lr=0.5, l1=0.5, l2=0.25),
+]
+NAMES = ["sgd", "adagrad-element", "adagrad-row", "adam", "ftrl"]
+
+
+def new_rows(section, count, seed):
+    """Rows of drawn weights and the optimizer's first state; the optimizer."""
+    optimizer = optimizer_of(section)
+    weights = int(section.first_order) + section.dim
+    slab = np.empty((count, weights + len(optimizer.start_state)), np.float32)
+    slab[:, :weights] = np.random.default_rng(seed).normal(size=(count, weights))
+    slab[:, weights:] = optimizer.start_state
+    if optimizer.ftrl:
+        ftrl_start(slab, 0, count, int(section.first_order), weights, optimizer.settings)
+    return slab, weights, optimizer
+
+
+def apply(slab, rows, grads, section, optimizer, begin=0, end=None):
+    rows_U, grads_UD = frozen(np.array(rows, np.int32)), frozen(np.array(grads, np.float32))
+    stop = len(rows) if end is None else end
+    optimizer.kernel(slab, rows_U, grads_UD, begin, stop, int(section.first_order), optimizer.settings)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
+@given(
+    dim=st.integers(0, 20),
+    first_order=st.booleans(),
+    rows=st.lists(st.integers(0, 5), unique=True, min_size=1),
+    seed=st.integers(0, 999),
+    steps=st.integers(1, 4),
+)
+def test_kernels_do_what_their_twins_say_bit_for_bit(optimizer, dim, first_order, rows, seed, steps):
+    section = TableSection(
+        dim=dim or 1, first_order=first_order, optimizer=optimizer, bounds=Bounds(low=-1.5, high=1.25)
+    )
+    slab, weights, ready = new_rows(section, 6, seed)
+    expected = slab.copy()
+    draw = np.random.default_rng(seed)
+    for _ in range(steps):
+        grads = draw.normal(size=(len(rows), weights)).astype(np.float32) * draw.integers(0, 2, (len(rows), weights))
+        grads = grads.astype(np.float32)
+        apply(slab, rows, grads, section, ready)
+        for row, grad in zip(rows, grads, strict=True):
+            ready.reference(expected[row], grad, int(first_order), ready.settings)
+    assert (slab.view(np.uint32) == expected.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
+def test_ranges_may_be_done_apart(optimizer):
+    section = TableSection(dim=7, optimizer=optimizer)
+    slab, weights, ready = new_rows(section, 9, 1)
+    other, grads = slab.copy(), np.random.default_rng(2).normal(size=(9, weights))
+    apply(slab, range(9), grads, section, ready)
+    apply(other, range(9), grads, section, ready, 4, 9)
+    apply(other, range(9), grads, section, ready, 0, 4)
+    assert (slab == other).all()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=NAMES)
+def test_weights_stay_within_bounds(optimizer):
+    section = TableSection(dim=3, optimizer=optimizer, bounds=Bounds(low=-0.5, high=0.25))
+    slab, weights, ready = new_rows(section, 2, 1)
+    for _ in range(50):
+        apply(slab, [0, 1], [[-100.0] * weights, [100.0] * weights], section, ready)
+    assert slab[0, :weights].max() <= 0.25 and slab[1, :weights].min() >= -0.5
+    if optimizer.kind in ("sgd", "ftrl"):
+        assert (slab[0, :weights] == 0.25).all() and (slab[1, :weights] == -0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "theirs"),
+    [
+        (Sgd(kind="sgd", lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (
+            Adagrad(per="element", lr=0.1, initial=0.2, epsilon=1e-6),
+            lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.2, eps=1e-6),
+        ),
+        (Adam(kind="adam", lr=0.1, beta2=0.99), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.99))),
+    ],
+    ids=["sgd", "adagrad", "adam"],
+)
+def test_as_torch_does_it(optimizer, theirs):
+    section = TableSection(dim=5, optimizer=optimizer)
+    slab, weights, ready = new_rows(section, 4, 3)
+    parameter = torch.nn.Parameter(torch.tensor(slab[:, :weights]))
+    stepper = theirs([parameter])
+    for step in range(10):
+        grads = np.random.default_rng(step).normal(size=(4, weights)).astype(np.float32)
+        apply(slab, range(4), grads, section, ready)
+        parameter.grad = torch.tensor(grads)
+        stepper.step()
+    np.testing.assert_allclose(slab[:, :weights], parameter.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_adagrad_by_row_adds_the_mean_square_of_each_part():
+    section = TableSection(dim=4, optimizer=Adagrad(per="row", lr=1.0, epsilon=0.0))
+    slab, _, ready = new_rows(section, 1, 0)
+    slab[:] = 0
+    apply(slab, [0], [[3.0, 2.0, 2.0, 2.0, 2.0]], section, ready)
+    assert slab[0].tolist() == [-1, -1, -1, -1, -1, 9, 4]
+
+
+def test_a_part_without_gradient_stays_where_it_is():
+    section = TableSection(dim=2, optimizer=Adagrad(per="row"))
+    slab, weights, ready = new_rows(section, 1, 0)
+    before = slab.copy()
+    apply(slab, [0], [[0.0] * weights], section, ready)
+    assert (slab == before).all()
+
+
+def test_ftrl_keeps_the_initial_vector_and_l1_makes_weights_exactly_zero():
+    section = TableSection(dim=3, optimizer=Ftrl(kind="ftrl", lr=0.1, l1=0.5))
+    slab, weights, ready = new_rows(section, 1, 5)
+    slab[0, :1] = 0
+    before = slab[0, :weights].copy()
+    apply(slab, [0], [[0.0] * weights], section, ready)
+    np.testing.assert_allclose(slab[0, :weights], before, rtol=1e-6)
+    apply(slab, [0], [[0.25, 0.0, 0.0, 0.0]], section, ready)
+    assert slab[0, 0] == 0
+
+
+def test_the_first_order_weight_has_its_own_settings():
+    section = TableSection(
+        dim=2, optimizer=Sgd(kind="sgd", lr=1.0), first_order_optimizer=Sgd(kind="sgd", lr=0.25), bounds=Bounds()
+    )
+    slab, _, ready = new_rows(section, 1, 0)
+    slab[:] = 0
+    apply(slab, [0], [[1.0, 1.0, 1.0]], section, ready)
+    assert slab[0].tolist() == [-0.25, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "floats"),
+    [(OPTIMIZERS[0], 0), (OPTIMIZERS[1], 17), (OPTIMIZERS[2], 2), (OPTIMIZERS[3], 38), (OPTIMIZERS[4], 34)],
+    ids=NAMES,
+)
+def test_state_takes_the_room_it_should(optimizer, floats):
+    assert len(optimizer_of(TableSection(dim=16, optimizer=optimizer)).start_state) == floats
+
+
+def test_parts_of_two_kinds_or_none_are_refused():
+    with pytest.raises(SpecError, match=r"first_order_optimizer.kind: is 'sgd', must be 'adagrad'"):
+        optimizer_of(TableSection(first_order_optimizer=Sgd(kind="sgd")))
+    with pytest.raises(SpecError, match="dim: is 0 without first_order"):
+        optimizer_of(TableSection(dim=0, first_order=False))
