@@ -93,10 +93,11 @@ def read_parts(folder: Path, tables: Mapping[str, Table], mine: Callable[[NDArra
             place = folder / f"part-{part}" / name
             try:
                 rows = json.loads((place / "rows.json").read_text())
+                num_rows, digest = int(rows["rows"]), str(rows["digest"])
                 files = {c: np.load(place / f"{c}.npy", mmap_mode="r", allow_pickle=False) for c in (*COLUMNS, "slab")}
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, KeyError) as error:
                 raise BadSave(f"{place}: cannot be read: {error}") from error
-            _read_part(place, table, files, int(rows["rows"]), rows["digest"], mine)
+            _read_part(place, table, files, num_rows, digest, mine)
 
 
 def _read_part(
@@ -109,6 +110,9 @@ def _read_part(
 ) -> None:
     shapes = {column: (num_rows,) for column in COLUMNS} | {"slab": (num_rows, table.width)}
     for column, array in files.items():
+        dtype = np.dtype(COLUMNS.get(column, np.float32))
+        if array.dtype != dtype:
+            raise BadSave(f"{place}/{column}.npy: holds {array.dtype}, not {dtype}: the save is damaged")
         if array.shape != shapes[column]:
             raise BadSave(f"{place}/{column}.npy: holds {array.shape}, not {shapes[column]}: the save is damaged")
     found = []
