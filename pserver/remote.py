@@ -5,7 +5,7 @@ when it is prepared, so that row numbers are found while the trainer computes; a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,10 +88,16 @@ class RemoteShards:
         )
 
     def _each(self, act: Callable[[int], Result]) -> list[Result]:
-        """`act` of every shard's number, at the same time; the last on this thread, so that none wakes for it."""
+        """`act` of every shard's number, at the same time; the last on this thread, so that none wakes for it.
+
+        Returns or raises when all are done, so that nothing goes on behind the caller's back.
+        """
         last = len(self._connections) - 1
         others = [self._pool.submit(act, shard) for shard in range(last)]
-        result = act(last)
+        try:
+            result = act(last)
+        finally:
+            wait(others)
         return [*(other.result() for other in others), result]
 
     def _ask(self, method: str, request: Any, deadline: Deadline) -> list[Any]:

@@ -1,0 +1,305 @@
+"""Shards as servers and as processes: who is let in, what happens when someone is late, gone, or too large."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.rpc import await_address
+from pserver.client import Scale
+from pserver.config import TableSection
+from pserver.errors import BadRequest, BadSave, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.remote import RemoteShards
+from pserver.server import ShardServer
+from tests.contract import shards_world as w
+
+
+@pytest.fixture
+def server():
+    with ShardServer(w.process(0, 1, 1, w.TABLES)) as made:
+        yield made
+
+
+def connect(address, **changes):
+    arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon(), **changes}
+    return RemoteShards(
+        [address], changes.pop("tables", w.TABLES), **{k: v for k, v in arguments.items() if k != "tables"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"secret": "another"}, BadRequest, "another job"),
+        ({"generation": 2}, StaleGeneration, "generation 1 of the job's workers, the caller of 2"),
+        ({"world": 2}, BadRequest, r"\(0, 1, 1\) here, the caller expects \(0, 1, 2\)"),
+        ({"rank": 1}, BadRequest, "rank 1 of a job with 1 trainers"),
+        ({"tables": {"default": TableSection()}}, BadRequest, "other tables or settings"),
+    ],
+)
+def test_a_stranger_is_refused_at_the_door(server, changes, error, message):
+    with pytest.raises(error, match=message):
+        connect(server.address, **changes)
+
+
+def test_shards_in_the_wrong_order_are_refused():
+    with ShardServer(w.process(0, 2, 1, w.TABLES)) as a, ShardServer(w.process(1, 2, 1, w.TABLES)) as b:
+        with pytest.raises(BadRequest, match="the caller expects"):
+            w.client([b, a], 0, 1)
+
+
+def test_an_old_generation_is_refused_in_the_middle(server):
+    shards = connect(server.address)
+    shards.open_pass(1, w.soon())
+    shards._caller.generation = 7
+    with pytest.raises(StaleGeneration):
+        shards.exchange(0, None, None, None, Scale(1), w.soon())
+    shards.close()
+
+
+def test_a_rank_that_waits_in_vain_is_told_for_whom():
+    with w.job(2, num_ranks=3) as world:
+        world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
+
+        def push(rank, shards):
+            if rank == 1:
+                return None
+            with pytest.raises(StepTimedOut, match="step 0 of pass 1 for rank 1") as caught:
+                shards.exchange(0, None, None, None, Scale(1), Deadline.after(0.6))
+            return caught.value.exit_code
+
+        assert world.each(push) == [75, None, 75]
+
+
+def test_a_push_in_time_after_a_time_out_still_counts_once():
+    with w.job(2, num_ranks=2) as world:
+        batches = [[{"default": w.keys(1, 2)}], [{"default": w.keys(2, 3)}]]
+        late, early = world.ranks
+        early.open_pass(1, w.soon())
+        prepared = early.prepare(batches[1][0], learn=True)
+        push = {"default": w.push_of(batches[1][0]["default"], 5, 1000)}
+        with pytest.raises(StepTimedOut):
+            early.exchange(0, prepared, push, None, Scale(64), Deadline.after(0.3))
+        again = threading.Thread(target=early.exchange, args=(0, prepared, push, None, Scale(64), w.soon()))
+        again.start()
+        late.open_pass(1, w.soon())
+        mine = late.prepare(batches[0][0], learn=True)
+        late.exchange(0, mine, {"default": w.push_of(batches[0][0]["default"], 5, 0)}, None, Scale(64), w.soon())
+        again.join()
+        digest = late.digest(w.soon())
+    with w.job(1, num_ranks=2) as world:
+        world.each(lambda rank, shards: w.train(shards, 1, batches[rank], seed=rank, steps=1))
+        assert world.one.digest(w.soon())["default"] != 0
+        # The passes of `train` are closed, which sets the day; the rows' day is 0 in both.
+        assert world.one.digest(w.soon()) == digest
+
+
+def test_a_close_waits_for_every_rank():
+    with w.job(2, num_ranks=2) as world:
+        world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
+        with pytest.raises(StepTimedOut, match="the close of pass 1 for rank 1"):
+            world.one.close_pass(0, Deadline.after(0.3))
+        closes = world.each(lambda rank, shards: shards.close_pass(0, w.soon()))
+        assert closes[0] == closes[1]
+
+
+def test_ranks_that_disagree_are_refused():
+    with w.job(1, num_ranks=2) as world:
+        world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
+        one = {"default": w.keys(1)}
+        outcomes = []
+
+        def push(rank, shards):
+            prepared = shards.prepare(one, learn=True)
+            try:
+                shards.exchange(
+                    0, prepared, {"default": w.push_of(one["default"], 5, 1)}, None, Scale(rank), Deadline.after(1)
+                )
+            except (BadRequest, StepTimedOut) as error:
+                outcomes.append(type(error))
+
+        world.each(push)
+        assert BadRequest in outcomes and len(outcomes) == 2
+        assert world.one.digest(w.soon())["default"] == 0
+
+
+def test_a_message_too_large_names_the_batch_size():
+    with w.job(1, max_message=64 << 10) as world:
+        world.one.open_pass(1, w.soon())
+        with pytest.raises(MessageTooLarge, match=r"lower train.batch_size"):
+            world.one.pull(world.one.prepare({"default": w.keys(*range(20_000))}, learn=True), w.soon())
+
+
+def test_a_batch_never_announced_is_refused(server):
+    shards = connect(server.address)
+    shards.open_pass(1, w.soon())
+    with pytest.raises(BadRequest, match="prepared by other shards"):
+        shards.pull(object(), w.soon())
+    shards.close()
+
+
+def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
+    monkeypatch.setattr("pserver.server.MAX_BATCHES_AHEAD", 3)
+    shards = connect(server.address)
+    shards.open_pass(1, w.soon())
+    batches = [shards.prepare({"default": w.keys(n)}, learn=True) for n in range(4)]
+    shards.pull(batches[0], w.soon())
+    with pytest.raises(BadRequest, match="announced 3 batches and used none"):
+        shards.pull(batches[3], w.soon())
+    shards.pull(batches[2], w.soon())
+    shards.pull(shards.prepare({"default": w.keys(9)}, learn=True), w.soon())
+    shards.close()
+
+
+def test_a_shard_that_is_gone_is_named_within_the_deadline(monkeypatch):
+    monkeypatch.setattr("pserver.transport.BACKOFF_S", 0.001)
+    server = ShardServer(w.process(0, 1, 1, w.TABLES))
+    shards = connect(server.address)
+    server.close()
+    with pytest.raises(ShardUnavailable, match=r"shard 0 at .* did not answer in 6 attempts.* is its process alive"):
+        shards.open_pass(1, w.soon())
+    shards.close()
+
+
+def test_a_call_that_finds_nobody_is_made_again_and_counts_once(server, monkeypatch):
+    """The answer of the first exchange is lost on its way; the repeat is answered alike."""
+    shards = connect(server.address)
+    shards.open_pass(1, w.soon())
+    first, second = (shards.prepare({"default": w.keys(*signs)}, learn=True) for signs in ([1, 2], [2, 3]))
+    method = shards._connections[0]._methods["Exchange"]
+    calls = []
+
+    class Lost(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):
+            return "lost"
+
+    def lose_the_first_answer(*args, **kwargs):
+        calls.append(method(*args, **kwargs))
+        if len(calls) == 1:
+            raise Lost
+        return calls[-1]
+
+    monkeypatch.setitem(shards._connections[0]._methods, "Exchange", lose_the_first_answer)
+    shards.exchange(0, first, {"default": w.push_of(w.keys(1, 2), 5, 0)}, second, Scale(64), w.soon())
+    assert len(calls) == 2 and calls[0].payload == calls[1].payload
+    shards.close_pass(0, w.soon())
+    digest = shards.digest(w.soon())
+    shards.close()
+    with w.job(0) as plain:
+        w.train(plain.one, 1, [{"default": w.keys(1, 2)}], seed=0, steps=1)
+        assert plain.one.digest(w.soon()) == digest
+
+
+def test_a_save_that_fails_on_one_shard_leaves_nothing(tmp_path, monkeypatch):
+    from pserver import saving
+
+    with w.job(2) as world:
+        w.train(world.one, 1, [{"default": w.keys(1, 2, 3)}], seed=1, steps=1)
+        write = saving.write_part
+
+        def fail(folder, shard, tables):
+            if shard == 1:
+                raise BadSave("the disk is full")
+            write(folder, shard, tables)
+
+        monkeypatch.setattr(saving, "write_part", fail)
+        with pytest.raises(BadSave, match="the disk is full"):
+            world.one.save(tmp_path / "save", w.soon())
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- processes
+
+
+class Process:
+    """`python -m pserver`, its standard input ours."""
+
+    def __init__(self, folder: Path, **changes) -> None:
+        config = w.process(0, 1, 1, w.TABLES, address_file=str(folder / "address")).model_dump(mode="json") | changes
+        (folder / "config.json").write_text(json.dumps(config))
+        self.address_file = folder / "address"
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "pserver", "--config", str(folder / "config.json")],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def address(self) -> str:
+        return await_address(self.address_file, w.soon(), self.alive)
+
+    def alive(self) -> None:
+        assert self.child.poll() is None, self.child.stderr.read()
+
+    def end(self) -> tuple[int, str]:
+        self.child.wait(20)  # before its standard input closes, which would kill it
+        _, said = self.child.communicate(timeout=20)
+        return self.child.returncode, said
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def begin(**changes):
+        started.append(Process(tmp_path, **changes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.child.poll() is None:
+            os.killpg(process.child.pid, signal.SIGKILL)
+        process.child.communicate()
+
+
+def test_a_process_serves_and_ends_with_0_on_sigterm(start):
+    process = start()
+    shards = connect(process.address())
+    _, close = w.train(shards, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
+    assert list(close) == ["0"] and shards.stats(w.soon())["default"].num_rows == 2
+    process.child.send_signal(signal.SIGTERM)
+    code, said = process.end()
+    assert code == 0 and "shard-0: shard 0 of 1 serves at 127.0.0.1:" in said
+    shards.close()
+
+
+def test_a_process_ends_when_its_launcher_is_gone(start):
+    process = start()
+    process.address()
+    process.child.stdin.close()
+    assert process.child.wait(20) == -signal.SIGKILL
+    process.child.stdin = None
+
+
+def test_a_wrong_config_is_exit_code_2_and_says_which_key(start):
+    code, said = start(num_shards=0).end()
+    assert code == 2 and "num_shards" in said and "Traceback" not in said
+
+
+def test_only_the_owner_may_read_the_address(start):
+    process = start()
+    process.address()
+    assert os.stat(process.address_file).st_mode & 0o077 == 0
+
+
+def test_initial_values_are_the_same_in_another_process(start):
+    shards = connect(start().address())
+    shards.open_pass(1, w.soon())
+    theirs = shards.pull(shards.prepare({"default": w.keys(*range(9))}, learn=True), w.soon())
+    shards.close()
+    with w.job(0) as plain:
+        plain.one.open_pass(1, w.soon())
+        ours = plain.one.pull(plain.one.prepare({"default": w.keys(*range(9))}, learn=True), w.soon())
+    assert np.array_equal(theirs["default"], ours["default"])

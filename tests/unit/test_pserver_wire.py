@@ -1,0 +1,130 @@
+"""Messages: what our encoder writes, protobuf reads, and what does not add up is refused."""
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pserver import wire
+from pserver.client import Gradients, Keys
+from pserver.config import TableSection
+from pserver.errors import (
+    BadRequest,
+    BadSave,
+    MessageTooLarge,
+    PserverError,
+    ShardUnavailable,
+    StaleGeneration,
+    StepTimedOut,
+)
+from pserver.proto import shard_pb2 as pb
+from pserver.transport import translated
+
+COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
+
+
+def floats(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@given(COUNTS, st.booleans())
+def test_keys_come_back(counts, learn):
+    tables = {
+        n: Keys(np.arange(c, dtype=np.uint64) << np.uint64(33), np.arange(c, dtype=np.uint16))
+        for n, c in counts.items()
+    }
+    loaded = wire.with_keys(pb.AnnounceRequest(batch=300, learn=learn), tables)
+    message = pb.AnnounceRequest.FromString(wire.encoded(loaded))
+    assert (message.batch, message.learn) == (300, learn)
+    found = wire.keys_from(message)
+    assert list(found) == list(tables)
+    for name, keys in tables.items():
+        assert (found[name].keys_U == keys.keys_U).all() and (found[name].group_U == keys.group_U).all()
+
+
+@given(COUNTS, st.integers(1, 9))
+def test_gradients_and_rows_come_back_bit_for_bit(counts, dim):
+    tables = {n: Gradients(floats(1, c, dim), floats(2, c), floats(3, c)) for n, c in counts.items()}
+    widths = dict.fromkeys(counts, dim)
+    message = pb.ExchangeRequest.FromString(wire.encoded(wire.with_gradients(pb.ExchangeRequest(step=9), tables)))
+    found = wire.gradients_from(message, widths)
+    for name, push in tables.items():
+        assert (found[name].grads_UD == push.grads_UD).all() and found[name].grads_UD.shape == push.grads_UD.shape
+        assert (found[name].show_U == push.show_U).all() and (found[name].click_U == push.click_U).all()
+    rows = {name: push.grads_UD for name, push in tables.items()}
+    back = wire.rows_from(pb.RowsReply.FromString(wire.encoded(wire.with_rows(rows))), widths)
+    assert all((back[name] == rows[name]).all() for name in rows) and list(back) == list(rows)
+
+
+@given(st.integers(0, 1 << 20))
+def test_a_large_payload_has_protobufs_own_encoding(num_floats):
+    rows = {"a": np.zeros((num_floats % 40_000, 1), np.float32)}
+    loaded = wire.with_rows(rows)
+    standard = pb.RowsReply(parts=loaded.message.parts, payload=rows["a"].tobytes())
+    assert wire.encoded(loaded) == standard.SerializeToString()
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_a_payload_of_the_wrong_length_is_refused(change):
+    reply = pb.RowsReply(parts=[pb.TablePart(table="a", num_keys=2)], payload=bytes(2 * 3 * 4 + change))
+    with pytest.raises(BadRequest, match=f"payload of {24 + change} bytes"):
+        wire.rows_from(reply, {"a": 3})
+
+
+def test_gradients_of_a_table_that_is_not_here_are_refused():
+    message = pb.ExchangeRequest(parts=[pb.TablePart(table="a", num_keys=2)])
+    with pytest.raises(BadRequest, match="'a', which is not here"):
+        wire.gradients_from(message, {"b": 1})
+
+
+def test_tables_are_alike_in_any_order_and_differ_with_any_setting():
+    one, two = TableSection(dim=1), TableSection(dim=2)
+    assert wire.tables_json({"a": one, "b": two}) == wire.tables_json({"b": two, "a": one})
+    assert wire.tables_json({"a": one}) != wire.tables_json({"a": TableSection(dim=1, init_range=0.5)})
+
+
+class Failure(grpc.RpcError):
+    def __init__(self, code, details="why"):
+        self.code, self.details = lambda: code, lambda: details
+
+
+@pytest.mark.parametrize(
+    ("code", "ours", "exit_code"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ShardUnavailable, 75),
+        (grpc.StatusCode.CANCELLED, ShardUnavailable, 75),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, StepTimedOut, 75),
+        (grpc.StatusCode.FAILED_PRECONDITION, StaleGeneration, 75),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, MessageTooLarge, 1),
+        (grpc.StatusCode.INVALID_ARGUMENT, BadRequest, 1),
+        (grpc.StatusCode.UNAUTHENTICATED, BadRequest, 1),
+        (grpc.StatusCode.UNKNOWN, BadRequest, 1),
+        (grpc.StatusCode.DATA_LOSS, BadSave, 1),
+    ],
+)
+def test_every_status_becomes_an_error_for_people(code, ours, exit_code):
+    error = translated(Failure(code), "shard 3", 2)
+    assert type(error) is ours and isinstance(error, PserverError) and error.exit_code == exit_code
+
+
+def test_the_surface_of_the_protocol_is_the_one_we_promised():
+    fields = {
+        name: [(field.number, field.name) for field in message.fields]
+        for name, message in sorted(pb.DESCRIPTOR.message_types_by_name.items())
+    }
+    assert fields["ExchangeRequest"] == [
+        (1, "caller"),
+        (2, "pass_number"),
+        (3, "step"),
+        (4, "batch"),
+        (5, "parts"),
+        (6, "batch_samples"),
+        (7, "following"),
+        (15, "payload"),
+    ]
+    assert fields["AnnounceRequest"] == [(1, "caller"), (2, "batch"), (3, "learn"), (4, "parts"), (15, "payload")]
+    assert fields["RowsReply"] == [(1, "parts"), (15, "payload")]
+    assert sorted(wire.METHODS) == [
+        "Announce", "ClosePass", "Digest", "Exchange", "Hello", "Load", "OpenPass", "Pull", "Save", "Stats",
+    ]  # fmt: skip
