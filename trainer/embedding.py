@@ -106,8 +106,7 @@ class Deduplicator:
     def __init__(self, table: TableSlots) -> None:
         self._table = table
         self._group_F = np.array([slot.group for slot in table.slots], np.int64)
-        self._seen_H = np.zeros(1 << 10, np.int64)
-        self._stamp = 0
+        self._number_H = np.empty(1 << 10, np.int32)
         self._sample_N = np.empty(0, np.int32)
 
     def lookup(self, samples: Samples) -> Lookup:
@@ -164,13 +163,14 @@ class Deduplicator:
         return out_U
 
     def _unique(self, key_N: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], I32, I32]:
-        while len(self._seen_H) < 2 * len(key_N) or self._stamp == 2**31 - 1:
-            self._seen_H, self._stamp = np.zeros(2 * len(self._seen_H), np.int64), 0
-        self._stamp += 1
         key_U, first_U = np.empty(len(key_N), np.uint64), np.empty(len(key_N), np.int32)
         inverse_N = np.empty(len(key_N), np.int32)
-        num_unique = lookup.unique(key_N, self._seen_H, self._stamp, key_U, first_U, inverse_N)
-        return key_U[:num_unique].copy(), first_U[:num_unique], inverse_N
+        while True:
+            self._number_H.fill(-1)
+            num_unique = lookup.unique(key_N, self._number_H, key_U, first_U, inverse_N)
+            if num_unique >= 0:
+                return key_U[:num_unique].copy(), first_U[:num_unique], inverse_N
+            self._number_H = np.empty(2 * len(self._number_H), np.int32)
 
     def _flatten(self, columns: Sequence[Ragged], num_samples: int, key_N: NDArray[np.uint64]) -> tuple[I32, I32]:
         value_M = np.concatenate([c.values_N for c in columns]) if columns else np.empty(0, np.uint64)

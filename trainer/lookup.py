@@ -60,28 +60,27 @@ def flatten_single(value_FB, group_F, key_N):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def unique(key_N, seen_H, stamp, key_U, first_U, inverse_N):  # type: ignore[no-untyped-def]
-    """Number the keys of a batch in order of first occurrence; returns U.
+def unique(key_N, number_H, key_U, first_U, inverse_N):  # type: ignore[no-untyped-def]
+    """Number the keys of a batch in order of first occurrence; returns U, or -1 where `number_H` is too small.
 
-    `seen_H` (int64, a power of two, at least 2 N) is a hash table that is never cleared: an entry holds `stamp` of
-    its call in the upper half and the key's number in the lower; `stamp` must differ from call to call.
+    `number_H` (int32, a power of two, all -1 at the start) is a hash table of numbers, at most half full.
     """
-    mask = np.uint64(len(seen_H) - 1)
-    mark = np.int64(stamp) << np.int64(32)
-    num_unique = 0
+    mask = np.uint64(len(number_H) - 1)
+    num_unique, max_unique = 0, len(number_H) // 2
     for n in range(len(key_N)):
         key = key_N[n]
         at = key & mask
         while True:
-            entry = seen_H[at]
-            if (entry >> np.int64(32)) != stamp:
-                seen_H[at] = mark | num_unique
+            number = number_H[at]
+            if number < 0:
+                if num_unique == max_unique:
+                    return -1
+                number_H[at] = num_unique
                 key_U[num_unique] = key
                 first_U[num_unique] = n
                 inverse_N[n] = num_unique
                 num_unique += 1
                 break
-            number = np.int32(entry & np.int64(0xFFFFFFFF))
             if key_U[number] == key:
                 inverse_N[n] = number
                 break

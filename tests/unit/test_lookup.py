@@ -9,24 +9,27 @@ from trainer import lookup
 keys = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5), max_size=60)
 
 
-def run_unique(values, stamp=1, seen=None):
-    key_N = np.array(values, np.uint64)
-    seen = np.zeros(256, np.int64) if seen is None else seen
+def run_unique(values):
+    key_N, number_H = np.array(values, np.uint64), np.full(256, -1, np.int32)
     key_U, first_U = np.empty(len(values), np.uint64), np.empty(len(values), np.int32)
     inverse_N = np.empty(len(values), np.int32)
-    count = lookup.unique(key_N, seen, stamp, key_U, first_U, inverse_N)
+    count = lookup.unique(key_N, number_H, key_U, first_U, inverse_N)
     return key_U[:count].tolist(), first_U[:count].tolist(), inverse_N
 
 
-@given(st.lists(keys, min_size=1, max_size=4))
-def test_unique_keys_come_in_order_of_first_occurrence_batch_after_batch_in_one_table(batches):
-    seen = np.zeros(256, np.int64)
-    for stamp, values in enumerate(batches, 1):
-        key_U, first_U, inverse_N = run_unique(values, stamp, seen)
-        expected_keys, expected_inverse = lookup.unique_reference(values)
-        assert key_U == expected_keys
-        assert inverse_N.tolist() == expected_inverse
-        assert [values[n] for n in first_U] == expected_keys
+@given(keys)
+def test_unique_keys_come_in_order_of_first_occurrence(values):
+    key_U, first_U, inverse_N = run_unique(values)
+    expected_keys, expected_inverse = lookup.unique_reference(values)
+    assert key_U == expected_keys
+    assert inverse_N.tolist() == expected_inverse
+    assert [values[n] for n in first_U] == expected_keys
+
+
+def test_a_table_too_small_for_the_keys_says_so():
+    key_N, out = np.arange(9, dtype=np.uint64), [np.empty(9, t) for t in (np.uint64, np.int32, np.int32)]
+    assert lookup.unique(key_N, np.full(16, -1, np.int32), *out) == -1
+    assert lookup.unique(key_N[:8], np.full(16, -1, np.int32), *out) == 8
 
 
 @given(keys)

@@ -26,4 +26,6 @@ class DeepFm(nn.Module):
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""
         pairs_BT = self.pairs(pairwise_sum(self._fields(inputs)))
-        return by_task(self.heads(self.deep(self._stacked(inputs))) + self.wide(inputs) + pairs_BT, self._tasks)
+        return by_task(
+            self.heads(self.deep.over(self._stacked.parts(inputs))) + self.wide(inputs) + pairs_BT, self._tasks
+        )

@@ -40,15 +40,23 @@ class StackedInput:
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, W), in one copy."""
+        return _side_by_side(self.parts(inputs))
+
+    def parts(self, inputs: Inputs) -> list[Tensor]:
+        """The same in parts, for `Mlp.over`: without a copy where all vectors are stacked already."""
         parts: list[Tensor] = []
         if inputs.vectors_BFD is not None and self._pooled:
             parts.append(inputs.vectors_BFD.flatten(1))
-        else:
-            parts.extend(inputs.vectors[name] for name in self._pooled)
+        elif self._pooled:
+            parts.append(_side_by_side([inputs.vectors[name] for name in self._pooled]))
         parts.extend(sequence_vector(inputs.sequences[name]) for name in self._sequences)
         if self._has_dense:
             parts.append(inputs.dense_BC)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return parts
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
 
 
 class Fields:
@@ -154,6 +162,24 @@ class Mlp(nn.Sequential):
             width = size
         super().__init__(*layers)
         self.width = width
+
+    def over(self, parts: Sequence[Tensor]) -> Tensor:
+        """The perceptron on parts of its input: the first layer is a sum over them, which saves making them one.
+
+        Beside the copy itself this saves its gradient, which autograd would copy out of the whole again.
+        """
+        if len(parts) == 1 or not len(self):
+            output: Tensor = self(_side_by_side(parts))
+            return output
+        first = self[0]
+        assert isinstance(first, nn.Linear)
+        weights = first.weight.split([part.shape[1] for part in parts], 1)
+        output = nn.functional.linear(parts[0], weights[0], first.bias)
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            output = output + nn.functional.linear(part, weight)
+        for layer in list(self)[1:]:
+            output = layer(output)
+        return output
 
 
 class Heads(nn.Module):

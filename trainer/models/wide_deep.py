@@ -25,4 +25,4 @@ class WideDeep(nn.Module):
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""
-        return by_task(self.heads(self.deep(self._stacked(inputs))) + self.wide(inputs), self._tasks)
+        return by_task(self.heads(self.deep.over(self._stacked.parts(inputs))) + self.wide(inputs), self._tasks)
