@@ -245,12 +245,13 @@ def with_errors(
 ) -> "pa.RecordBatch":
     """Answers of some events and the errors of others, in order of events."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     columns: dict[str, Any] = {"event": pa.array(list(errors), pa.int32()), "error": pa.array(list(errors.values()))}
     failed = [columns.get(field.name) for field in schema]
     failed = [pa.nulls(len(errors), f.type) if a is None else a for a, f in zip(failed, schema, strict=True)]
     table = pa.Table.from_batches([*answers, pa.RecordBatch.from_arrays(failed, schema=schema)])
-    order = pa.compute.sort_indices(table, sort_keys=[("event", "ascending")])
+    order = pc.sort_indices(table, sort_keys=[("event", "ascending")])
     return table.take(order).combine_chunks().to_batches()[0] if len(table) else failed_batch(schema)
 
 

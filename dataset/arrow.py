@@ -141,11 +141,8 @@ class AnswerReader:
         if errors.null_count < len(errors):
             for row in np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False)).tolist():
                 event = int(event_B[row])
-                reason = Reason.GENERATOR
                 text = errors[row].as_py()
-                if text.startswith(Reason.NOT_UTF8.value):
-                    reason = Reason.NOT_UTF8
-                bad.setdefault(event, BadRow(event, reason, text))
+                bad.setdefault(event, BadRow(event, Reason.of_error(text), text))
         failed_E = np.zeros(len(position_E), np.bool_)
         failed_E[list(bad)] = True
         samples, faults = self._columns(answer, event_B)

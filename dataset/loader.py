@@ -80,7 +80,7 @@ class _Failure:
 
 
 class _Stopped(Exception):
-    """The loader is closed: its threads end."""
+    """The loader is closed: its threads end, and nothing more is taken from it."""
 
 
 class _Ahead:
@@ -142,13 +142,14 @@ class Loader(Generic[T]):
 
     def submit(self, pass_number: int, segments: Sequence[Segment]) -> None:
         """Have a pass read, after those submitted before."""
+        assert not self._submitted.full(), f"pass {pass_number}: {MAX_SUBMITTED} passes wait to be read already"
         self._order.put_nowait(pass_number)
         self._submitted.put_nowait((pass_number, tuple(segments)))
 
     def batches(self, pass_number: int) -> Iterator[T]:
         """The batches of a pass. Raises what reading or making them raised."""
         while True:
-            item = self._ready.get()
+            item = self._take(self._ready)
             if isinstance(item, _End):
                 self._tallies = {pass_number: item.tally}
                 return

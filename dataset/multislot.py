@@ -144,9 +144,11 @@ class MultiSlotParser:
         for row in np.flatnonzero(line_B4[:, 0] != Fault.FINE).tolist():
             code, place, begin, _ = line_B4[row].tolist()
             fault, slot, at = Fault(code), place >> 32, place & 0xFFFFFFFF
+            reason = REASONS[fault]
             line = data[begin : data.index(b"\n", begin)]
             if fault is Fault.GENERATOR:
                 detail, name = line[1:].decode("utf-8", "replace").strip(), None
+                reason = Reason.of_error(detail)
             elif slot == len(self._schema.slots):
                 detail, name = f"more values than slots from byte {at - begin + 1}", None
             else:
@@ -154,7 +156,7 @@ class MultiSlotParser:
                 token = re.split(rb"[ \t\r\n]", data[at : at + 40], maxsplit=1)[0].decode("utf-8", "replace")
                 found = f"{token!r}" if token else "the line's end"
                 detail = f"slot {name!r}: {found} at byte {at - begin + 1}"
-            yield BadLine(num_before + row + 1, REASONS[fault], detail, line, name)
+            yield BadLine(num_before + row + 1, reason, detail, line, name)
 
     def _sparse(self, value_N: U64, count_CB: I64, line_B4: I64) -> Iterator[Ragged]:
         """Sparse slots, in order, of the lines without fault."""

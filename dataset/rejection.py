@@ -18,6 +18,11 @@ class Reason(StrEnum):
     GENERATOR = "generator error"
     HALF = "output ends inside a line"
 
+    @classmethod
+    def of_error(cls, text: str) -> "Reason":
+        """What an error told by a generator counts as."""
+        return cls.NOT_UTF8 if text.startswith(cls.NOT_UTF8.value) else cls.GENERATOR
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

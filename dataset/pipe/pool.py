@@ -76,7 +76,8 @@ class PipePool:
                 log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)
                 if attempt < self._tries and not self._closed:
                     continue
-                code = "" if failure.exit_code is None else f" (exit code {failure.exit_code})"
+                told = failure.exit_code is None or "exit code" in failure.what
+                code = "" if told else f" (exit code {failure.exit_code})"
                 stderr = f"; its last words:\n{failure.stderr}" if failure.stderr else "; it said nothing on stderr"
                 raise PipeFailed(
                     f"pipe command {str(self._command)!r} in {self._command.folder} {failure.what}{code} on segment "

@@ -1,0 +1,247 @@
+"""Generators in Python: three ways to write one, two protocols, and a shell."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset.answers import SlotShape, answer_of, answer_schema, line_of
+from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.loader import Tally
+from dataset.memory import MemorySource
+from dataset.pipe.command import PACKAGES
+from dataset.reader import SegmentReader
+from dataset.rejection import Reason
+from dataset.schema import Schema
+from dataset.source import Segment
+
+SCHEMA = Schema.of(
+    [
+        SparseSlot(names=("user", "shown")),
+        SparseSlot(name="word", values="string"),
+        DenseSlot(name="d", kind="dense", size=2),
+        MetaSlot(name="click", kind="meta"),
+    ]
+)
+SLOTS = (
+    SlotShape("user", "sparse", "uint64", 0),
+    SlotShape("shown", "sparse", "uint64", 0),
+    SlotShape("word", "sparse", "string", 0),
+    SlotShape("d", "dense", "float", 2),
+    SlotShape("click", "meta", "float", 1),
+)
+SPEC = """
+slots = [
+    { names = ["user", "shown"] }, { name = "word", values = "string" },
+    { name = "d", kind = "dense", size = 2 }, { name = "click", kind = "meta" },
+]
+"""
+SIMPLE = """
+    class Mine(DataGenerator):
+        def generate(self, event):
+            print("this must not spoil the samples")
+            for shown in json.loads(event)["shown"]:
+                yield {"user": json.loads(event)["user"], "shown": [shown, shown + 1], "word": ["a"],
+                       "d": [0.5, shown], "click": [1]}
+"""
+COLUMNS = """
+    class Mine(DataGenerator):
+        def generate_columns(self, events):
+            parsed = [json.loads(event) for event in events]
+            count = [len(each["shown"]) for each in parsed]
+            shown = np.array([s for each in parsed for s in each["shown"]], np.int64)
+            return {
+                "event": np.repeat(np.arange(len(parsed)), count),
+                "user": np.repeat([each["user"] for each in parsed], count),
+                "shown": np.stack([shown, shown + 1], 1),
+                "word": (["a"] * len(shown), [1] * len(shown)),
+                "d": np.stack([np.full(len(shown), 0.5), shown], 1),
+                "click": np.ones(len(shown)),
+            }
+"""
+PADDLE = """
+    class Mine(DataGenerator):
+        def generate_sample(self, line):
+            def samples():
+                assert line.endswith("\\n")
+                for shown in json.loads(line)["shown"]:
+                    yield [("user", [json.loads(line)["user"]]), ("shown", [shown, shown + 1]), ("word", ["a"]),
+                           ("d", [0.5, shown]), ("click", [1])]
+            return samples
+"""
+WAYS = {"generate": SIMPLE, "generate_columns": COLUMNS, "generate_sample": PADDLE}
+EVENTS = [b'{"user": 7, "shown": [1, 2]}', b'{"user": 8, "shown": []}', b'{"user": 9, "shown": [3]}']
+
+
+def write(folder: Path, text: str) -> tuple[str, ...]:
+    head = "import json\nimport numpy as np\nfrom dataset.generator import DataGenerator\n"
+    tail = "if __name__ == '__main__':\n    Mine().run()\n"
+    (folder / "mine.py").write_text(head + textwrap.dedent(text) + tail)
+    (folder / "job.toml").write_text(SPEC)
+    return ("python", "mine.py")
+
+
+def read(folder, command, protocol, events=EVENTS):
+    pipe = PipeSection(command=command, protocol=protocol, tries=1, deadline=20.0)
+    reader = SegmentReader(MemorySource([events]), pipe, SCHEMA, SourceSection(), None, folder)
+    tally = Tally()
+    try:
+        blocks = list(reader.read(0, [Segment("memory/0", 0, 0, len(events))], tally))
+    finally:
+        reader.close()
+    return blocks, tally
+
+
+def shell(folder: Path, *arguments: str, events=EVENTS) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "mine.py", *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(PACKAGES)},
+        input=b"".join(event + b"\n" for event in events),
+        capture_output=True,
+    )
+
+
+def values(blocks, slot: str) -> list:
+    return [value for block in blocks for value in block.sparse[slot].values_N.tolist()]
+
+
+@pytest.mark.parametrize("protocol", ["arrow", "multislot"])
+@pytest.mark.parametrize("way", WAYS)
+def test_three_ways_to_write_it_give_the_same_samples_in_both_protocols(tmp_path, way, protocol):
+    blocks, tally = read(tmp_path, write(tmp_path, WAYS[way]), protocol)
+    assert not tally.rejected, tally.first_of
+    assert values(blocks, "user") == [7, 7, 9]
+    assert values(blocks, "shown") == [1, 2, 2, 3, 3, 4]
+    assert [d for block in blocks for d in block.dense["d"].tolist()] == [[0.5, 1], [0.5, 2], [0.5, 3]]
+    assert [click for block in blocks for click in block.meta["click"].tolist()] == [1, 1, 1]
+    if protocol == "arrow":
+        assert [event for block in blocks for event in block.event_B.tolist()] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("way", ["generate", "generate_columns"])
+def test_in_a_shell_it_prints_multislot_text(tmp_path, way):
+    write(tmp_path, WAYS[way])
+    done = shell(tmp_path, "--spec", "job.toml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        b"1 7 2 1 2 1 a 2 0.5 1 1 1" if way == "generate" else b"1 7 2 1 2 1 a 2 0.5 1.0 1 1.0",
+        b"1 7 2 2 3 1 a 2 0.5 2 1 1" if way == "generate" else b"1 7 2 2 3 1 a 2 0.5 2.0 1 1.0",
+        b"1 9 2 3 4 1 a 2 0.5 3 1 1" if way == "generate" else b"1 9 2 3 4 1 a 2 0.5 3.0 1 1.0",
+    ]
+    if way == "generate":
+        assert b"this must not spoil" in done.stderr
+
+
+def test_in_a_shell_it_asks_for_the_slots(tmp_path):
+    write(tmp_path, SIMPLE)
+    done = shell(tmp_path)
+    assert done.returncode == 1 and b"--spec job.toml" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["arrow", "multislot"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_event_that_raises_is_rejected_with_its_error_and_the_others_go_on(tmp_path, way, protocol):
+    events = [EVENTS[0], b'{"shown": [5]}', b"not json", EVENTS[2]]
+    blocks, tally = read(tmp_path, write(tmp_path, WAYS[way]), protocol, events)
+    assert values(blocks, "user") == [7, 7, 9]
+    assert tally.rejected == {Reason.GENERATOR: 2}
+    assert "KeyError: 'user'" in tally.first_of[Reason.GENERATOR]
+
+
+@pytest.mark.parametrize("protocol", ["arrow", "multislot"])
+def test_a_line_that_is_no_text_is_rejected_by_a_generator_of_text(tmp_path, protocol):
+    blocks, tally = read(tmp_path, write(tmp_path, PADDLE), protocol, [EVENTS[0], b'{"user": "\xff"}', EVENTS[2]])
+    assert values(blocks, "user") == [7, 7, 9]
+    assert tally.rejected == {Reason.NOT_UTF8: 1}
+
+
+@pytest.mark.parametrize("protocol", ["arrow", "multislot"])
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ('{"user": [1], "nobody": [1], "d": [1, 2], "click": [1]}', "'nobody' is no slot"),
+        ('{"user": [1], "click": [1]}', "dense slot 'd' is missing"),
+        ('{"d": [1, 2, 3], "click": [1]}', "3 values instead of 2"),
+        ('{"d": [1, 2], "click": [1, 0]}', "meta slot 'click' has 2 values"),
+    ],
+)
+def test_a_sample_that_does_not_fit_the_slots_rejects_its_event(tmp_path, protocol, sample, said):
+    text = f"""
+    class Mine(DataGenerator):
+        def generate(self, event):
+            yield {{"user": [5], "d": [0, 0], "click": [0]}}
+            if event == b"bad":
+                yield {sample}
+    """
+    blocks, tally = read(tmp_path, write(tmp_path, text), protocol, [b"fine", b"bad", b"fine"])
+    assert values(blocks, "user") == [5, 5]
+    assert sum(tally.rejected.values()) == 1
+    assert said in next(iter(tally.first_of.values()))
+
+
+def test_a_label_that_is_left_out_is_missing(tmp_path):
+    text = """
+    class Mine(DataGenerator):
+        def generate(self, event):
+            yield {"user": [5], "d": [0, 0]}
+    """
+    for protocol in ("arrow", "multislot"):
+        _, tally = read(tmp_path, write(tmp_path, text), protocol, [b"x"])
+        assert tally.rejected == {Reason.LABEL_MISSING: 1}
+
+
+def test_wrong_columns_reject_their_events_with_the_reason(tmp_path):
+    text = """
+    class Mine(DataGenerator):
+        def generate_columns(self, events):
+            return {"event": [0], "user": [1, 2], "shown": [1], "word": ["x"], "d": np.zeros((1, 2)), "click": [0.0]}
+    """
+    _, tally = read(tmp_path, write(tmp_path, text), "arrow", [b"x"])
+    assert "column 'user' has 2 rows, column 'event' 1" in tally.first_of[Reason.GENERATOR]
+
+
+def test_columns_may_be_arrays_lists_tuples_or_arrow():
+    import pyarrow as pa
+
+    columns = {
+        "event": np.array([0, 1]),
+        "user": [1 << 63, 2],
+        "shown": (np.array([5, 6, 7], np.uint64), np.array([3, 0])),
+        "word": pa.array([["a"], []]),
+        "d": [[1, 2], [3, 4]],
+        "click": pa.chunked_array([[1.0], [0.0]]),
+    }
+    answer = answer_of(SLOTS, columns, answer_schema(SLOTS))
+    assert answer.drop_columns(["error"]).to_pylist() == [
+        {"event": 0, "user": [1 << 63], "shown": [5, 6, 7], "word": ["a"], "d": [1, 2], "click": 1},
+        {"event": 1, "user": [2], "shown": [], "word": [], "d": [3, 4], "click": 0},
+    ]
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "empty"), ("two words", "blanks"), ("tab\there", "blanks")])
+def test_text_that_multislot_cannot_carry_is_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        line_of(SLOTS, {"word": [text], "d": [0, 0], "click": 1})
+
+
+def test_numpy_values_are_written_as_numbers():
+    sample = {"user": np.int64(3), "shown": np.array([4, 5]), "d": (np.float32(0.5), True), "click": np.float64(1)}
+    assert line_of(SLOTS, sample) == "1 3 2 4 5 0 2 0.5 1 1 1.0"
+
+
+def test_weights_of_signs_go_through(tmp_path):
+    text = """
+    class Mine(DataGenerator):
+        def generate(self, event):
+            yield {"s": [5, 6], "s.weight": [0.5, 2]}
+    """
+    schema = Schema.of([SparseSlot(name="s", weighted=True)])
+    pipe = PipeSection(command=write(tmp_path, text), protocol="arrow", tries=1)
+    reader = SegmentReader(MemorySource([[b"x"]]), pipe, schema, SourceSection(), None, tmp_path)
+    (samples,) = reader.read(0, [Segment("memory/0", 0, 0, 1)], Tally())
+    reader.close()
+    assert samples.sparse["s"].weights_N.tolist() == [0.5, 2.0]

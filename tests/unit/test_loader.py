@@ -1,0 +1,176 @@
+"""The loader: passes in order, read ahead but not too far, errors where they are noticed, a sure end."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dataset.batch import Ragged, Samples
+from dataset.errors import PipeFailed
+from dataset.loader import Loader
+from dataset.source import Segment
+from millrace.deadline import Deadline
+
+PATIENCE_S = 5.0
+
+
+def samples(first: int, num: int, per_event: int = 1) -> Samples:
+    """Samples numbered from `first`, so many to an event."""
+    number = np.arange(first, first + num)
+    column = Ragged(number.astype(np.uint64), np.arange(num + 1, dtype=np.int64))
+    return Samples({"s": column}, {}, {}, number // per_event, np.full(num, np.nan))
+
+
+class ScriptedReader:
+    """A segment [begin, end) gives a block of its positions; misfortune is data."""
+
+    def __init__(self, *, block: int = 100, per_event: int = 1, fail_at: int | None = None) -> None:
+        self.block, self.per_event, self.fail_at = block, per_event, fail_at
+        self.started: list[int] = []
+        self.num_read = 0
+        self.closed = threading.Event()
+        self.hold: threading.Event | None = None
+
+    def read(self, pass_number, segments, tally):
+        self.started.append(pass_number)
+        for segment in segments:
+            for begin in range(segment.begin, segment.end, self.block):
+                if self.hold is not None:
+                    while not self.hold.wait(0.01):
+                        if self.closed.is_set():
+                            raise PipeFailed("killed")
+                if self.fail_at is not None and begin >= self.fail_at:
+                    raise PipeFailed("scripted")
+                num = min(self.block, segment.end - begin)
+                tally.num_events += num
+                tally.num_samples += num
+                self.num_read += num
+                yield samples(begin, num, self.per_event)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def segment(begin: int, end: int) -> Segment:
+    return Segment("p", 0, begin, end)
+
+
+@pytest.fixture
+def load():
+    """Makes loaders, and ends them."""
+    loaders = []
+
+    def make(reader, batch_size=40, max_batches=3, make=lambda number, batch: (number, batch)):
+        loaders.append(Loader(reader, make, batch_size, max_batches))
+        return loaders[-1]
+
+    yield make
+    for loader in loaders:
+        loader.close(Deadline.after(PATIENCE_S))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
+
+
+def eventually(condition) -> bool:
+    patience = Deadline.after(PATIENCE_S)
+    while not condition() and not patience.passed():
+        time.sleep(0.005)
+    return condition()
+
+
+def test_passes_come_in_order_and_batches_never_cross_them(load):
+    loader = load(ScriptedReader())
+    loader.submit(5, [segment(0, 70), segment(70, 90)])
+    loader.submit(6, [segment(90, 100)])
+    batches = list(loader.batches(5))
+    assert [number for number, _ in batches] == [5, 5, 5]
+    assert [len(batch) for _, batch in batches] == [40, 40, 10]
+    assert np.concatenate([b.sparse["s"].values_N for _, b in batches]).tolist() == list(range(90))
+    assert (loader.tally(5).num_events, loader.tally(5).num_samples) == (90, 90)
+    assert [len(batch) for _, batch in loader.batches(6)] == [10]
+
+
+def test_the_samples_of_an_event_stay_together(load):
+    loader = load(ScriptedReader(per_event=7, block=210))
+    loader.submit(0, [segment(0, 210)])
+    for _, batch in loader.batches(0):
+        assert len(batch) in (42, 210 % 42) and batch.event_B[0] * 7 == batch.sparse["s"].values_N[0]
+
+
+def test_a_pass_without_segments_ends_at_once(load):
+    loader = load(ScriptedReader())
+    loader.submit(1, [])
+    assert list(loader.batches(1)) == []
+    assert loader.tally(1).num_events == 0
+
+
+def test_the_next_pass_is_read_while_this_one_is_taken(load):
+    reader = ScriptedReader()
+    loader = load(reader)
+    loader.submit(0, [segment(0, 400)])
+    loader.submit(1, [segment(400, 800)])
+    batches = loader.batches(0)
+    next(batches)
+    assert eventually(lambda: reader.num_read == 800)
+    assert reader.started == [0, 1]
+
+
+def test_reading_waits_when_it_is_too_far_ahead(load, monkeypatch):
+    monkeypatch.setattr("dataset.loader.MAX_AHEAD_SAMPLES", 200)
+    reader = ScriptedReader()
+    loader = load(reader, batch_size=100, max_batches=2)
+    loader.submit(0, [segment(0, 5000)])
+    # Ready: 2 batches. One in the hands of the cutter, 200 samples ahead, one block in the hands of the reader.
+    assert eventually(lambda: reader.num_read >= 500)
+    time.sleep(0.05)
+    assert reader.num_read <= 700
+    assert sum(len(batch) for _, batch in loader.batches(0)) == 5000
+
+
+def test_an_error_of_reading_is_raised_where_batches_are_taken_after_what_came_before_it(load):
+    loader = load(ScriptedReader(fail_at=100))
+    loader.submit(0, [segment(0, 300)])
+    taken = []
+    with pytest.raises(PipeFailed, match="scripted"):
+        for _, batch in loader.batches(0):
+            taken.append(len(batch))
+    assert taken == [40, 40]
+    with pytest.raises(PipeFailed, match="scripted"):
+        next(loader.batches(0))
+
+
+def test_an_error_of_making_is_raised_where_batches_are_taken(load):
+    def broken(number, batch):
+        raise ZeroDivisionError("scripted")
+
+    loader = load(ScriptedReader(), make=broken)
+    loader.submit(0, [segment(0, 300)])
+    with pytest.raises(ZeroDivisionError):
+        list(loader.batches(0))
+
+
+def test_batches_are_made_on_a_thread_of_the_loader(load):
+    loader = load(ScriptedReader(), make=lambda number, batch: threading.current_thread().name)
+    loader.submit(0, [segment(0, 10)])
+    assert list(loader.batches(0)) == ["loader-cut"]
+
+
+def test_closing_ends_a_reader_that_waits_and_one_whose_batches_nobody_takes(load):
+    waiting = ScriptedReader()
+    waiting.hold = threading.Event()
+    for reader in (waiting, ScriptedReader()):
+        loader = load(reader)
+        loader.submit(0, [segment(0, 10_000)])
+        assert eventually(lambda reader=reader: bool(reader.started))
+        started_s = time.monotonic()
+        loader.close(Deadline.after(PATIENCE_S))
+        assert time.monotonic() - started_s < 2 and reader.closed.is_set()
+
+
+def test_a_third_pass_ahead_is_refused(load):
+    reader = ScriptedReader()
+    reader.hold = threading.Event()
+    loader = load(reader)
+    with pytest.raises(AssertionError, match="2 passes wait to be read already"):
+        for number in range(8):
+            loader.submit(number, [segment(0, 10)])

@@ -1,0 +1,155 @@
+"""Paddle's data generators, with their import changed."""
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataset import paddle as fleet
+from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.loader import Tally
+from dataset.memory import MemorySource
+from dataset.pipe.command import PACKAGES
+from dataset.reader import SegmentReader
+from dataset.schema import Schema
+from dataset.source import Segment
+
+DATA = Path(os.environ.get("MILLRACE_DATA", PACKAGES.parent / "shared" / "data"))
+READER, CRITEO = DATA.parent / "compat" / "paddle_reader.py", DATA / "criteo" / "criteo_80k.txt.gz"
+NUM_LINES = 200
+
+
+class Words(fleet.MultiSlotDataGenerator):
+    def generate_sample(self, line):
+        def samples():
+            words = [int(word) for word in line.split()]
+            yield [("words", words), ("label", [len(words) % 2])]
+
+        return samples
+
+
+class Texts(fleet.MultiSlotStringDataGenerator):
+    def generate_sample(self, line):
+        def samples():
+            yield zip(["text", "none"], [line.split(), []], strict=True)
+
+        return samples
+
+
+def printed(generator, text: str, monkeypatch, capsys) -> list[str]:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    generator.run_from_stdin()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_numbers_are_printed_as_count_and_values(monkeypatch, capsys):
+    assert printed(Words(), "3 4\n5\n", monkeypatch, capsys) == ["2 3 4 1 0", "1 5 1 1"]
+
+
+def test_texts_are_printed_as_they_are_and_an_empty_slot_as_0(monkeypatch, capsys):
+    assert printed(Texts(), "a b\n\n", monkeypatch, capsys) == ["2 a b 0", "0 0"]
+
+
+def test_generate_batch_may_reorder_and_drop_within_a_group(monkeypatch, capsys):
+    class Reversed(Words):
+        def generate_batch(self, samples):
+            return lambda: reversed([sample for sample in samples if sample[0][1] != [0]])
+
+    generator = Reversed()
+    generator.set_batch(3)
+    assert printed(generator, "1\n0\n2\n3\n4\n", monkeypatch, capsys) == ["1 2 1 1", "1 1 1 1", "1 4 1 1", "1 3 1 1"]
+
+
+def test_run_from_memory_prints_what_the_generator_makes_of_nothing(capsys):
+    class Two(fleet.MultiSlotDataGenerator):
+        def generate_sample(self, line):
+            assert line is None
+            return lambda: iter([[("x", [1])], None, [("x", [2.5])]])
+
+    Two().run_from_memory()
+    assert capsys.readouterr().out == "1 1\n1 2.5\n"
+
+
+def test_a_line_that_raises_is_told_and_the_others_go_on(monkeypatch, capsys):
+    lines = printed(Words(), "3\nx\n5\n", monkeypatch, capsys)
+    assert lines[0].startswith("!ValueError: invalid literal") and lines[1:] == ["1 3 1 1", "1 5 1 1"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ([("words", ["text"])], "neither int nor float"),
+        (["words"], "a sample is a list of"),
+    ],
+)
+def test_a_sample_of_the_wrong_form_is_an_error(sample, said):
+    with pytest.raises(ValueError, match=said):
+        fleet.MultiSlotDataGenerator()._gen_str(sample)
+
+
+def test_the_first_sample_fixes_the_slots():
+    generator = fleet.MultiSlotDataGenerator()
+    generator._gen_str([("a", [1])])
+    with pytest.raises(ValueError, match="those of the first sample were"):
+        generator._gen_str([("b", [1])])
+
+
+@pytest.fixture
+def reader_script(tmp_path) -> Path:
+    """The generator of Paddle's own documentation, its two imports replaced by one of ours."""
+    for path in (READER, CRITEO):
+        if not path.is_file():
+            pytest.skip(f"{path} is not there; MILLRACE_DATA names the folder of the data sets")
+    text = READER.read_text()
+    old = "import paddle\nimport paddle.distributed.fleet as fleet\n"
+    assert old in text
+    (tmp_path / "reader.py").write_text(text.replace(old, "from dataset import paddle as fleet\n"))
+    return tmp_path / "reader.py"
+
+
+def criteo_lines() -> list[bytes]:
+    with gzip.open(CRITEO) as lines:
+        return [line.rstrip(b"\n") for line, _ in zip(lines, range(NUM_LINES), strict=False)]
+
+
+@pytest.mark.data
+def test_the_documented_generator_runs_in_a_shell_and_prints_the_documented_lines(reader_script):
+    done = subprocess.run(
+        [sys.executable, reader_script.name],
+        cwd=reader_script.parent,
+        env={"PYTHONPATH": str(PACKAGES), "PYTHONHASHSEED": "0"},
+        input=b"\n".join(criteo_lines()) + b"\n",
+        capture_output=True,
+        check=True,
+    )
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == NUM_LINES
+    for line in lines:
+        words = line.split(" ")
+        assert words[0] == "13" and words[14::2][:27] == ["1"] * 27 and len(words) == 14 + 2 * 27
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("protocol", ["multislot", "arrow"])
+def test_the_documented_generator_is_a_pipe_command(reader_script, protocol):
+    schema = Schema.of(
+        [
+            DenseSlot(name="dense_input", kind="dense", size=13),
+            SparseSlot(names=("C{1..26}",)),
+            MetaSlot(name="label", kind="meta"),
+        ]
+    )
+    pipe = PipeSection(command=("python", "reader.py"), protocol=protocol, tries=1)
+    lines = criteo_lines()
+    reader = SegmentReader(MemorySource([lines]), pipe, schema, SourceSection(), None, reader_script.parent)
+    tally = Tally()
+    blocks = list(reader.read(0, [Segment("memory/0", 0, 0, NUM_LINES)], tally))
+    reader.close()
+    assert (tally.num_samples, tally.rejected) == (NUM_LINES, {})
+    labels = [label for block in blocks for label in block.meta["label"].tolist()]
+    assert labels == [float(line.split(b"\t")[0]) for line in lines]
+    assert all((block.sparse["C7"].values_N < 1_000_001).all() for block in blocks)
