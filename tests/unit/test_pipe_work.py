@@ -1,0 +1,69 @@
+"""Which events reach a command, and as which bytes."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.pipe.multislot import lines_of
+from dataset.pipe.work import bytes_of, find_line_feeds, joined, screen, take_events
+from dataset.rejection import Reason
+from dataset.source import Events, Segment
+
+VALUES = st.lists(st.binary(max_size=8), min_size=1, max_size=6)
+SEGMENT = Segment("topic/1", 1, 10, 99)
+
+
+def block(values: list[bytes | None], first: int = 10) -> Events:
+    return Events.of(values, range(first, first + len(values)), keys=values)
+
+
+@given(VALUES, st.sampled_from([-1, 10]))
+def test_values_are_joined_as_bytes_join(values, ending):
+    expected = b"".join(value + (b"\n" if ending == 10 else b"") for value in values)
+    assert joined(block(list(values)), ending).tobytes() == expected
+
+
+@given(st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=6), st.booleans())
+def test_events_become_lines_whether_or_not_they_already_lie_so(values, in_place):
+    events = block(list(values))
+    if in_place:
+        data = b"before\n" + b"".join(value + b"\n" for value in values) + b"after"
+        end = 7 + np.cumsum([len(value) + 1 for value in values]) - 1
+        begin = end - [len(value) for value in values]
+        events = Events(data, begin, end, events.position_E, events.timestamp_ms_E)
+    lines = lines_of(events)
+    assert bytes(lines) == b"".join(value + b"\n" for value in values)
+    if in_place:
+        assert np.shares_memory(np.frombuffer(lines, np.uint8), np.frombuffer(events.data, np.uint8))
+
+
+@given(VALUES)
+def test_line_feeds_are_found_as_in_finds_them(values):
+    events = block(list(values))
+    found = np.zeros(len(values), np.bool_)
+    find_line_feeds(bytes_of(events.data), events.begin_E, events.end_E, found)
+    assert found.tolist() == [b"\n" in value for value in values]
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=8)), max_size=8), st.booleans())
+def test_events_no_command_should_see_are_split_off(values, lines):
+    work = screen(SEGMENT, [block(values[:3], 10), block(values[3:], 13)], 5, lines=lines)
+    wrong = {}
+    for position, value in enumerate(values, 10):
+        if value is None:
+            wrong[position] = Reason.NULL
+        elif len(value) > 5:
+            wrong[position] = Reason.TOO_LONG
+        elif lines and b"\n" in value:
+            wrong[position] = Reason.LINE_FEED
+    assert {rejection.offset: rejection.reason for rejection in work.rejections} == wrong
+    kept = {int(p): events.value(i) for events in work.blocks for i, p in enumerate(events.position_E)}
+    assert kept == {position: value for position, value in enumerate(values, 10) if position not in wrong}
+    assert work.num_events == len(values)
+    assert work.num_bytes == sum(len(value) for value in kept.values() if value is not None)
+    assert all(len(rejection.data or b"") <= 5 for rejection in work.rejections)
+
+
+def test_keys_go_with_their_events():
+    taken = take_events(block([b"a", b"b", b"c"]), np.array([0, 2]))
+    assert taken.keys == [b"a", b"c"] and taken.position_E.tolist() == [10, 12]
