@@ -71,6 +71,7 @@ class _Servicer:
         self._ledger = Ledger(config.num_ranks)
         self._pushes: dict[int, Push | None] = {}
         self._close_digest = ""
+        self._stopping = False
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, Batch]] = {rank: {} for rank in range(config.num_ranks)}
 
@@ -84,6 +85,12 @@ class _Servicer:
             )
         if caller.rank >= config.num_ranks:
             raise BadRequest(f"rank {caller.rank} of a job with {config.num_ranks} trainers")
+
+    def stop(self) -> None:
+        """Send those who wait away: a process ends when its last call does."""
+        with self._turn:
+            self._stopping = True
+            self._turn.notify_all()
 
     @_answered
     def Hello(self, request: Any, _context: Any) -> Any:
@@ -153,6 +160,9 @@ class _Servicer:
     def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
         """Count a rank's push; return once the step is applied."""
         with self._turn:
+            samples = {other.batch_samples for other in (push, *self._pushes.values()) if other is not None}
+            if len(samples) > 1:
+                raise BadRequest(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
             verdict = self._ledger.push(pass_number, step, rank)
             if verdict is Verdict.REPEAT:
                 return
@@ -168,7 +178,10 @@ class _Servicer:
 
     def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
         left_s = deadline.left_s()
-        if not self._turn.wait_for(done, left_s - min(ANSWER_S, left_s / 10)):
+        over = self._turn.wait_for(lambda: done() or self._stopping, left_s - min(ANSWER_S, left_s / 10))
+        if self._stopping and not done():
+            raise Unavailable(f"shard {self._config.shard} is stopping")
+        if not over:
             raise StepTimedOut(
                 f"shard {self._config.shard} waited {left_s:.1f} s in {what} of pass {pass_number} "
                 f"for {self._ledger.missing()}: is that trainer alive, or much slower than the others?"
@@ -249,11 +262,13 @@ class ShardServer:
         self._server, self.address = rpc.loopback_server(
             config.secret, max_workers=2 * config.num_ranks + 4, max_message_bytes=config.max_message
         )
-        self._server.add_generic_rpc_handlers((_handlers(_Servicer(config)),))
+        self._servicer = _Servicer(config)
+        self._server.add_generic_rpc_handlers((_handlers(self._servicer),))
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
         """Stop serving and give the port back; calls in flight get `grace_s` to end."""
+        self._servicer.stop()
         self._server.stop(grace_s).wait()
 
     def __enter__(self) -> "ShardServer":

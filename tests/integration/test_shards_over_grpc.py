@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded
 from millrace.rpc import await_address
 from pserver.client import Scale
 from pserver.config import TableSection
@@ -272,6 +273,27 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
     process.child.send_signal(signal.SIGTERM)
     code, said = process.end()
     assert code == 0 and "shard-0: shard 0 of 1 serves at 127.0.0.1:" in said
+    shards.close()
+
+
+def test_a_process_told_to_stop_sends_those_who_wait_away(start):
+    process = start(num_ranks=2)
+    shards = connect(process.address(), world=2)
+    shards.open_pass(1, w.soon())
+    failures = []
+
+    def push():
+        try:
+            shards.exchange(0, None, None, None, Scale(1), Deadline.after(60))
+        except (ShardUnavailable, DeadlineExceeded) as error:
+            failures.append(error)
+
+    waiting = threading.Thread(target=push)
+    waiting.start()
+    process.child.send_signal(signal.SIGTERM)
+    assert process.child.wait(10) == 0
+    waiting.join(20)
+    assert len(failures) == 1
     shards.close()
 
 
