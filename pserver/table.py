@@ -9,6 +9,7 @@ Threads: any number may reserve and find; gather and apply are the step's. A loc
 apart from writers; readers take the array they find, which holds every row number given out before.
 """
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ COLUMNS = {
 """A row's columns beside its slab."""
 CHUNK_ROWS = 1 << 16
 """Rows that a scan takes at a time."""
+MIN_MAPPED_BYTES = 1 << 20
+"""Smaller arrays come from the heap."""
 MIN_ROWS_A_THREAD = 4096
 """Fewer are done sooner than another thread wakes."""
 
@@ -122,7 +125,8 @@ class Table:
     def _grow(self) -> None:
         """Make room: double the slab and columns, or the index, whichever is full. Spare rows take no memory yet."""
         if self._num_numbers >= int(MAX_LOAD * len(self._index_I)):
-            index_I = np.full(2 * len(self._index_I), kernels.EMPTY, np.int32)
+            index_I = roomy((2 * len(self._index_I),), np.int32)
+            index_I.fill(kernels.EMPTY)
             kernels.rebuild_index(index_I, self._columns["keys"], self._num_numbers)
             self._index_I = index_I
         if self._num_numbers >= len(self._slab_RW):
@@ -134,7 +138,7 @@ class Table:
                     self._columns[column] = self._moved(self._columns[column])
 
     def _moved(self, array: NDArray[Any]) -> NDArray[Any]:
-        larger = np.empty((min(2 * len(array), MAX_ROWS), *array.shape[1:]), array.dtype)
+        larger = roomy((min(2 * len(array), MAX_ROWS), *array.shape[1:]), array.dtype)
         larger[: self._num_numbers] = array[: self._num_numbers]
         return larger
 
@@ -172,7 +176,7 @@ class Table:
     def _record(self, rows_U: I32, push: Gradients, version: int) -> None:
         room = self._num_touched + len(rows_U)
         if room > len(self._touched):
-            larger = np.empty(max(room, 2 * len(self._touched)), np.int32)
+            larger = roomy((max(room, 2 * len(self._touched)),), np.int32)
             larger[: self._num_touched] = self._touched[: self._num_touched]
             self._touched = larger
         columns = tuple(self._columns[c] for c in ("show", "click", "delta_score", "changed_version", "group"))
@@ -265,6 +269,20 @@ class Table:
         for column, array in self._columns.items():
             array[rows_U] = chunk[column]
         np.add.at(self._rows_by_group, chunk["group"], 1)
+
+
+def roomy(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array, not initialised, whose memory is taken page by page as it is written and given back when it is freed.
+
+    Large arrays of NumPy's own come from the C library's heap once some were freed, and leave holes in it there.
+    """
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if num_bytes < MIN_MAPPED_BYTES:
+        return np.empty(shape, dtype)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)  # rows are read at random: fewer, larger pages are found sooner
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:

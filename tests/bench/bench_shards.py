@@ -1,0 +1,181 @@
+"""What shards cost: kernels on one core, the exchange of a W1 step's rows, memory per million rows.
+
+`python tests/bench/bench_shards.py [kernels | exchange_28k | memory_per_million_rows]` prints JSON. Figures are of
+the machine and the minute: quote them together.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from millrace.deadline import Deadline
+from millrace.keys import keys_of
+from millrace.rpc import await_address
+from pserver import kernels as row_kernels
+from pserver import optim
+from pserver.client import Gradients, Keys, Scale, Shards
+from pserver.config import Adagrad, ShardProcess, TableSection
+from pserver.embedded import EmbeddedShards
+from pserver.remote import RemoteShards
+from pserver.table import frozen
+
+ROOT = Path(__file__).resolve().parents[2]
+UNIQUE, KNOWN = 28_000, 900_000
+"""Unique keys of a W1 batch; rows of the table they fall on."""
+TABLES = {"default": TableSection(dim=16, optimizer=Adagrad(per="element"))}
+
+
+def _median_s(act: Callable[[], object], repeats: int = 30) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def _keys(signs: np.ndarray) -> Keys:
+    keys_U = np.empty(len(signs), np.uint64)
+    keys_of(signs.astype(np.uint64), 0, keys_U)
+    return Keys(keys_U, np.zeros(len(signs), np.uint16))
+
+
+def kernels() -> dict[str, float]:
+    """Millions a second on one core: keys found, 64-byte rows gathered, rows learnt."""
+    draw = np.random.default_rng(1)
+    figures = {}
+    for name, num_rows in (("small", 10_000), ("large", 4_000_000)):
+        keys_R = _keys(np.arange(num_rows)).keys_U
+        index_I = np.full(1 << int(np.ceil(np.log2(num_rows / 0.65))), -1, np.int32)
+        row_kernels.rebuild_index(index_I, keys_R, num_rows)
+        wanted = [frozen(keys_R[draw.integers(0, num_rows, UNIQUE)]) for _ in range(30)]
+        rows_U = np.empty(UNIQUE, np.int32)
+        each = iter(wanted * 2)
+        taken_s = _median_s(lambda: row_kernels.find(index_I, keys_R, next(each), rows_U))  # noqa: B023
+        figures[f"find_{name}_M_keys_s"] = UNIQUE / taken_s / 1e6
+    for name, kernel, width, dim in (
+        ("gather", row_kernels.gather, 18, 16),
+        ("adagrad_row", optim.adagrad_row, 18, 16),
+        ("adagrad_element", optim.adagrad_element, 32, 16),
+    ):
+        slab_RW = np.full((KNOWN, width), 0.5, np.float32)
+        batches = iter([frozen(draw.integers(0, KNOWN, UNIQUE).astype(np.int32)) for _ in range(60)])
+        data = np.ones((UNIQUE, dim), np.float32)
+        settings = np.full((2, 6), 0.01, np.float32)
+        if name == "gather":
+            taken_s = _median_s(lambda: kernel(slab_RW, next(batches), 0, UNIQUE, data))  # noqa: B023
+        else:
+            given = frozen(data)
+            taken_s = _median_s(lambda: kernel(slab_RW, next(batches), given, 0, UNIQUE, 0, settings))  # noqa: B023
+        figures[f"{name}_M_rows_s"] = UNIQUE / taken_s / 1e6
+    return figures
+
+
+def _start_shards(num_shards: int, folder: Path, stack: ExitStack) -> list[str]:
+    files = []
+    for shard in range(num_shards):
+        config = ShardProcess(
+            shard=shard,
+            num_shards=num_shards,
+            num_ranks=1,
+            tables=TABLES,
+            seed=1,
+            address_file=folder / f"{shard}.address",
+        )
+        path = folder / f"{shard}.json"
+        path.write_text(config.model_dump_json())
+        command = [sys.executable, "-m", "pserver", "--config", str(path)]
+        child = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT
+            )
+        )
+        stack.callback(child.terminate)
+        files.append(config.address_file)
+    return [await_address(file, Deadline.after(60), lambda: None) for file in files]
+
+
+def _exchanges(shards: Shards, steps: int) -> dict[str, float]:
+    """Times of prepare and exchange, in milliseconds, over the second half of the steps."""
+    deadline, draw = Deadline.after(300), np.random.default_rng(1)
+    batches = [_keys(draw.choice(KNOWN, UNIQUE, replace=False)) for _ in range(40)]
+    shards.open_pass(1, deadline)
+    mine = shards.prepare({"default": batches[0]}, learn=True)
+    shards.pull(mine, deadline)
+    push = {"default": Gradients(np.full((UNIQUE, 17), 0.01, np.float32), *[np.ones(UNIQUE, np.float32)] * 2)}
+    times = []
+    for step in range(steps):
+        begin = time.perf_counter()
+        following = shards.prepare({"default": batches[(step + 1) % 40]}, learn=True)
+        prepared = time.perf_counter()
+        time.sleep(0.005)  # a trainer computes here, and announced keys are looked up
+        asked = time.perf_counter()
+        shards.exchange(step, mine, push, following, Scale(4096), deadline)
+        times.append((prepared - begin, time.perf_counter() - asked))
+        mine = following
+    shards.close_pass(0, deadline)
+    settled = 1000 * np.array(times[steps // 2 :])
+    prepare, exchange = np.median(settled, axis=0)
+    return {"prepare_ms": prepare, "exchange_ms": exchange, "exchange_ms_p10": float(np.quantile(settled[:, 1], 0.1))}
+
+
+def exchange_28k(steps: int = 120) -> dict[str, dict[str, float]]:
+    """Push and pull of 28,000 rows x 17 floats: embedded, on 1 shard and on 2 shards over gRPC."""
+    figures = {}
+    embedded = EmbeddedShards(TABLES, 1, num_threads=os.cpu_count() or 1)
+    figures["embedded"] = _exchanges(embedded, steps)
+    embedded.close()
+    for num_shards in (1, 2):
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            addresses = _start_shards(num_shards, Path(folder), stack)
+            shards = RemoteShards(
+                addresses, TABLES, rank=0, world=1, generation=1, secret="", deadline=Deadline.after(60)
+            )
+            figures[f"grpc_{num_shards}"] = _exchanges(shards, steps)
+            shards.close()
+    return figures
+
+
+def memory_per_million_rows() -> dict[str, float]:
+    """MB (10^6) of resident memory a million rows: slope from 1 M to 5 M; dim 16, adagrad by row."""
+    code = "from tests.bench import bench_shards; bench_shards.grow()"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, float] = json.loads(said)
+    return figures
+
+
+def grow() -> None:
+    """Fill a table with 5 million rows in this process; print its memory."""
+    shards = EmbeddedShards({"default": TableSection(dim=16, optimizer=Adagrad(per="row"))}, 1)
+    deadline, step_rows, resident = Deadline.after(600), 50_000, {}
+    shards.open_pass(1, deadline)
+    push = {"default": Gradients(np.ones((step_rows, 17), np.float32), *[np.ones(step_rows, np.float32)] * 2)}
+    for step in range(100):
+        keys = _keys(np.arange(step * step_rows, (step + 1) * step_rows))
+        shards.exchange(step, shards.prepare({"default": keys}, learn=True), push, None, Scale(4096), deadline)
+        resident[(step + 1) * step_rows] = _resident_mb()
+    slope = (resident[5_000_000] - resident[1_000_000]) / 4
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    at = {"rss_mb_at_1M": resident[1_000_000], "rss_mb_at_5M": resident[5_000_000], "peak_mb": peak_mb}
+    print(json.dumps({"mb_per_million_rows": slope, **at}))
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    wanted = sys.argv[1:] or ["kernels", "exchange_28k", "memory_per_million_rows"]
+    for each in wanted:
+        print(each, json.dumps(globals()[each](), indent=2))
