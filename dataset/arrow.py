@@ -22,6 +22,7 @@ from dataset.rejection import Reason
 from dataset.schema import Schema, Slot
 from dataset.source import Events, Segment
 from dataset.trim import keep_samples
+from millrace.errors import BadInput
 from millrace.keys import fnv1a, sign_of_text
 
 REQUEST = pa.schema(
@@ -35,6 +36,7 @@ REQUEST = pa.schema(
         ("headers", pa.map_(pa.utf8(), pa.binary())),
     ]
 )
+MAX_REQUEST_BYTES = (1 << 31) - 1
 META_TYPES = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(), "string": pa.utf8()}
 
 
@@ -55,6 +57,11 @@ class BadRow:
 def request_batch(segment: Segment, events: Events, values: NDArray[np.uint8]) -> pa.RecordBatch:
     """A request of some events whose values lie in `values` one after the other."""
     num = len(events)
+    if len(values) > MAX_REQUEST_BYTES:
+        raise BadInput(
+            f"{num} events of {segment.partition} from {events.position_E[0]} on hold {len(values)} bytes, more than a "
+            "request of the Arrow protocol can carry (2 GiB); lower pipe.batch_events"
+        )
     offset_E1 = np.zeros(num + 1, np.int32)
     np.cumsum(events.end_E - events.begin_E, out=offset_E1[1:])
     event = pa.Array.from_buffers(pa.binary(), num, [None, pa.py_buffer(offset_E1), pa.py_buffer(values)])

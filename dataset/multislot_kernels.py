@@ -50,7 +50,7 @@ POWERS_OF_10 = np.array([10.0**n for n in range(23)])
 
 @njit(nogil=True, cache=True)
 def _is_blank(byte):  # type: ignore[no-untyped-def]
-    return byte == 32 or byte == 9 or byte == 13
+    return byte <= 32 and (byte == 32 or byte == 9 or byte == 13)
 
 
 @njit(nogil=True, cache=True)
@@ -62,7 +62,7 @@ def _skip_blanks(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _ends(byte):  # type: ignore[no-untyped-def]
-    return byte == LINE_FEED or _is_blank(byte)
+    return byte <= 32 and (byte == 32 or byte == LINE_FEED or byte == 9 or byte == 13)
 
 
 @njit(nogil=True, cache=True)
@@ -101,6 +101,16 @@ NAN = np.frombuffer(b"nan", np.uint8)
 
 
 @njit(nogil=True, cache=True)
+def _no_digits(data, at):  # type: ignore[no-untyped-def]
+    """What `_numeral` makes of a token that begins without a digit."""
+    if _word(data, at, INF) or _word(data, at, INFINITY):
+        return np.float32(np.inf), _token_end(data, at), EXACT
+    if _word(data, at, NAN):
+        return np.float32(np.nan), _token_end(data, at), EXACT
+    return np.float32(0), at, BAD
+
+
+@njit(nogil=True, cache=True)
 def _numeral(data, at):  # type: ignore[no-untyped-def]
     """A float32 value, the index behind its token, and EXACT, SLOW or BAD.
 
@@ -111,10 +121,7 @@ def _numeral(data, at):  # type: ignore[no-untyped-def]
     negative = data[at] == MINUS
     if negative or data[at] == PLUS:
         at += 1
-    if _word(data, at, INF) or _word(data, at, INFINITY):
-        return np.float32(np.inf), _token_end(data, at), EXACT
-    if _word(data, at, NAN):
-        return np.float32(np.nan), _token_end(data, at), EXACT
+    start = at
     mantissa, scale, num_digits, seen_dot, exact = np.uint64(0), 0, 0, False, True
     while True:
         digit = np.uint64(data[at]) - np.uint64(48)
@@ -132,7 +139,7 @@ def _numeral(data, at):  # type: ignore[no-untyped-def]
             break
         at += 1
     if num_digits == 0:
-        return np.float32(0), at, BAD
+        return _no_digits(data, start)
     if data[at] | 32 == LETTER_E:
         at += 1
         downwards = data[at] == MINUS

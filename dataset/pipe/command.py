@@ -1,21 +1,23 @@
 """What is started for a pipe command: program, folder, environment. Nothing is started here."""
 
+import base64
 import json
 import os
 import shutil
 import sys
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dataset.config import DenseSlot, MetaSlot, PipeSection, Protocol
+from dataset.config import DenseSlot, MetaSlot, PipeSection
 from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
 """What a command sees of our environment; nothing in it is secret."""
 MAX_SLOTS_BYTES = 100_000
-"""Linux refuses a longer variable (128 KiB); above it a generator reads the slots from the spec."""
+"""Linux refuses a longer variable (128 KiB)."""
 PACKAGES = Path(__file__).resolve().parents[2]
 
 
@@ -60,12 +62,18 @@ def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Pat
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
     if spec is not None:
         environment["MILLRACE_SPEC"] = str(spec.resolve())
-    slots = json.dumps([describe(slot) for slot in schema.slots], separators=(",", ":"))
-    if len(slots) <= MAX_SLOTS_BYTES:
-        environment["MILLRACE_SLOTS"] = slots
-    elif spec is None and config.protocol is Protocol.ARROW:
-        raise SpecError("so many slots are told to a generator through its spec only", "slots")
+    environment["MILLRACE_SLOTS"] = tell_slots(schema)
     return Command(config.command, (*_with_us(), *check_command(config, folder)), folder, environment)
+
+
+def tell_slots(schema: Schema) -> str:
+    """Slots in order, as JSON; where they are very many, as base64 of its zlib."""
+    slots = json.dumps([describe(slot) for slot in schema.slots], separators=(",", ":"))
+    if len(slots) > MAX_SLOTS_BYTES:
+        slots = base64.b64encode(zlib.compress(slots.encode(), 9)).decode()
+    if len(slots) > MAX_SLOTS_BYTES:
+        raise SpecError(f"{len(schema.slots)} slots are more than a pipe command can be told", "slots")
+    return slots
 
 
 def describe(slot: Slot) -> list[object]:

@@ -35,7 +35,7 @@ class PipePool:
         in_flight: deque[tuple[Work, Future[Outcome]]] = deque()
         try:
             for work in works:
-                in_flight.append((work, self._threads.submit(self._try, work)))
+                in_flight.append((work, self._submit(work)))
                 if len(in_flight) > len(self._runners):
                     done, future = in_flight.popleft()
                     yield done, future.result()
@@ -55,6 +55,12 @@ class PipePool:
         for runner in self._runners:
             runner.reset()
 
+    def _submit(self, work: Work) -> Future[Outcome]:
+        try:
+            return self._threads.submit(self._try, work)
+        except RuntimeError as error:
+            raise PipeFailed(f"pipe command {str(self._command)!r} was closed while it was read from") from error
+
     def _try(self, work: Work) -> Outcome:
         runner = self._idle.get()
         try:
@@ -73,7 +79,8 @@ class PipePool:
                 return runner.run(work)
             except ChildFailed as failure:
                 runner.reset()
-                log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)
+                if not self._closed:
+                    log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)
                 if attempt < self._tries and not self._closed:
                     continue
                 told = failure.exit_code is None or "exit code" in failure.what

@@ -162,7 +162,10 @@ class Child:
         """Whether the process ends by itself in so many seconds."""
         if self._process.returncode is not None:
             return True
-        pid_fd = os.pidfd_open(self._process.pid)
+        try:
+            pid_fd = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:  # another thread has killed and reaped it
+            return True
         try:
             watch = select.poll()
             watch.register(pid_fd, select.POLLIN)

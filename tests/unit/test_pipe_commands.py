@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset.answers import slots_of_job
 from dataset.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
 from dataset.dead_letters import DeadLetters
 from dataset.errors import BadEvent, PipeFailed, SourceUnavailable
 from dataset.loader import Tally
 from dataset.memory import Fault, MemorySource
-from dataset.pipe.command import check_command, prepare_command
+from dataset.pipe.command import check_command, prepare_command, tell_slots
 from dataset.reader import SegmentReader
 from dataset.rejection import Reason
 from dataset.schema import Schema
@@ -157,6 +158,15 @@ def test_secrets_and_slots_are_what_a_command_does_not_and_does_see(tmp_path):
         "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "PYTHONHASHSEED", "PYTHONPATH",
         "MILLRACE_PROTOCOL", "MILLRACE_SLOTS", "MILLRACE_SPEC",
     }  # fmt: skip
+
+
+def test_very_many_slots_are_told_shortly():
+    many = Schema.of([SparseSlot(name="C{1..10000}")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_SLOTS", tell_slots(many))
+        assert len(tell_slots(many)) <= 100_000
+        told = slots_of_job(None)
+    assert told is not None and [slot.name for slot in told] == [slot.name for slot in many.slots]
 
 
 # -- a command that fails on a segment
