@@ -73,6 +73,9 @@ class _Payload:
             raise BadRequest(f"a payload of {len(self._bytes)} bytes ends within an array")
         array = np.frombuffer(self._bytes, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += num_bytes
+        if not array.flags.aligned:  # behind an odd number of slot groups; kernels are compiled for aligned arrays
+            array = array.copy()
+            array.flags.writeable = False
         return array.reshape(shape)
 
     def end(self) -> None:
