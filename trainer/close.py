@@ -8,6 +8,8 @@ from typing import Any
 
 from dataset.dead_letters import BadFraction, DeadLetters
 from dataset.loader import Loader, Tally
+from dataset.schema import Schema
+from dataset.slot_counters import SlotCounters
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from pserver.client import Shards
@@ -78,11 +80,13 @@ class PassCloser:
         planner: Planner | None,
         bad: BadFraction,
         dead_letters: DeadLetters,
+        schema: Schema,
         close_s: float,
     ) -> None:
         self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
         self._observer, self._progress, self._planner = observer, progress, planner
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
+        self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0
 
@@ -104,6 +108,7 @@ class PassCloser:
         said = {
             "metrics": metrics,
             "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
+            "slots": self._count_slots(tally),
             "day": self._day,
             "freshness_s": None if latest_s is None else time.time() - latest_s,
             "tables": {
@@ -117,6 +122,23 @@ class PassCloser:
             said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             said["jumped"] = self._planner.jumped
         self._progress.closed(plan, reading.num_events, reading.num_samples, reading.rejected, said)
+
+    def _count_slots(self, tally: Tally) -> dict[str, Any]:
+        """Counters by slot over all ranks and the job's life; on the chief."""
+        counters = tally.slots or SlotCounters(self._schema)
+        heard = self._ranks.gather(
+            {"sums": counters.sums_SK.reshape(-1), "registers": counters.registers_SR.reshape(-1)}
+        )
+        for columns in heard or ():
+            part = SlotCounters(self._schema)
+            part.sums_SK[:] = columns["sums"].reshape(part.sums_SK.shape)
+            part.registers_SR[:] = columns["registers"].reshape(part.registers_SR.shape)
+            self._slots.merge(part)
+        return (
+            {figures.name: asdict(figures) for figures in self._slots.figures() if figures.sparse}
+            if heard is not None
+            else {}
+        )
 
     def _agree(self, plan: Plan, tally: Tally) -> Reading:
         message = {

@@ -203,8 +203,7 @@ class Deduplicator:
 
 def _one_each(column: Ragged) -> bool:
     """Whether every sample has exactly one sign."""
-    offset_B1 = column.offset_B1
-    return bool(np.array_equal(offset_B1, np.arange(len(offset_B1))))
+    return bool(lookup.one_each(column.offset_B1))
 
 
 class Pooling(Protocol):

@@ -90,7 +90,9 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         halves = config.store / HALVES if job.metrics.halves and bounded else None
         observer = Observer(job, schema, halves)
         bad = BadFraction(job.pipe.max_bad_fraction)
-        closer = PassCloser(ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, CLOSE_S)
+        closer = PassCloser(
+            ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, schema, CLOSE_S
+        )
         parts = Parts(
             job.train, job.tasks, ranks, shards, loader, maker, stepper, dense, observer, closer, progress, planner
         )

@@ -60,6 +60,15 @@ def flatten_single(value_FB, group_F, key_N):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def one_each(offset_B1):  # type: ignore[no-untyped-def]
+    """Whether the offsets are 0, 1, 2, ...: every sample has exactly one sign."""
+    off = 0
+    for b in range(len(offset_B1)):
+        off |= offset_B1[b] - b
+    return off == 0
+
+
+@njit(nogil=True, cache=True)
 def unique(key_N, number_H, key_U, first_U, inverse_N):  # type: ignore[no-untyped-def]
     """Number the keys of a batch in order of first occurrence; returns U, or -1 where `number_H` is too small.
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from dataset.batch import F32
 from dataset.loader import Loader
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
+from millrace.seeds import derive
 from pserver.client import Gradients, Scale, Shards
 from trainer.batches import Batch, BatchMaker
 from trainer.close import PassCloser
@@ -153,6 +155,7 @@ class TrainLoop:
     def _train(self, plan: Plan) -> None:
         """Every step of a pass on this rank, and the empty ones while other ranks have more."""
         parts = self._parts
+        torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         parts.shards.open_pass(plan.number, self._deadline())
         batches = parts.loader.batches(plan.number)
         batch = next(batches, None)
@@ -162,7 +165,7 @@ class TrainLoop:
             if plan.learn:
                 batch, rows = self._learn(step, batch, rows, batches, common)
             else:
-                batch, rows = self._predict(batch, rows, batches, common)
+                batch, rows = self._predict(step, batch, rows, batches, common)
             step += 1
         parts.dense.flush()
 
@@ -195,10 +198,10 @@ class TrainLoop:
             gradients, finite = parts.stepper.backward(batch, forward)
         parts.dense.reduce(parts.stepper.scale.value)
         apply = self._all_finite(step, finite)
-        following = next(batches, None) if batch is not None else None
-        prepared = batch.prepared if batch is not None else None
         if apply:
             parts.dense.step()
+        following = next(batches, None) if batch is not None else None
+        prepared = batch.prepared if batch is not None else None
         following_rows = parts.shards.exchange(
             step,
             prepared,
@@ -210,12 +213,12 @@ class TrainLoop:
         return following, following_rows or {}
 
     def _predict(
-        self, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
+        self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
     ) -> tuple[Batch | None, dict[str, F32]]:
         """One step of a pass from which nothing is learnt."""
         if batch is None:
             return None, {}
-        self._parts.observer.observe(batch, self._parts.stepper.predict(batch, rows, common.weight), 0)
+        self._parts.observer.observe(batch, self._parts.stepper.predict(batch, rows, common.weight), step)
         following = next(batches, None)
         return following, {} if following is None else self._parts.shards.pull(following.prepared, self._deadline())
 

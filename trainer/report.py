@@ -47,6 +47,7 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "wall_s": round(progress.wall_s, 3),
         "metrics": {"life": metrics["life"], "window": metrics["window"]},
         "halves": metrics.get("halves"),
+        "slots": progress.status().get("slots", {}),
         "digest": digest,
     }
     temporary = store / f".{REPORT}"

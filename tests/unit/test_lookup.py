@@ -114,3 +114,9 @@ def test_a_gradient_that_is_no_number_is_noticed():
         assert grads_UD.tolist() == [[2, 2], [1, 1]]
         grad_CD[1, 0] = bad
         assert not lookup.sum_single(grad_CD, order_N, start_U1, 0, 2, grads_UD)
+
+
+@given(st.lists(st.integers(0, 2), max_size=9))
+def test_one_sign_a_sample_is_told_from_its_offsets(lengths):
+    offset_B1 = np.cumsum([0, *lengths]).astype(np.int64)
+    assert bool(lookup.one_each(offset_B1)) == all(length == 1 for length in lengths)

@@ -173,7 +173,7 @@ class Mlp(nn.Sequential):
             return output
         first = self[0]
         assert isinstance(first, nn.Linear)
-        weights = first.weight.split([part.shape[1] for part in parts], 1)
+        weights = torch.split(first.weight, [part.shape[1] for part in parts], 1)
         output = nn.functional.linear(parts[0], weights[0], first.bias)
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             output = output + nn.functional.linear(part, weight)

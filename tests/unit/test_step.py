@@ -1,0 +1,140 @@
+"""One step: losses are weighted means over all ranks' samples, masks hold, and what is no number is noticed."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dataset.batch import Ragged, Samples
+from dataset.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.schema import Schema
+from millrace.deadline import Deadline
+from pserver.config import TableSection
+from pserver.embedded import EmbeddedShards
+from trainer.batches import BatchMaker, targets
+from trainer.config import TaskSection, TrainSection
+from trainer.embedding import KernelPooling, tables_of
+from trainer.step import LossScale, Stepper
+
+SCHEMA = Schema.of(
+    [
+        SparseSlot(name="a"),
+        DenseSlot(kind="dense", name="d", size=2),
+        MetaSlot(kind="meta", names=("click", "buy", "bought", "weight")),
+    ]
+)
+TABLES = {"default": TableSection(dim=2, init_range=0.5)}
+CTR = TaskSection(name="ctr", label="click")
+BUY = TaskSection(name="price", label="buy", loss="mse", mask="bought", weight=3.0)
+
+
+class Sums(nn.Module):
+    """Output of both tasks: sum of first-order weight, vector and dense values."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs):
+        total = inputs.vectors_BFD.sum((1, 2)) + inputs.first_order_BF.sum(1) + inputs.dense_BC.sum(1)
+        return {"ctr": total * self.scale, "price": total * self.scale, "inner": total}
+
+
+class WithOwnLoss(Sums):
+    def losses(self, outputs, inputs):
+        return {"size": outputs["inner"].square()}
+
+
+def samples(click=(1, 0, 0), buy=(2.0, np.nan, 5.0), bought=(1, 0, 1), weight=(1, 2, 0.5)):
+    num = len(click)
+    meta = {"click": click, "buy": buy, "bought": bought, "weight": weight}
+    return Samples(
+        {"a": Ragged(np.arange(num, dtype=np.uint64), np.arange(num + 1))},
+        {"d": np.full((num, 2), 0.25, np.float32)},
+        {name: np.array(values, np.float32) for name, values in meta.items()},
+        np.arange(num),
+        np.full(num, np.nan),
+    )
+
+
+def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.0, train=None):
+    shards = EmbeddedShards(TABLES, 1)
+    maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), tasks, weight_slot, shards)
+    maker.expect(1, True)
+    shards.open_pass(1, Deadline.after(5))
+    batch = maker.make(1, batch_samples)
+    rows = shards.pull(batch.prepared, Deadline.after(5))
+    stepper = Stepper(model or Sums(), SCHEMA, tasks, train or TrainSection(), KernelPooling(1), torch.device("cpu"))
+    weights = {task.name: float(batch.weight_B[task.name].sum()) + extra_weight for task in tasks}
+    forward = stepper.forward(batch, rows, weights)
+    return batch, rows, forward, stepper.backward(batch, forward)
+
+
+def test_the_loss_is_the_weighted_mean_over_the_samples_of_all_ranks():
+    batch, rows, forward, (gradients, finite) = step(samples(), [CTR], extra_weight=6.5)
+    logit_B = rows["default"].sum(1) + 0.5
+    label_B, weight_B = np.array([1, 0, 0]), np.array([1, 2, 0.5])
+    loss_B = np.log1p(np.exp(logit_B)) - label_B * logit_B
+    assert finite
+    assert forward.loss.item() == pytest.approx((loss_B * weight_B).sum() / 10, rel=1e-5)
+    expected_B = (1 / (1 + np.exp(-logit_B)) - label_B) * weight_B / 10
+    assert np.allclose(gradients["default"].grads_UD, expected_B[:, None].repeat(3, 1), atol=1e-6)
+    assert np.allclose(forward.tensors["loss"], loss_B * weight_B, atol=1e-5)
+    assert gradients["default"].show_U.tolist() == [1, 1, 1]
+    assert gradients["default"].click_U.tolist() == [1, 0, 0]
+
+
+def test_a_masked_label_may_be_absent_and_teaches_nothing():
+    batch, rows, forward, (gradients, finite) = step(samples(), [BUY], weight_slot=None)
+    assert finite
+    assert batch.weight_B["price"].tolist() == [1, 0, 1]
+    assert gradients["default"].grads_UD[1].tolist() == [0, 0, 0]
+    value_B = rows["default"].sum(1) + 0.5
+    assert forward.loss.item() == pytest.approx(3 * ((value_B[0] - 2) ** 2 + (value_B[2] - 5) ** 2) / 2, rel=1e-5)
+    assert np.allclose(forward.prediction_B["price"], value_B, atol=1e-6)
+
+
+def test_an_absent_label_without_a_mask_is_no_finite_loss():
+    *_, (_, finite) = step(samples(click=(1, np.nan, 0)), [CTR], weight_slot=None)
+    assert not finite
+
+
+def test_losses_of_tasks_add_up_with_their_weights():
+    _, _, both, _ = step(samples(), [CTR, BUY], weight_slot=None)
+    parts = [step(samples(), [task], weight_slot=None)[2].loss.item() for task in (CTR, BUY)]
+    assert both.loss.item() == pytest.approx(sum(parts), rel=1e-5)
+    assert set(both.prediction_B) == {"ctr", "price"}
+
+
+def test_a_model_may_add_losses_of_its_own_and_name_tensors_to_measure():
+    _, rows, plain, _ = step(samples(), [CTR], weight_slot=None)
+    _, _, own, _ = step(samples(), [CTR], model=WithOwnLoss(), weight_slot=None)
+    inner_B = rows["default"].sum(1) + 0.5
+    assert own.loss.item() == pytest.approx(plain.loss.item() + (inner_B**2).mean(), rel=1e-5)
+    assert np.allclose(own.tensors["inner"], inner_B, atol=1e-6)
+
+
+def test_half_precision_keeps_predictions_near():
+    exact, rough = (step(samples(), [CTR], train=TrainSection(amp=amp))[2] for amp in ("off", "bfloat16"))
+    assert np.allclose(exact.prediction_B["ctr"], rough.prediction_B["ctr"], atol=0.02)
+
+
+def test_a_loss_scale_halves_at_an_overflow_and_doubles_after_many_good_steps():
+    scale = LossScale(on=True)
+    start = scale.value
+    scale.settle(finite=False)
+    assert scale.value == start / 2
+    for _ in range(LossScale.GROW_AFTER):
+        scale.settle(finite=True)
+    assert scale.value == start
+    for _ in range(100):
+        scale.settle(finite=False)
+    assert scale.value == 1
+    off = LossScale(on=False)
+    off.settle(finite=False)
+    assert off.value == 1
+
+
+def test_targets_without_weight_or_mask_are_the_labels():
+    label_B, weight_B = targets(samples(), [CTR], None)
+    assert label_B["ctr"].tolist() == [1, 0, 0] and weight_B["ctr"].tolist() == [1, 1, 1]
