@@ -24,6 +24,12 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench
 
+soak: $(READY)
+	$(BIN)/pytest tests -m slow --timeout 3600
+
+faults: $(READY)
+	$(BIN)/pytest tests/faults
+
 proto: $(READY)
 	$(BIN)/python -m millrace.proto.generate
 

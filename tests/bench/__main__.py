@@ -1,0 +1,119 @@
+"""`make bench`: every figure of the project in one run, as a table and as JSON in tests/bench/results.
+
+`python -m tests.bench [--only NAME ...] [--rounds 3] [--rows 1000000]`. Each training figure is the median of ratios to
+the yardstick, the two run in turn. What needs the yardsticks' folder is left out, with the reason, where it is absent.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import bench_shards, parsing
+from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
+
+RESULTS = ROOT / "tests" / "bench" / "results"
+CACHE = ROOT / ".cache" / "bench"
+TARGETS = {("embedded", 64): 1.4, ("embedded", 400): 1.05, ("2 shards", 64): 1.0, ("2 shards", 400): 0.9}
+STEPS = {64: 175, 400: 100}
+
+
+def rate(npz: Path, hidden: int, num_shards: int, steps: int) -> float:
+    """Samples a second of W1 in a fresh process."""
+    command = [sys.executable, "-m", "tests.bench.training", "--npz", str(npz), "--hidden", str(hidden)]
+    command += ["--shards", str(num_shards), "--steps", str(steps)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return float(json.loads(printed.splitlines()[-1])["samples_per_s"])
+
+
+def w1(rounds: int, rows: int) -> dict[str, dict]:
+    """W1 through the embedded shard and through two shards, as ratios to plain PyTorch."""
+    npz = make(CACHE / f"w1-{rows}", rows)
+    found = {}
+    for hidden, steps in STEPS.items():
+        ratios: dict[str, list[tuple[float, float]]] = {"embedded": [], "2 shards": []}
+        for _ in range(rounds):
+            for where, num_shards in (("embedded", 0), ("2 shards", 2)):
+                beside = baseline(npz, hidden, steps)
+                ratios[where].append((rate(npz, hidden, num_shards, steps), beside))
+        for where, pairs in ratios.items():
+            found[f"W1 {where}, hidden {hidden}"] = {
+                "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+                "target": TARGETS[where, hidden],
+                "samples_per_s": statistics.median(ours for ours, _ in pairs),
+                "pytorch_samples_per_s": statistics.median(theirs for _, theirs in pairs),
+            }
+    return found
+
+
+def text(rounds: int, rows: int) -> dict[str, dict]:
+    """MultiSlot text files -> `cat` -> training, hidden 64, all in one trainer."""
+    folder = CACHE / "w1-text"
+    make(folder, 200_000, text_parts=8)
+    spec = job(64, folder, 0)
+    spec["sources"] = {"rows": {"kind": "files", "paths": [str(folder / "part-*.txt")]}}
+    spec["slots"][0]["name"], spec["passes"] = "dense", {"max_events": 10 * BLOCK}
+    rates = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            begin = time.perf_counter()
+            report = parsing.run_job(spec, Path(name))
+            rates.append((report["samples"] / report["wall_s"], time.perf_counter() - begin))
+    return {"text -> cat -> training": {"samples_per_s": statistics.median(r for r, _ in rates), "target": 100_000}}
+
+
+def shards(rounds: int, rows: int) -> dict[str, dict]:
+    """Rows' kernels, the exchange of 28,000 rows, memory per million rows."""
+    return {
+        "rows: kernels, one core": bench_shards.kernels(),
+        "exchange of 28,000 rows": bench_shards.exchange_28k(),
+        "memory": bench_shards.memory_per_million_rows() | {"target_mb": 120},
+    }
+
+
+def pipes(rounds: int, rows: int) -> dict[str, dict]:
+    """The parser and the examples' generators alone."""
+    return parsing.figures(CACHE)
+
+
+PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {"pipes": pipes, "shards": shards, "text": text, "w1": w1}
+NEED_YARDSTICKS = {"text", "w1", "pipes"}
+
+
+def main() -> None:
+    """Run the parts asked for; print and keep the results."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--only", nargs="*", choices=sorted(PARTS), default=sorted(PARTS))
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--rows", type=int, default=1_000_000)
+    given = arguments.parse_args()
+    console = Console()
+    results: dict[str, dict] = {}
+    for part in given.only:
+        if part in NEED_YARDSTICKS and not (YARDSTICKS / "w1.py").exists():
+            console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in MILLRACE_BENCH")
+            continue
+        console.print(f"{part} ...")
+        results |= PARTS[part](given.rounds, given.rows)
+    table = Table("what", "figures", title=f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    for name, figures in results.items():
+        table.add_row(name, json.dumps(figures, indent=1).strip("{}\n").replace('"', ""))
+    console.print(table)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(results, indent=2))
+    console.print(f"kept as {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
