@@ -1,6 +1,7 @@
 """One log, one model: whatever holds the rows, however often it is run; and every event once."""
 
 import pytest
+
 from tests.integration.stream_job import millrace, write_job
 
 NUM_LINES = 400 + 393 + 386
