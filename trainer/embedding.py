@@ -1,28 +1,22 @@
-"""From a batch's signs to the tensors a model sees, and from their gradients back to gradients of keys.
+"""From a batch's signs to what its tables are asked for: unique keys, and which occurrence goes to which cell.
 
-Deduplication runs ahead on the loader's thread (`Lookup.of`); pooling and the sum of gradients run in the step, by
-Numba kernels on the CPU, by torch on a GPU. Rows live in pserver; which rows a step sees is the exchange's matter.
+Runs ahead, on the loader's thread. Rows live in pserver; what the step does with them is trainer.pooling's work.
 
 Shapes: as in trainer.lookup. The cells of a table are its pooled slots first, cell b * F + f, then one cell for
 each sign of its sequence slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dataset.batch import F32, Ragged, Samples
 from dataset.schema import Schema, Slot
 from pserver.client import Keys
 from pserver.config import TableSection
 from trainer import lookup
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 
 I32 = NDArray[np.int32]
 
@@ -61,21 +55,6 @@ def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str | N
                 TableSlots(name, pooled, sequences, width, table.first_order, table.show, table.click or click)
             )
     return tuple(found)
-
-
-def shape_of(schema: Schema, tables: Mapping[str, TableSection], tasks: Sequence[str]) -> Shape:
-    """What a model is built from."""
-
-    def shape(slot: Slot) -> SlotShape:
-        table = tables[slot.sparse.table]
-        return SlotShape(slot.name, table.dim, table.first_order, slot.sparse.max_len or 1)
-
-    return Shape(
-        pooled=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling != "none"),
-        sequences=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling == "none"),
-        dense=tuple((slot.name, getattr(slot.entry, "size", 1)) for slot in schema.dense),
-        tasks=tuple(tasks),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,157 +183,3 @@ class Deduplicator:
 def _one_each(column: Ragged) -> bool:
     """Whether every sample has exactly one sign."""
     return bool(lookup.one_each(column.offset_B1))
-
-
-class Pooling(Protocol):
-    """Rows to cells and back, on one device."""
-
-    def cells(self, look: Lookup, rows_UD: F32) -> Tensor:
-        """(C, D) leaf that autograd fills."""
-        ...
-
-    def gradients(self, look: Lookup, leaf: Tensor) -> tuple[F32, bool]:
-        """(U, D) sums by key, and whether all are finite."""
-        ...
-
-
-class KernelPooling:
-    """By Numba kernels, on ranges over a few threads; results do not depend on how many."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pooling")
-
-    def cells(self, look: Lookup, rows_UD: F32) -> Tensor:
-        """See Pooling."""
-        shape = (look.num_cells, look.table.width)
-        if look.cell_N is None:
-            leaf = torch.empty(shape)
-            array_CD = leaf.numpy()
-            self._ranges(shape[0], lambda a, b: lookup.expand(rows_UD, look.inverse_N, a, b, array_CD))
-        else:
-            leaf = torch.zeros(shape)
-            array_CD = leaf.numpy()
-            lookup.pool(rows_UD, look.inverse_N, look.cell_N, look.scale_N, 0, len(look.inverse_N), array_CD)
-        return leaf.requires_grad_()
-
-    def gradients(self, look: Lookup, leaf: Tensor) -> tuple[F32, bool]:
-        """See Pooling."""
-        num_unique = len(look.keys.keys_U)
-        grads_UD = np.zeros((num_unique, look.table.width), np.float32)
-        if leaf.grad is None:  # the model did not use this table
-            return grads_UD, True
-        grad_CD = leaf.grad.contiguous().numpy()
-        if look.cell_N is None:
-            finite = self._ranges(
-                num_unique, lambda a, b: lookup.sum_single(grad_CD, look.order_N, look.start_U1, a, b, grads_UD)
-            )
-        else:
-            cell_N, scale_N = look.cell_N, look.scale_N
-            finite = self._ranges(
-                num_unique,
-                lambda a, b: lookup.sum_pooled(grad_CD, look.order_N, look.start_U1, cell_N, scale_N, a, b, grads_UD),
-            )
-        return grads_UD, all(finite)
-
-    def _ranges(self, total: int, work: Callable[[int, int], bool]) -> list[bool]:
-        if self._num_threads == 1 or total < 4096:
-            return [work(0, total)]
-        bounds = np.linspace(0, total, self._num_threads + 1).astype(np.int64)
-        futures = [self._pool.submit(work, int(a), int(b)) for a, b in zip(bounds[1:-1], bounds[2:], strict=True)]
-        return [work(int(bounds[0]), int(bounds[1])), *(future.result() for future in futures)]
-
-
-class TorchPooling:
-    """By torch operations with autograd, on any device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def cells(self, look: Lookup, rows_UD: F32) -> Tensor:
-        """See Pooling. The leaf is made of occurrences' cells; its gradient is summed by `gradients`."""
-        rows = torch.from_numpy(rows_UD).to(self._device)
-        inverse = torch.from_numpy(look.inverse_N).to(self._device)
-        expanded = rows.index_select(0, inverse)
-        if look.cell_N is not None and look.scale_N is not None:
-            scale = torch.from_numpy(look.scale_N).to(self._device)
-            cell = torch.from_numpy(look.cell_N).to(self._device)
-            cells = torch.zeros((look.num_cells, look.table.width), device=self._device)
-            expanded = cells.index_add_(0, cell, expanded * scale[:, None])
-        return expanded.requires_grad_()
-
-    def gradients(self, look: Lookup, leaf: Tensor) -> tuple[F32, bool]:
-        """See Pooling."""
-        grads = torch.zeros((len(look.keys.keys_U), look.table.width), device=self._device)
-        if leaf.grad is not None:
-            by_occurrence = leaf.grad
-            if look.cell_N is not None and look.scale_N is not None:
-                cell = torch.from_numpy(look.cell_N).to(self._device)
-                by_occurrence = leaf.grad.index_select(0, cell)
-                by_occurrence = by_occurrence * torch.from_numpy(look.scale_N).to(self._device)[:, None]
-            grads.index_add_(0, torch.from_numpy(look.inverse_N).to(self._device), by_occurrence)
-        return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
-
-
-def pooling_on(device: torch.device, num_threads: int) -> Pooling:
-    """The pooling for a device."""
-    return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(device)
-
-
-def inputs_of(
-    schema: Schema, samples: Samples, lookups: Sequence[Lookup], leaves: Mapping[str, Tensor], device: torch.device
-) -> Inputs:
-    """The model's view of a batch; `leaves` are the cells by table."""
-    num_samples = len(samples)
-    by_slot: dict[str, Tensor] = {}
-    first_order: dict[str, Tensor] = {}
-    sequences: dict[str, SequenceInput] = {}
-    for look in lookups:
-        table, leaf = look.table, leaves[look.table.name]
-        skip = int(table.first_order)
-        num_pooled = len(table.pooled)
-        pooled_BFD = leaf[: num_samples * num_pooled].view(num_samples, num_pooled, table.width)
-        for f, slot in enumerate(table.pooled):
-            by_slot[slot.name] = pooled_BFD[:, f, skip:]
-            if skip:
-                first_order[slot.name] = pooled_BFD[:, f, 0]
-        sequences |= _sequences(look, leaf, device)
-    pooled_slots = [slot for slot in schema.sparse if slot.name in by_slot]
-    order = [slot.name for slot in pooled_slots if slot.name in first_order]
-    if len(lookups) == 1 and not lookups[0].table.sequences:  # one table: its cells are the stack already
-        table = lookups[0].table
-        cells_BFD = leaves[table.name].view(num_samples, len(table.pooled), table.width)
-        vectors_BFD: Tensor | None = cells_BFD[:, :, int(table.first_order) :]
-        first_order_BF = cells_BFD[:, :, 0] if table.first_order else torch.zeros((num_samples, 0), device=device)
-    else:
-        same = len({int(v.shape[1]) for v in by_slot.values()}) <= 1
-        vectors_BFD = _stack([by_slot[slot.name] for slot in pooled_slots], num_samples, device) if same else None
-        columns = [first_order[name] for name in order]
-        first_order_BF = torch.stack(columns, 1) if columns else torch.zeros((num_samples, 0), device=device)
-    dense = [torch.from_numpy(samples.dense[slot.name]) for slot in schema.dense]
-    dense_BC = torch.cat(dense, 1).to(device) if dense else torch.zeros((num_samples, 0), device=device)
-    return Inputs(
-        {slot.name: by_slot[slot.name] for slot in pooled_slots}, vectors_BFD, first_order_BF, sequences, dense_BC
-    )
-
-
-def _stack(vectors: Sequence[Tensor], num_samples: int, device: torch.device) -> Tensor:
-    return torch.stack(list(vectors), 1) if vectors else torch.zeros((num_samples, 0, 0), device=device)
-
-
-def _sequences(look: Lookup, leaf: Tensor, device: torch.device) -> dict[str, SequenceInput]:
-    """Padded sequences of a table's unpooled slots."""
-    found: dict[str, SequenceInput] = {}
-    begin = look.num_samples * len(look.table.pooled)
-    skip = int(look.table.first_order)
-    for slot in look.table.sequences:
-        length_B = look.lengths[slot.name]
-        max_len, count = slot.sparse.max_len or 1, int(length_B.sum())
-        mask_BL = torch.from_numpy(np.arange(max_len)[None, :] < length_B[:, None]).to(device)
-        padded = torch.zeros((look.num_samples * max_len, look.table.width), device=device)
-        place = torch.nonzero(mask_BL.flatten(), as_tuple=True)[0]
-        padded_BLD = padded.index_copy(0, place, leaf[begin : begin + count]).view(look.num_samples, max_len, -1)
-        begin += count
-        first_order_BL = padded_BLD[:, :, 0] if skip else padded_BLD.new_zeros((look.num_samples, max_len))
-        found[slot.name] = SequenceInput(padded_BLD[:, :, skip:], first_order_BL, mask_BL)
-    return found

@@ -27,11 +27,13 @@ from trainer.batches import Batch, BatchMaker
 from trainer.close import PassCloser
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
 from trainer.dense import DensePart
-from trainer.embedding import pooling_on, shape_of, tables_of
+from trainer.embedding import tables_of
+from trainer.inputs import shape_of
 from trainer.loop import Parts, TrainLoop
 from trainer.models.registry import load_model
 from trainer.observe import Observer
 from trainer.planner import Planner
+from trainer.pooling import pooling_on
 from trainer.progress import Progress
 from trainer.ranks import Alone, Ranks, TorchRanks
 from trainer.step import Stepper

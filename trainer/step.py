@@ -17,9 +17,10 @@ from dataset.schema import Schema
 from pserver.client import Gradients
 from trainer.batches import Batch
 from trainer.config import TaskSection, TrainSection
-from trainer.embedding import Pooling, inputs_of
+from trainer.inputs import inputs_of
 from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
+from trainer.pooling import Pooling
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ from dataset.batch import Ragged, Samples
 from dataset.config import DenseSlot, SparseSlot
 from dataset.schema import Schema
 from pserver.config import TableSection
-from trainer.embedding import Deduplicator, KernelPooling, TorchPooling, inputs_of, tables_of
+from trainer.embedding import Deduplicator, tables_of
+from trainer.inputs import inputs_of
+from trainer.pooling import KernelPooling, TorchPooling
 
 TABLES = {"default": TableSection(dim=3), "other": TableSection(dim=2, first_order=False)}
 SCHEMA = Schema.of(

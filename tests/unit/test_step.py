@@ -13,7 +13,8 @@ from pserver.config import TableSection
 from pserver.embedded import EmbeddedShards
 from trainer.batches import BatchMaker, targets
 from trainer.config import TaskSection, TrainSection
-from trainer.embedding import KernelPooling, tables_of
+from trainer.embedding import tables_of
+from trainer.pooling import KernelPooling
 from trainer.step import LossScale, Stepper
 
 SCHEMA = Schema.of(
