@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from dataset.pipe.command import check_command
 from millrace.lifecycle import ExitCode
 from service.api.app import app
 from service.api.jobs import OneJob
@@ -86,9 +87,10 @@ class _Ticking:
 def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
     """Run `job` to its end; returns the exit code.
 
-    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts, where the store
-    or that address cannot be used.
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts and the store is
+    touched, where the pipe command, the store or that address cannot be used.
     """
+    check_command(job.spec.pipe, job.folder)
     with ExitStack() as held:
         listener = held.enter_context(bound(listen)) if listen else None
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
