@@ -93,18 +93,19 @@ class PassCloser:
     def close(self, plan: Plan) -> None:
         """Make version `plan.number`.
 
-        1. Ranks tell the chief what they read, and the hash of their dense state.
-        2. The chief compares, counts what was rejected against the limit, and tells the day.
+        1. Dead letters are published, so that they are there to look at if step 2 finds too many.
+        2. Ranks tell the chief what they read, and the hash of their dense state. The chief compares, counts what was
+           rejected against the limit, and tells the day.
         3. Shards close: no push is in flight.
-        4. Metrics are reduced; dead letters are published; the status is told.
+        4. Metrics are reduced; the status is told.
         """
         deadline = Deadline.after(self._close_s)
         tally = self._loader.tally(plan.number)
+        self._dead_letters.publish(plan.number)
         reading = self._agree(plan, tally)
         self._shards.close_pass(self._day, deadline)
         latest_s = self._observer.take_latest_s()
         metrics = self._observer.close_pass(self._ranks)
-        self._dead_letters.publish(plan.number)
         said = {
             "metrics": metrics,
             "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
