@@ -147,7 +147,7 @@ class Baseline(nn.Module):
         return (self.deep(torch.cat([vectors_BFD.flatten(1), dense_BC], 1)) + self.wide(dense_BC)).squeeze(1)
 
 
-def test_wide_deep_is_the_benchmarks_model_exactly():
+def test_wide_deep_is_the_benchmarks_model():
     slots = tuple(SlotShape(f"s{n}", 16, False) for n in range(26))
     shape = Shape(slots, (), (("d", 13),), ("ctr",))
     model = load_model(section(name="wide_deep", settings={"hidden": [8, 8, 8]}), shape, Path("."))
@@ -161,7 +161,8 @@ def test_wide_deep_is_the_benchmarks_model_exactly():
     inputs = Inputs(
         {s.name: vectors_BFD[:, n] for n, s in enumerate(slots)}, vectors_BFD, torch.zeros(5, 0), {}, dense_BC
     )
-    assert torch.equal(model(inputs)["ctr"], plain(vectors_BFD, dense_BC))
+    # Not bit for bit: the first layer is a sum over the parts of its input.
+    assert torch.allclose(model(inputs)["ctr"], plain(vectors_BFD, dense_BC), atol=1e-6)
 
 
 def test_pairs_are_summed_as_defined():
