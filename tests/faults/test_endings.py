@@ -1,0 +1,125 @@
+"""How jobs end with real trainers, shards and pipe commands: when asked, when killed, when something hangs.
+
+Ctrl-C on a followed file and kill -9 of the launcher, of a shard and of a lone trainer's peer are in
+tests/integration/test_run_processes.py; what the launcher decides, in the unit tests of service.launcher.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from millrace.deadline import Deadline
+from tests.integration.running_job import RunningJob, assert_free, assert_gone
+from tests.integration.stream_job import write_job
+
+CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
+TWO_BY_TWO = "cluster={trainers=2, shards=2}"
+HANGS = """
+import os, pathlib, time
+pathlib.Path("hanging").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts jobs; kills what a test leaves."""
+    started = []
+
+    def starting(job, *settings):
+        started.append(RunningJob(job, tmp_path, *settings))
+        return started[-1]
+
+    yield starting
+    for job in started:
+        job.kill()
+
+
+@pytest.fixture
+def hanging(start, tmp_path):
+    """A job whose pipe command hangs, and the number of that command's process."""
+    job = write_job(tmp_path, num_parts=1)
+    (tmp_path / "pipe.py").write_text(HANGS)
+    running = start(job, 'pipe.command=["python", "pipe.py"]')
+    pid = tmp_path / "hanging"
+    deadline = Deadline.after(30)
+    while not (pid.exists() and pid.read_text()):
+        deadline.check("waiting for the pipe command to hang")
+        time.sleep(0.02)
+    return running, int(pid.read_text())
+
+
+# -- asked to end
+
+
+def test_sigterm_ends_an_endless_stream_on_several_workers_after_its_pass_with_a_report(start):
+    job = start(CLICKS, TWO_BY_TWO)
+    job.until_events(1)
+    ports = job.ports()
+    assert len(ports) == 4
+    job.process.send_signal(signal.SIGTERM)
+    code, said = job.end(within_s=30)
+    assert code == 0, said
+    assert "done: stopped after the pass in training" in said
+    assert job.report["samples"] == job.report["metrics"]["life"]["ctr"]["count"] > 0
+    assert job.report["rejected"] == {}
+    assert not (job.store / "workers").exists()
+    assert_gone(job)
+    assert_free(ports)
+
+
+def test_ctrl_c_while_workers_start_ends_well(start):
+    job = start(CLICKS)
+    deadline = Deadline.after(30)
+    while "trainer-0" not in job.workers():
+        deadline.check("waiting for the trainer to start")
+        time.sleep(0.02)
+    job.process.send_signal(signal.SIGINT)
+    code, said = job.end(within_s=30)
+    assert code == 0, said
+    assert "done: stopped" in said
+    assert_gone(job)
+
+
+def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
+    job, command = hanging
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGTERM)
+    code, said = job.end(within_s=10)
+    assert code == 1
+    assert "error: stopped at the second request, in the middle of a pass" in said
+    assert_gone(job, command)
+
+
+# -- killed
+
+
+def test_kill_9_of_the_chief_ends_the_job_and_names_it(start):
+    job = start(CLICKS, TWO_BY_TWO)
+    job.until_events(1)
+    ports = job.ports()
+    os.kill(job.workers()["trainer-0"], signal.SIGKILL)
+    code, said = job.end(within_s=30)
+    assert code == 1
+    assert "error: trainer-0 ended first: killed by SIGKILL" in said
+    assert job.report is None
+    assert_gone(job)
+    assert_free(ports)
+
+
+def test_kill_9_of_the_launcher_ends_a_pipe_command_that_hangs(hanging):
+    job, command = hanging
+    job.process.kill()
+    assert_gone(job, command)
+
+
+def test_kill_9_of_a_trainer_ends_a_pipe_command_that_hangs(hanging):
+    job, command = hanging
+    os.kill(job.workers()["trainer-0"], signal.SIGKILL)
+    code, said = job.end(within_s=20)
+    assert code == 1
+    assert "error: trainer-0 ended first: killed by SIGKILL" in said
+    assert_gone(job, command)
