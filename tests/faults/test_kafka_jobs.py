@@ -1,0 +1,63 @@
+"""What a user sees of a job when its topic is not there, or its broker is down or goes away."""
+
+import pytest
+
+from millrace.lifecycle import ExitCode
+from tests.integration.running_job import RunningJob, assert_gone
+from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.kafka.cluster import free_ports
+
+pytestmark = pytest.mark.kafka
+
+KAFKA_SPEC = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["no-such-topic"]')
+
+
+@pytest.fixture
+def job(tmp_path):
+    return write_job(tmp_path, num_parts=1, spec=KAFKA_SPEC)
+
+
+def broker(servers):
+    return f"sources.lines.options.bootstrap_servers={servers}"
+
+
+def test_a_topic_that_does_not_exist_is_named_at_the_deadline(kafka, job):
+    ended = millrace(job, broker(kafka.servers), "sources.lines.connect_deadline=1s", timeout_s=40)
+    assert ended.code == ExitCode.RETRY
+    assert f"error: topic 'no-such-topic' does not exist at {kafka.servers}" in ended.output
+    assert "Traceback" not in ended.output
+    assert ended.report is None
+
+
+def test_a_broker_that_is_down_at_the_start_is_named_at_the_deadline(job):
+    (port,) = free_ports(1)
+    ended = millrace(job, broker(f"127.0.0.1:{port}"), "sources.lines.connect_deadline=1s", timeout_s=40)
+    assert ended.code == ExitCode.RETRY
+    assert f"error: no broker of 127.0.0.1:{port} answered within 1.0 s" in ended.output
+    assert "is it running, and reachable from here?" in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_job_waits_for_a_broker_that_was_killed_says_so_and_goes_on(own_kafka, job, tmp_path):
+    lines = (tmp_path / "part-0.txt").read_bytes().splitlines()
+    topic = own_kafka.create_topic(2)
+    own_kafka.produce(topic, 0, lines[:150])
+    running = RunningJob(job, tmp_path, broker(own_kafka.servers), f'sources.lines.topics=["{topic}"]')
+    try:
+        running.until_events(150)
+        own_kafka.kill()
+        running.until_said("Kafka does not answer: waiting")
+        own_kafka.start()
+        running.until_said("Kafka answers again")
+        own_kafka.produce(topic, 0, lines[150:200])
+        own_kafka.produce(topic, 1, lines[200:])
+        running.until_events(len(lines))
+        running.process.terminate()
+        code, said = running.end()
+    finally:
+        running.kill()
+    assert code == 0, said
+    assert running.report["events"] == running.report["samples"] == len(lines)
+    assert running.report["positions"] == {f"{topic}/0": 200, f"{topic}/1": 200}
+    assert running.report["rejected"] == {}
+    assert_gone(running)
