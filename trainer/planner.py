@@ -22,6 +22,8 @@ POLL_S = 0.05
 """How often the source is asked while a plan is wanted."""
 IDLE_POLL_S = 1.0
 """How often while none is, for the figures of lag."""
+LAST_COMMIT_S = 5.0
+"""How long the last positions may take to be shown to lag tools, at the end."""
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Planner:
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
+        self._lock = threading.Lock()
+        self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
@@ -80,10 +84,9 @@ class Planner:
         return lag(self._partitions, positions)
 
     def commit(self, positions: Mapping[str, int]) -> None:
-        """Show lag tools where the job is, at the next poll."""
-        self._to_commit = dict(positions)
-
-    _to_commit: dict[str, int] | None = None
+        """Show lag tools where the job is in these partitions, at the next poll."""
+        with self._lock:
+            self._to_commit.update(positions)
 
     def close(self) -> None:
         """End the thread and the source."""
@@ -102,9 +105,7 @@ class Planner:
                     pass
                 deadline = Deadline.after(self._passes.max_outage)
                 self._partitions = self._source.partitions(deadline)
-                if (positions := self._to_commit) is not None:
-                    self._to_commit = None
-                    self._source.commit(positions, deadline)
+                self._show_positions(deadline)
                 if request is not None:
                     answer = self._decide(request, time.monotonic())
                     if answer is None:
@@ -112,8 +113,18 @@ class Planner:
                     else:
                         request = None
                         self._answers.put(answer)
+            self._show_positions(Deadline.after(LAST_COMMIT_S))
         except MillraceError as error:
-            self._answers.put(error)
+            if self._stopping.is_set():
+                log.warning("lag tools may not see where the job ended: %s", error)
+            else:
+                self._answers.put(error)
+
+    def _show_positions(self, deadline: Deadline) -> None:
+        with self._lock:
+            positions, self._to_commit = self._to_commit, {}
+        if positions:
+            self._source.commit(positions, deadline)
 
     def _decide(self, request: _Request, now_s: float) -> Plan | Drained | None:
         """The plan, if it may be cut now."""

@@ -1,5 +1,7 @@
 """When a pass may be cut: by count once it is full or the stream has ended, by arrival once its time is up."""
 
+import threading
+
 import pytest
 
 from dataset.errors import SourceGap, SourceUnavailable
@@ -88,6 +90,34 @@ def test_positions_are_shown_to_lag_tools():
     assert planner.take(10.0) is not None
     planner.close()
     assert stream.committed == [{"t/0": 10}]
+
+
+class SlowToCommit(Stream):
+    """Its first commit takes until it is let go."""
+
+    def __init__(self, *ends):
+        super().__init__(*ends)
+        self.committing, self.go = threading.Event(), threading.Event()
+
+    def commit(self, positions, deadline):
+        self.committing.set()
+        assert self.go.wait(10)
+        super().commit(positions, deadline)
+
+
+def test_positions_closed_while_others_are_shown_are_shown_too_even_at_the_end():
+    stream = SlowToCommit((25, True))
+    planner = Planner(stream, PassesSection(), 1, None)
+    planner.commit({"t/0": 5, "t/1": 5})
+    assert stream.committing.wait(10)
+    planner.commit({"t/0": 25, "t/1": 10})
+    planner.commit({"t/1": 25})
+    closing = threading.Thread(target=planner.close)
+    closing.start()
+    assert planner._stopping.wait(10)
+    stream.go.set()
+    closing.join()
+    assert stream.committed == [{"t/0": 5, "t/1": 5}, {"t/0": 25, "t/1": 25}]
 
 
 class Forgetful(Stream):
