@@ -17,6 +17,7 @@ from dataset.batch import Samples, cut_batches
 from dataset.slot_counters import SlotCounters
 from dataset.source import Segment
 from millrace.deadline import Deadline
+from millrace.priority import Yielding
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -133,6 +134,7 @@ class Loader(Generic[T]):
         self._ahead = _Ahead(self._stopping, MAX_AHEAD_SAMPLES)
         self._ready: Queue[T | _End | _Failure] = Queue(max_batches)
         self._tallies: dict[int, Tally] = {}
+        self._cutting = Yielding()
         self._threads = [
             threading.Thread(target=self._guard, args=(work, fail), name=f"loader-{name}", daemon=True)
             for name, work, fail in (("read", self._read_passes, self._ahead.put), ("cut", self._cut_passes, self._put))
@@ -149,7 +151,7 @@ class Loader(Generic[T]):
     def batches(self, pass_number: int) -> Iterator[T]:
         """The batches of a pass. Raises what reading or making them raised."""
         while True:
-            item = self._take(self._ready)
+            item = self._next()
             if isinstance(item, _End):
                 self._tallies = {pass_number: item.tally}
                 return
@@ -187,12 +189,17 @@ class Loader(Generic[T]):
             self._ahead.put(_End(tally))
 
     def _cut_passes(self) -> None:
-        while True:
-            pass_number = self._take(self._order)
-            ends: list[_End] = []
-            for samples in cut_batches(self._blocks(ends), self._batch_size):
-                self._put(self._make(pass_number, samples))
-            self._put(ends[0])
+        self._cutting.begin()
+        try:
+            while True:
+                pass_number = self._take(self._order)
+                ends: list[_End] = []
+                for samples in cut_batches(self._blocks(ends), self._batch_size):
+                    self._put(self._make(pass_number, samples))
+                    self._cutting.ahead()
+                self._put(ends[0])
+        finally:
+            self._cutting.end()
 
     def _blocks(self, ends: list[_End]) -> Iterator[Samples]:
         """Blocks of one pass; its end is put into `ends`."""
@@ -204,6 +211,17 @@ class Loader(Generic[T]):
                 ends.append(item)
                 return
             yield item
+
+    def _next(self) -> T | _End | _Failure:
+        """What is ready, or soon will be: until then, making it is urgent."""
+        while not self._stopping.is_set():
+            if self._ready.empty():
+                self._cutting.awaited()
+            try:
+                return self._ready.get(timeout=POLL_S)
+            except Empty:
+                continue
+        raise _Stopped
 
     def _take(self, queue: Queue[Item]) -> Item:
         while not self._stopping.is_set():

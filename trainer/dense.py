@@ -45,7 +45,10 @@ class DensePart:
 
     def clear(self) -> None:
         """Forget the step's gradient."""
-        self._grad.zero_()
+        if self._grad.is_cuda:
+            self._grad.zero_()
+        else:  # not by torch: it would wake a second thread for it, and wait
+            self._grad.numpy().fill(0)
 
     def reduce(self, loss_scale: float) -> None:
         """Sum the step's gradient over ranks, and take the loss scale out."""

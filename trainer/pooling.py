@@ -53,9 +53,10 @@ class KernelPooling:
     def gradients(self, look: Lookup, leaf: Tensor) -> tuple[F32, bool]:
         """See Pooling."""
         num_unique = len(look.keys.keys_U)
-        grads_UD = np.zeros((num_unique, look.table.width), np.float32)
+        shape = (num_unique, look.table.width)
         if leaf.grad is None:  # the model did not use this table
-            return grads_UD, True
+            return np.zeros(shape, np.float32), True
+        grads_UD = np.empty(shape, np.float32)
         grad_CD = leaf.grad.contiguous().numpy()
         if look.cell_N is None:
             finite = self._ranges(
