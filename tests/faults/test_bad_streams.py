@@ -47,7 +47,7 @@ def test_a_command_that_does_not_exist_is_bad_configuration(job):
     assert ended.code == ExitCode.BAD_CONFIG
     assert "pipe.command: 'no-such-program': no such program on PATH" in ended.output
     assert "Traceback" not in ended.output
-    assert ended.report is None
+    assert not (job.parent / "store").exists()
 
 
 def test_a_command_that_fails_is_tried_again_then_the_job_stops_naming_segment_and_last_words(job):

@@ -19,6 +19,8 @@ from service.spec import load_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NEWS = GOLDEN / "news.toml"
+CAT = "pipe.command=['cat']"
+"""Fake workers start no pipe command, but a run is refused where it is not there; the spec's own is another file."""
 WORKER = Path(__file__).parents[1] / "fakes" / "worker.py"
 
 
@@ -123,11 +125,11 @@ def test_a_wrong_command_line_is_bad_configuration(millrace_says, arguments):
 def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tmp_path):
     workers_do(["say", "hello"], ["exit", 0])
     store = tmp_path / "store"
-    code, out, err = millrace_says("run", NEWS, "--set", f"store.path={store}")
+    code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}")
     assert (code, out) == (0, "done: the stream is drained\n")
     assert "trainer-0| hello" in err
     workers_do(["write", str(store / "report.json"), json.dumps({"events": 5, "samples": 10})], ["exit", 0])
-    code, out, _ = millrace_says("run", NEWS, "--set", f"store.path={store}", "--fresh")
+    code, out, _ = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--fresh")
     assert code == 0
     assert out.splitlines()[:3] == ["done: the stream is drained", "events    5", "samples   10"]
     assert out.splitlines()[-1] == f"report    {store / 'report.json'}"
@@ -135,7 +137,7 @@ def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tm
 
 def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, workers_do, tmp_path):
     workers_do(["say", "error: the stream broke"], ["exit", 75])
-    code, out, err = millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")
+    code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
     assert (code, out) == (75, "")
     assert err.endswith(
         "last lines of trainer-0:\n  error: the stream broke\n"
@@ -145,8 +147,8 @@ def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, work
 
 def test_a_store_that_holds_a_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
-    assert millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")[0] == 0
-    code, _, err = millrace_says("run", NEWS, "--set", f"store.path={tmp_path}")
+    assert millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")[0] == 0
+    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
     assert code == 2
     assert err == (
         f"error: store.path: {tmp_path} holds a run already; give --fresh to remove it and begin anew, "
@@ -157,7 +159,7 @@ def test_a_store_that_holds_a_run_is_refused_without_fresh(millrace_says, worker
 def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touched(millrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
     store = tmp_path / "store"
-    code, _, err = millrace_says("run", NEWS, "--set", f"store.path={store}", "--listen", "0.0.0.0:80")
+    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--listen", "0.0.0.0:80")
     assert code == 2
     assert err.startswith("error: --listen: '0.0.0.0' is not this machine's loopback")
     assert not store.exists()
@@ -181,7 +183,7 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
             return super().watching(status)
 
     monkeypatch.setattr(running, "bound", listening)
-    job = load_job(NEWS, [f"store.path={tmp_path / 'store'}"])
+    job = load_job(NEWS, [CAT, f"store.path={tmp_path / 'store'}"])
     assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0") == 0
     assert seen["jobs"] == {"jobs": [{"name": "news", "state": "starting"}]}
 
