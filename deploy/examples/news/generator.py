@@ -1,9 +1,10 @@
-"""An impression of a news page to one sample for each article shown.
+"""An impression of a news page to one sample for each article shown; with --plain, no crossed fields (plain.toml).
 
 In a shell: zcat data/impressions.jsonl.gz | head -2 | python generator.py --spec job.toml
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,16 +32,20 @@ ARTICLES = 1 << 20
 class Impressions(DataGenerator):
     """See module docstring."""
 
+    def __init__(self, crossed: tuple[str, ...] = CROSSED) -> None:
+        super().__init__()
+        self._crossed = crossed
+
     def generate(self, event: bytes) -> Iterator[Mapping[str, Sequence[Any]]]:
         impression = json.loads(event)
         clicked = set(impression["clicked"])
         common = {slot: [impression[field]] for slot, field in PLAIN.items()}
-        common["length"] = [float(impression["n_inview"]) / 10]
+        common["length"] = [len(impression["shown"]) / 10]
         common["impression"] = [float(impression["impression"])]
         for article in impression["shown"]:
-            crossed = {f"article_{name}": [impression[PLAIN[name]] * ARTICLES + article] for name in CROSSED}
+            crossed = {f"article_{name}": [impression[PLAIN[name]] * ARTICLES + article] for name in self._crossed}
             yield common | crossed | {"article": [article], "click": [float(article in clicked)]}
 
 
 if __name__ == "__main__":
-    Impressions().run()
+    Impressions(() if "--plain" in sys.argv else CROSSED).run()
