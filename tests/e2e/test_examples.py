@@ -1,0 +1,208 @@
+"""The examples that ship, and the spec of the documentation: each loads, runs, and learns what its README says."""
+
+import gzip
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "deploy" / "examples"
+DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
+NEWS, CRITEO = DATA / "ebnerd" / "impressions.jsonl.gz", DATA / "criteo" / "criteo_80k.txt.gz"
+IMPRESSION = {
+    **{"ts": 1684393203, "impression": 7, "user_id": 3, "context_article": 5, "last_click": 4, "device_type": 1},
+    **{"is_sso": 0, "is_subscriber": 1, "gender": 2, "postcode": 6, "age": 8, "hour_of_day": 9, "day_of_week": 4},
+    **{"n_inview": 2, "shown": [10, 11, 12], "clicked": [11]},
+}
+LINE = "\t".join(["1", "1", "", "0", "-3", *["100"] * 9, "ff", "", *["0000000a"] * 24])
+
+news_data = pytest.mark.skipif(not NEWS.exists(), reason=f"needs {NEWS}; name its folder in MILLRACE_DATA")
+criteo_data = pytest.mark.skipif(not CRITEO.exists(), reason=f"needs {CRITEO}; name its folder in MILLRACE_DATA")
+
+
+def millrace(*words, cwd=None, limit_s=100):
+    """The command line, which must end well; returns what it printed."""
+    command = [sys.executable, "-m", "service", *map(str, words)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=cwd, env=env, check=False)
+    assert ended.returncode == 0, f"exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def report_of(spec, store, *overrides, limit_s=100):
+    """The report of a run of `spec`, its store at `store`."""
+    words = [word for override in overrides for word in ("--set", override)]
+    millrace("run", spec, "--set", f"store.path={json.dumps(str(store))}", *words, limit_s=limit_s)
+    return json.loads((store / "report.json").read_text())
+
+
+def paths(source, path):
+    """An override that points `source` at a file elsewhere."""
+    return f"sources.{source}.paths={json.dumps([str(path)])}"
+
+
+def first_lines(path, count, to):
+    """A gzip file of the first `count` lines of another."""
+    with gzip.open(path, "rb") as whole, gzip.open(to, "wb", compresslevel=1) as part:
+        part.writelines(islice(whole, count))
+    return to
+
+
+def generator(example):
+    """The module of an example's generator."""
+    path = EXAMPLES / example / "generator.py"
+    spec = importlib.util.spec_from_file_location(f"{example}_generator", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("spec", ["news/job.toml", "news/plain.toml", "criteo/job.toml", "clicks/job.toml"])
+def test_the_spec_of_every_example_is_right(spec):
+    assert "is right" in millrace("spec", "check", EXAMPLES / spec)
+
+
+def test_every_example_has_a_readme_of_a_screen():
+    for example in ("news", "criteo", "clicks"):
+        lines = (EXAMPLES / example / "README.md").read_text().splitlines()
+        assert 10 < len(lines) <= 60, f"{example}: {len(lines)} lines"
+
+
+def test_an_impression_gives_a_sample_for_each_article_shown():
+    samples = list(generator("news").Impressions().generate(json.dumps(IMPRESSION).encode()))
+    assert [sample["article"] for sample in samples] == [[10], [11], [12]]
+    assert [sample["click"] for sample in samples] == [[0.0], [1.0], [0.0]]
+    assert all(sample["impression"] == [7.0] and sample["length"] == [0.3] for sample in samples)
+    assert samples[1]["article_page"] == [(5 << 20) + 11]
+
+
+def test_a_plain_impression_has_no_crossed_fields():
+    (sample, *_) = generator("news").Impressions(crossed=()).generate(json.dumps(IMPRESSION).encode())
+    assert not [name for name in sample if name.startswith("article_")]
+
+
+def test_an_impression_without_a_field_is_an_error_that_names_it():
+    event = {name: value for name, value in IMPRESSION.items() if name != "last_click"}
+    with pytest.raises(KeyError, match="last_click"):
+        list(generator("news").Impressions().generate(json.dumps(event).encode()))
+
+
+def test_missing_integers_are_zero_and_have_a_sign_of_their_own():
+    (sample,) = generator("criteo").Clicks().generate(LINE.encode())
+    assert sample["integers"][:5] == pytest.approx([math.log(2), 0.0, 0.0, 0.0, math.log(101)])
+    assert sample["I2"] == [0]
+    assert all(sample[f"I{number}"][0] > 0 for number in range(1, 14) if number != 2)
+    assert sample["click"] == [1.0]
+
+
+def test_missing_categories_are_empty_slots():
+    (sample,) = generator("criteo").Clicks().generate(LINE.encode())
+    assert [sample["C1"], sample["C2"], sample["C26"]] == [[255], [], [10]]
+
+
+def test_a_line_of_another_number_of_fields_is_an_error_that_counts_them():
+    with pytest.raises(ValueError, match="39 fields instead of 40"):
+        list(generator("criteo").Clicks().generate(LINE.rpartition("\t")[0].encode()))
+
+
+def test_the_demo_ends_by_itself_and_learns(tmp_path):
+    printed = millrace("demo", "--events", 12_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
+    report = json.loads((tmp_path / "runs" / "demo" / "report.json").read_text())
+    assert (report["events"], report["samples"], report["rejected"]) == (12_000, 60_000, {})
+    assert report["metrics"]["life"]["ctr"]["auc"] > 0.66
+    assert report["halves"]["last"]["ctr"]["auc"] > report["halves"]["first"]["ctr"]["auc"]
+    assert "AUC ctr" in printed
+
+
+DOCUMENTED_GENERATOR = """
+import json
+from dataset.generator import DataGenerator
+
+class Impressions(DataGenerator):
+    def generate(self, event):
+        one = json.loads(event)
+        for article in one["shown"]:
+            yield {
+                "user": [one["user"]], "article": [article], "last_click": [one["last"]], "device": [one["device"]],
+                "list_length": [float(len(one["shown"]))],
+                "click": [float(article == one["clicked"])], "impression": [float(one["impression"])],
+            }
+
+Impressions().run()
+"""
+
+
+def test_the_spec_of_the_documentation_runs(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "generator.py").write_text(DOCUMENTED_GENERATOR)
+    (tmp_path / "job.toml").write_text((ROOT / "tests" / "golden" / "news.toml").read_text())
+    with gzip.open(tmp_path / "data" / "impressions.jsonl.gz", "wt") as file:
+        for n in range(600):
+            event = {"ts": 1_700_000_000 + 60 * n, "impression": n, "user": n % 50, "last": n % 7, "device": n % 3}
+            shown = [n % 20, n % 20 + 1, n % 20 + 2]
+            file.write(json.dumps(event | {"shown": shown, "clicked": shown[n % 3]}) + "\n")
+    millrace("run", tmp_path / "job.toml")
+    report = json.loads((tmp_path / "runs" / "news" / "report.json").read_text())
+    assert (report["events"], report["samples"], report["rejected"]) == (600, 1800, {})
+    life = report["metrics"]["life"]["ctr"]
+    assert (life["count"], life["gauc_groups"]) == (1800, 600)
+    assert set(life["slices"]["device"]) == {"0", "1", "2", "other"}
+
+
+@pytest.mark.data
+@news_data
+def test_news_learns_from_its_first_events(tmp_path):
+    part = first_lines(NEWS, 5_000, tmp_path / "part.jsonl.gz")
+    report = report_of(EXAMPLES / "news" / "job.toml", tmp_path / "store", paths("impressions", part))
+    assert (report["events"], report["rejected"]) == (5_000, {})
+    assert report["halves"]["last"]["ctr"]["auc"] > 0.70
+
+
+@pytest.mark.data
+@criteo_data
+def test_criteo_learns_from_its_first_events(tmp_path):
+    part = first_lines(CRITEO, 5_000, tmp_path / "part.txt.gz")
+    report = report_of(EXAMPLES / "criteo" / "job.toml", tmp_path / "store", paths("lines", part))
+    assert (report["events"], report["rejected"]) == (5_000, {})
+    assert report["halves"]["last"]["ctr"]["auc"] > 0.64
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@news_data
+def test_news_reaches_the_figures_of_its_readme(tmp_path):
+    def last_half(spec, *overrides):
+        store = tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
+        path = EXAMPLES / "news" / spec
+        report = report_of(path, store, paths("impressions", NEWS), *overrides, limit_s=180)
+        assert (report["events"], report["samples"]) == (50_080, 583_054)
+        return report["halves"]["last"]["ctr"]
+
+    plain, shipped, frozen = (
+        last_half("plain.toml"),
+        last_half("job.toml"),
+        last_half("job.toml", "train.learn_until=25040"),
+    )
+    assert plain["auc"] >= 0.720
+    assert shipped["auc"] >= 0.755 and shipped["gauc"] >= 0.675
+    assert frozen["auc"] <= shipped["auc"] - 0.03 and frozen["gauc"] <= shipped["gauc"] - 0.1
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@criteo_data
+def test_criteo_reaches_the_figures_of_its_readme(tmp_path):
+    spec, source = EXAMPLES / "criteo" / "job.toml", paths("lines", CRITEO)
+    lr = ("model.name=lr", "model.settings={}", "tables.default.dim=0", "tables.default.optimizer.lr=0.05")
+    for name, overrides, least in (("lr", lr, 0.760), ("deepfm", (), 0.772), ("dcn_v2", ("model.name=dcn_v2",), 0.772)):
+        report = report_of(spec, tmp_path / name, source, *overrides, limit_s=180)
+        assert report["halves"]["last"]["ctr"]["auc"] >= least, name
