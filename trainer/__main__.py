@@ -39,15 +39,21 @@ def finish(trainer: Trainer) -> None:
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 
 
+def start(path: Path) -> None:
+    """Read the configuration and run."""
+    config = validate(WorkerConfig, json.loads(path.read_text(encoding="utf-8")))
+    logs.setup(f"trainer-{config.rank}")
+    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
+        lifecycle.end_with_parent()
+    run(config)
+
+
 def main() -> None:
     """See module docstring."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--config", type=Path, required=True)
-    config = validate(WorkerConfig, json.loads(arguments.parse_args().config.read_text(encoding="utf-8")))
-    logs.setup(f"trainer-{config.rank}")
-    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
-        lifecycle.end_with_parent()
-    sys.exit(lifecycle.exit_code_of(lambda: run(config)))
+    path = arguments.parse_args().config
+    sys.exit(lifecycle.exit_code_of(lambda: start(path)))
 
 
 if __name__ == "__main__":
