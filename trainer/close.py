@@ -1,6 +1,5 @@
 """The close of a pass: everybody agrees on what was read, the day is set, metrics are reduced, state is compared."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,10 +19,6 @@ from trainer.plan import Plan
 from trainer.planner import Planner
 from trainer.progress import Progress
 from trainer.ranks import Ranks, gather_messages
-
-SECONDS_PER_DAY = 86_400
-
-log = logging.getLogger(__name__)
 
 
 class RanksDiffer(MillraceError):

@@ -1,7 +1,6 @@
 """Builds one trainer out of its configuration: the composition root of a trainer process."""
 
 import ctypes
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,8 +44,6 @@ CLOSE_S = 300.0
 
 HALVES = "halves"
 """Folder in the store for what the metrics of the two halves need."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

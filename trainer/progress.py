@@ -15,7 +15,7 @@ RATE_WINDOW_S = 10.0
 class Progress:
     """Counts of one rank's view; the chief's is served. Written by the loop, read by any thread."""
 
-    def __init__(self, job: str, positions: Mapping[str, int] | None = None) -> None:
+    def __init__(self, job: str) -> None:
         self._job = job
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
@@ -27,10 +27,10 @@ class Progress:
         self.version = 0
         """Last closed pass."""
         self.last_planned = 0
-        self.planned_positions: dict[str, int] = dict(positions or {})
+        self.planned_positions: dict[str, int] = {}
         self.num_planned = 0
         """Positions of all passes planned."""
-        self.positions: dict[str, int] = dict(positions or {})
+        self.positions: dict[str, int] = {}
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
         self.learning = True
