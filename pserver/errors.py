@@ -6,7 +6,9 @@ PserverError
 +-- StaleGeneration    the caller belongs to workers that were replaced         exit code 75
 +-- BadRequest         a bug or a mismatch of versions; never retried
 |   +-- MessageTooLarge  a step does not fit into one message
-+-- BadSave            a folder that cannot be loaded
++-- StoreFailed        a disk is full or fails; the same call may succeed later
++-- StoreDamaged       what a row store or a commit holds is not what was written
++-- OutOfMemory        rows that wait for a commit fill the bound on memory   exit code 75
 """
 
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
@@ -43,6 +45,20 @@ class MessageTooLarge(BadRequest):
 
     def __init__(self, peer: str, detail: str) -> None:
         super().__init__(f"{peer}: {detail}; lower train.batch_size or use more shards")
+
+
+class StoreFailed(PserverError):
+    """A write to the row store did not happen: the disk is full or fails. It may be tried again."""
+
+
+class StoreDamaged(PserverError):
+    """What is read from a row store or a commit is not what was written there, or is of a newer format."""
+
+
+class OutOfMemory(PserverError):
+    """Rows that wait for a commit fill `tables.<t>.memory`, and no commit came in time."""
+
+    exit_code = 75
 
 
 class BadSave(PserverError):
