@@ -1,0 +1,1 @@
+"""Committed rows beyond memory: one protocol, RocksDB behind it, and a twin in memory."""
