@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from pserver import rows as rows_module
 from pserver import table as table_module
 from pserver.client import Gradients, Keys
 from pserver.config import Adagrad, Ftrl, TableSection
@@ -17,7 +18,7 @@ SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 @pytest.fixture
 def small(monkeypatch):
     """Tables that start with four rows, so that they grow often."""
-    monkeypatch.setattr(table_module, "START_ROWS", 4)
+    monkeypatch.setattr(rows_module, "START_ROWS", 4)
 
 
 def keys(count, seed=0):
@@ -181,6 +182,6 @@ def test_chunks_put_into_another_table_make_it_equal(monkeypatch, small):
 def test_a_full_table_says_what_to_do(monkeypatch, small):
     from pserver.errors import BadRequest
 
-    monkeypatch.setattr(table_module, "MAX_ROWS", 16)
+    monkeypatch.setattr(rows_module, "MAX_ROWS", 16)
     with pytest.raises(BadRequest, match="16 rows on one shard; use more shards"):
         reserve(Table("t", SECTION, 1), keys(40))

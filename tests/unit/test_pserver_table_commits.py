@@ -1,0 +1,100 @@
+"""A table's rows are handed over for a commit, and come back from a store."""
+
+import numpy as np
+import pytest
+
+from pserver import rows as rows_module
+from pserver.client import Gradients, Keys
+from pserver.config import Adagrad, TableSection
+from pserver.errors import StoreDamaged
+from pserver.rows import frozen
+from pserver.store.memory import MemoryRows
+from pserver.table import Table
+
+SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
+
+
+def keys(count, seed=0):
+    draw = np.unique(np.random.default_rng(seed).integers(1, 2**63, count).astype(np.uint64))
+    return Keys(draw, (draw % np.uint64(5)).astype(np.uint16))
+
+
+def learn(table, some, version, value=1.0):
+    """One pass that pushes `some` once."""
+    rows = frozen(table.reserve(some.keys_U, some.group_U))
+    one = np.ones(len(rows), np.float32)
+    table.open_pass()
+    table.apply(rows, Gradients(*map(frozen, (np.full((len(rows), 4), value, np.float32), one, one * 0))), 1, version)
+    table.close_pass(version)
+
+
+def part(some, begin, end):
+    return Keys(some.keys_U[begin:end], some.group_U[begin:end])
+
+
+def commit(table, store, committed=True):
+    store.write(*table.snapshot())
+    table.settle(committed)
+
+
+def test_rows_wait_for_a_commit_from_the_close_of_their_pass_and_are_copied_once():
+    table, some = Table("t", SECTION, 1), keys(60)
+    learn(table, part(some, 0, 40), 1)
+    learn(table, part(some, 30, 50), 2)
+    assert table.num_dirty == table.stats().dirty_rows == 50
+    keys_U, words_UW = table.snapshot()
+    assert sorted(keys_U.tolist()) == some.keys_U[:50].tolist() and words_UW.shape == (50, table.num_words)
+    assert table.num_dirty == 0
+    table.settle(True)
+    assert len(table.snapshot()[0]) == 0
+
+
+def test_a_snapshot_stays_what_it_was_while_training_goes_on():
+    table, some = Table("t", SECTION, 1), keys(60)
+    learn(table, some, 1)
+    keys_U, words_UW = table.snapshot()
+    before = words_UW.copy()
+    learn(table, some, 2)
+    assert (words_UW == before).all() and table.num_dirty == 60
+
+
+def test_rows_of_a_failed_commit_are_in_the_next_at_their_newest_value():
+    table, some, store = Table("t", SECTION, 1), keys(60), MemoryRows(13)
+    learn(table, some, 1)
+    table.snapshot()
+    learn(table, part(some, 0, 9), 2)
+    table.settle(False)
+    assert table.num_dirty == 60
+    commit(table, store)
+    other = Table("t", SECTION, 1)
+    other.attach(store, table.rows_by_group)
+    assert other.digest() == table.digest()
+
+
+@pytest.mark.parametrize("start_rows", [4, 1 << 16])
+def test_a_table_restored_from_its_commits_is_the_table(monkeypatch, start_rows):
+    monkeypatch.setattr(rows_module, "START_ROWS", start_rows)
+    table, store = Table("t", SECTION, 1), MemoryRows(13)
+    for version in range(1, 5):
+        learn(table, keys(300, seed=version // 2), version, value=0.25 * version)
+        commit(table, store)
+    other = Table("t", SECTION, 1)
+    other.attach(store, table.rows_by_group)
+    assert (other.digest(), other.num_rows, other.rows_by_group) == (
+        table.digest(),
+        table.num_rows,
+        table.rows_by_group,
+    )
+    assert other.num_dirty == 0
+    for each in (table, other):
+        learn(each, keys(300, seed=2), 9)
+        learn(each, keys(300, seed=7), 10)
+    assert other.digest() == table.digest() and other.num_dirty == table.num_dirty
+
+
+def test_a_store_with_other_rows_than_its_commit_counted_is_refused():
+    table, store = Table("t", SECTION, 1), MemoryRows(13)
+    learn(table, keys(60), 1)
+    commit(table, store)
+    with pytest.raises(StoreDamaged, match="table 't': the store holds 60 rows"):
+        Table("t", SECTION, 1).attach(store, {0: 61})
