@@ -1,0 +1,37 @@
+"""A lock between processes, on a file, with a bound on the wait. What it guards is its users' to say."""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded
+
+_LOOK_AGAIN_S = 0.005
+
+
+@contextmanager
+def locked(path: Path, deadline: Deadline) -> Iterator[None]:
+    """Hold the lock on the file `path`, made if absent, against every other holder, in this process or another.
+
+    It ends with the process that holds it, however that ends. Raises DeadlineExceeded where another kept it too long.
+    """
+    with path.open("a") as file:
+        while not _taken(file.fileno()):
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"{path} is locked by another process, which did not let go in time: a worker of this job that is"
+                    " stopped or waits for its disk; `fuser` names it, end it or let it go on"
+                )
+            time.sleep(min(_LOOK_AGAIN_S, deadline.left_s()))
+        yield  # closing the file lets go
+
+
+def _taken(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
