@@ -7,15 +7,16 @@ pooling, and summing a key's gradients within the batch are trainer.embedding's 
 Shapes: U unique keys of one batch in one table, D floats of a row's weights (first-order weight, then the vector).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
+from pserver.store.base import StoredFile
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -61,6 +62,37 @@ class TableStats:
     new_rows: int
     """Rows made in the open or last pass."""
     rows_by_group: Mapping[int, int]
+    dirty_rows: int = 0
+    """Rows changed since the last commit, of the fullest shard."""
+    max_dirty_rows: int | None = None
+    """Rows that may wait for a commit on one shard before its memory is full; None: memory is not bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """One shard's part of a commit, below the commit's folder."""
+
+    folder: str
+    """"shard-0"."""
+    buckets: tuple[int, int]
+    """First bucket, and the one after the last."""
+    tables: Mapping[str, Mapping[str, Any]]
+    """By table: "rows", and "rows_by_group" (text of the group's number to rows)."""
+    files: Mapping[str, StoredFile]
+    """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        files = {name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in self.files.items()}
+        tables = {name: dict(facts) for name, facts in self.tables.items()}
+        return {"folder": self.folder, "buckets": list(self.buckets), "tables": tables, "files": files}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "ShardPart":
+        """The inverse of `message`."""
+        files = {name: StoredFile(file["sha256"], file["bytes"]) for name, file in message["files"].items()}
+        begin, end = message["buckets"]
+        return cls(message["folder"], (begin, end), message["tables"], files)
 
 
 class Shards(Protocol):
@@ -115,12 +147,31 @@ class Shards(Protocol):
         """Counts by table."""
         ...
 
-    def save(self, folder: Path, deadline: Deadline) -> None:
-        """All rows, whole, to a folder. Between passes only."""
+    def snapshot(self, version: int, deadline: Deadline) -> int:
+        """Step 2 of a commit, by the chief alone and between passes: copy the rows changed since the last; how many.
+
+        From here on training may go on. One snapshot is in flight at a time, until `settle`.
+        """
         ...
 
-    def load(self, folder: Path, deadline: Deadline) -> None:
-        """All rows from a folder of `save`, made with any number of shards, into empty tables."""
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:
+        """Step 3, from any thread: every shard writes its snapshot, and its whole state to a folder of its own in
+        `folder` (which exists), synced. The parts, by shard.
+
+        Raises StoreFailed where a disk is full or fails; once that is settled, nothing of it is left in `folder`.
+        """
+        ...
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """After step 4, from any thread: the snapshot's rows are clean; or, after a failure, wait to be committed.
+
+        Waits for a `write_snapshot` that still runs. Harmless where no snapshot is in flight.
+        """
+        ...
+
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
+        """By the chief alone, before the first pass: every row of a commit in `folder`, made with any number of shards,
+        into empty tables; the last closed pass is then `version`. Without parts the tables stay empty."""
         ...
 
     def close(self) -> None:

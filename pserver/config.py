@@ -9,6 +9,8 @@ from millrace.config import Section, Size
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+MIN_TABLE_BYTES = 8 << 20
+"""Less would not hold the rows of a batch."""
 
 
 class Bounds(Section):
@@ -102,6 +104,9 @@ class TableSection(Section):
     """Meta slot with a sample's shows; 1 unless set."""
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
+    memory: Annotated[Size, Field(ge=MIN_TABLE_BYTES)] | None = None
+    """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
+    memory."""
 
 
 class ShardProcess(Section):
@@ -123,6 +128,8 @@ class ShardProcess(Section):
     """How many times the workers were started; callers of another generation are refused."""
     address_file: Path
     """Where this process writes its address."""
+    live: Path | None = None
+    """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     max_message: Size = 256 << 20
     """Bound of a message: a step whose keys or rows need more is refused."""
     end_with_stdin: bool = True

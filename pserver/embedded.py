@@ -1,26 +1,35 @@
 """The one shard inside a trainer's process: no hop, the same kernels in the same order as behind gRPC."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millrace.deadline import Deadline
-from pserver.client import F32, Gradients, Keys, Prepared, Scale, TableStats
+from millrace.points import Point, reach
+from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.errors import BadRequest
 from pserver.ledger import Ledger, Verdict
-from pserver.saving import new_save
 from pserver.shard import Batch, Push, Shard
 
 
 class EmbeddedShards:
-    """`pserver.client.Shards` of a job with one trainer. One thread prepares, one makes the other calls."""
+    """`pserver.client.Shards` of a job with one trainer.
 
-    def __init__(self, tables: Mapping[str, TableSection], seed: int, num_threads: int = 1) -> None:
+    One thread prepares, one writes and settles snapshots, one makes the other calls.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, TableSection], seed: int, num_threads: int = 1, live: Path | None = None
+    ) -> None:
+        """`live` is where committed rows are kept; without it there are no commits."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(tables, seed, pool=self._pool)
+        self._shard = Shard(tables, seed, pool=self._pool, live=live)
         self._ledger = Ledger(num_ranks=1)
         self._close_digest = ""
+        self._num_taken = 0
+        self._predicted: Batch | None = None
+        """The last batch pulled that no exchange ends."""
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
@@ -33,7 +42,11 @@ class EmbeddedShards:
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
-        return self._shard.rows(_own(batch))
+        mine, before = _own(batch), self._predicted
+        if before is not None and before is not mine:
+            self._shard.release(before)
+        self._predicted = None if mine.learn else mine
+        return self._shard.rows(mine)
 
     def exchange(
         self,
@@ -53,7 +66,10 @@ class EmbeddedShards:
         if ledger.push(ledger.pass_number, step, rank=0) is Verdict.ACT:
             if push is not None:
                 self._shard.apply([push], ledger.pass_number)
+            reach(Point.PARTLY_PUSHED)
             ledger.applied()
+            if batch is not None:
+                self._shard.release(_own(batch))
         return None if following is None else self._shard.rows(_own(following))
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
@@ -71,21 +87,33 @@ class EmbeddedShards:
         """See Shards."""
         return self._shard.stats()
 
-    def save(self, folder: Path, deadline: Deadline) -> None:
+    def snapshot(self, version: int, deadline: Deadline) -> int:
         """See Shards."""
-        self._ledger.between_passes("saved")
-        with new_save(folder, self._shard.sections, num_parts=1) as unfinished:
-            self._shard.save(unfinished)
+        if self._ledger.snapshot(version) is Verdict.ACT:
+            self._num_taken = self._shard.stores.snapshot()
+            self._ledger.taken(version)
+        return self._num_taken
 
-    def load(self, folder: Path, deadline: Deadline) -> None:
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:
         """See Shards."""
-        self._ledger.between_passes("loaded")
-        self._shard.load(folder)
+        return [self._shard.stores.write(folder, deadline)]
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """See Shards."""
+        self._shard.stores.settle(committed, deadline)
+        self._ledger.settled()
+
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.restore(version) is Verdict.ACT:
+            self._shard.restore(folder, parts)
+            self._ledger.has_restored(version)
 
     def close(self) -> None:
         """See Shards."""
         if self._pool is not None:
             self._pool.shutdown()
+        self._shard.close()
 
 
 def _own(batch: Prepared) -> Batch:

@@ -59,7 +59,3 @@ class OutOfMemory(PserverError):
     """Rows that wait for a commit fill `tables.<t>.memory`, and no commit came in time."""
 
     exit_code = 75
-
-
-class BadSave(PserverError):
-    """A folder is no save of ours, is of a newer format, or does not fit these tables."""

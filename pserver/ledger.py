@@ -1,7 +1,8 @@
-"""Decides what a call means where a shard stands: passes, steps, and which ranks are in.
+"""Decides what a call means where a shard stands: passes, steps, which ranks are in, and the one commit in flight.
 
 Pure: no lock, no wait, no rows. A pass opens when the first rank asks, its step t is applied when every rank's push
-for t is in, it closes when every rank asked. Repeats are harmless, everything else out of turn is refused.
+for t is in, it closes when every rank asked; between passes a snapshot may be taken, which is in flight until it is
+settled. Repeats are harmless, everything else out of turn is refused.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ class Ledger:
     """Ranks whose push of `next_step` is in."""
     closing: dict[int, int] = field(default_factory=dict)
     """Ranks that asked for the close, with the day they gave."""
+    restored: int | None = None
+    """The version restored before the first pass."""
+    in_flight: int | None = None
+    """The version whose snapshot is taken and not settled."""
 
     def open_pass(self, pass_number: int) -> Verdict:
         """A rank asks to open a pass."""
@@ -92,10 +97,38 @@ class Ledger:
         """Whether a pass is closed."""
         return self.pass_number > pass_number or (self.pass_number == pass_number and not self.is_open)
 
-    def between_passes(self, what: str) -> None:
-        """Raise while a pass is open."""
-        if self.is_open:
-            raise BadRequest(f"tables cannot be {what} while pass {self.pass_number} is open")
+    def restore(self, version: int) -> Verdict:
+        """The chief asks to begin at `version`. After ACT: restore it, then call `has_restored`."""
+        if self.restored == version == self.pass_number and not self.is_open:
+            return Verdict.REPEAT
+        if self.restored is not None or self.is_open or self.pass_number:
+            raise BadRequest(f"version {version} cannot be restored: {self._place()}")
+        return Verdict.ACT
+
+    def has_restored(self, version: int) -> None:
+        """Rows are those of `version`."""
+        self.restored = self.pass_number = version
+
+    def snapshot(self, version: int) -> Verdict:
+        """The chief asks for a snapshot of `version`. After ACT: take it, then call `taken`."""
+        if self.in_flight == version:
+            return Verdict.REPEAT
+        if self.in_flight is not None:
+            raise BadRequest(f"no snapshot of version {version}: that of {self.in_flight} is not settled")
+        if self.is_open or version != self.pass_number:
+            raise BadRequest(f"no snapshot of version {version}: {self._place()}")
+        return Verdict.ACT
+
+    def taken(self, version: int) -> None:
+        """The snapshot of `version` is taken."""
+        self.in_flight = version
+
+    def settled(self) -> None:
+        """The commit of the snapshot in flight is made, or given up."""
+        self.in_flight = None
+
+    def _place(self) -> str:
+        return f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
 
     def missing(self) -> str:
         """The ranks that a waiting call waits for, in words."""
@@ -107,7 +140,6 @@ class Ledger:
 
     def _check(self, pass_number: int, rank: int) -> None:
         if not self.is_open or pass_number != self.pass_number:
-            where = f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
-            raise BadRequest(f"a call for pass {pass_number} while {where}")
+            raise BadRequest(f"a call for pass {pass_number} while {self._place()}")
         if not 0 <= rank < self.num_ranks:
             raise BadRequest(f"rank {rank} of {self.num_ranks} ranks")

@@ -38,6 +38,11 @@ class Placement:
         owner_U: NDArray[np.int16] = self.shard_of_bucket[keys_U % np.uint64(NUM_BUCKETS)]
         return owner_U
 
+    def buckets_of(self, shard: int) -> tuple[int, int]:
+        """First bucket of a shard, and the one after its last."""
+        begin, end = np.searchsorted(self.shard_of_bucket, [shard, shard + 1])
+        return int(begin), int(end)
+
     def route(self, keys_U: U64) -> list[I32]:
         """For each shard the positions of its keys in `keys_U`, ascending."""
         position_U, start_S1 = np.empty(len(keys_U), np.int32), np.empty(self.num_shards + 1, np.int64)

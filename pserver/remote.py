@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
 from pserver import wire
-from pserver.client import F32, Gradients, Keys, Prepared, Scale, TableStats
+from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
 from pserver.placement import Placement, put_rows, take_rows
 from pserver.proto import shard_pb2 as pb
-from pserver.saving import check_header, new_save
 from pserver.table import frozen
 from pserver.transport import Connection
 
@@ -48,7 +47,10 @@ class Announced:
 
 
 class RemoteShards:
-    """`pserver.client.Shards` over gRPC. One thread prepares, one makes the other calls."""
+    """`pserver.client.Shards` over gRPC.
+
+    One thread prepares, one writes and settles snapshots, one makes the other calls.
+    """
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class RemoteShards:
         # A thread of each shard announces, in order; steps have threads of their own, so they never queue behind.
         self._announcers = [ThreadPoolExecutor(1, thread_name_prefix="announce") for _ in addresses]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
+        self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
         self._num_announced = 0
         self._pass_number = 0
         self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
@@ -87,22 +90,22 @@ class RemoteShards:
             tables_json=wire.tables_json(self._sections),
         )
 
-    def _each(self, act: Callable[[int], Result]) -> list[Result]:
+    def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
         """`act` of every shard's number, at the same time; the last on this thread, so that none wakes for it.
 
         Returns or raises when all are done, so that nothing goes on behind the caller's back.
         """
         last = len(self._connections) - 1
-        others = [self._pool.submit(act, shard) for shard in range(last)]
+        others = [(pool or self._pool).submit(act, shard) for shard in range(last)]
         try:
             result = act(last)
         finally:
             wait(others)
         return [*(other.result() for other in others), result]
 
-    def _ask(self, method: str, request: Any, deadline: Deadline) -> list[Any]:
+    def _ask(self, method: str, request: Any, deadline: Deadline, pool: ThreadPoolExecutor | None = None) -> list[Any]:
         """The reply of every shard to the same request."""
-        return self._each(lambda shard: self._connections[shard].call(method, request, deadline))
+        return self._each(lambda shard: self._connections[shard].call(method, request, deadline), pool)
 
     # --- steps
 
@@ -189,31 +192,35 @@ class RemoteShards:
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
         replies = self._ask("Stats", pb.CallerRequest(caller=self._caller), deadline)
-        found = {}
-        for name in self._sections:
-            counts = [reply.tables[name] for reply in replies]
-            groups = sorted({group for count in counts for group in count.rows_by_group})
-            found[name] = TableStats(
-                sum(count.num_rows for count in counts),
-                sum(count.num_bytes for count in counts),
-                sum(count.new_rows for count in counts),
-                {group: sum(dict(count.rows_by_group).get(group, 0) for count in counts) for group in groups},
-            )
-        return found
+        return {name: wire.stats_from(replies, name) for name in self._sections}
 
-    def save(self, folder: Path, deadline: Deadline) -> None:
-        """See Shards. The folder must be one that every shard sees under the same name."""
-        with new_save(folder.absolute(), self._sections, num_parts=len(self._connections)) as unfinished:
-            self._ask("Save", pb.FolderRequest(caller=self._caller, folder=str(unfinished)), deadline)
+    # --- commits
 
-    def load(self, folder: Path, deadline: Deadline) -> None:
+    def snapshot(self, version: int, deadline: Deadline) -> int:
+        """See Shards."""
+        request = pb.SnapshotRequest(caller=self._caller, version=version)
+        return sum(reply.num_rows for reply in self._ask("Snapshot", request, deadline))
+
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:
         """See Shards. The folder must be one that every shard sees under the same name."""
-        check_header(folder, self._sections)
-        self._ask("Load", pb.FolderRequest(caller=self._caller, folder=str(folder.absolute())), deadline)
+        request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
+        replies = self._ask("WriteSnapshot", request, deadline, self._writers)
+        return [part for reply in replies for part in wire.parts_from(reply.part_json)]
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """See Shards."""
+        self._ask("Settle", pb.SettleRequest(caller=self._caller, committed=committed), deadline, self._writers)
+
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
+        """See Shards. The folder must be one that every shard sees under the same name."""
+        request = pb.RestoreRequest(
+            caller=self._caller, folder=str(folder.absolute()), parts_json=wire.parts_json(parts), version=version
+        )
+        self._ask("Restore", request, deadline)
 
     def close(self) -> None:
         """See Shards."""
-        for pool in (*self._announcers, self._pool):
+        for pool in (*self._announcers, self._pool, self._writers):
             pool.shutdown(wait=False, cancel_futures=True)
         for connection in self._connections:
             connection.close()

@@ -16,9 +16,10 @@ from google.protobuf.message_factory import GetMessageClass
 from millrace import rpc
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from millrace.points import Point, reach
 from pserver import wire
 from pserver.config import ShardProcess
-from pserver.errors import BadRequest, BadSave, StaleGeneration, StepTimedOut
+from pserver.errors import BadRequest, OutOfMemory, StaleGeneration, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.ledger import Ledger, Verdict
 from pserver.placement import Placement
 from pserver.proto import shard_pb2 as pb
@@ -34,8 +35,12 @@ def _status_of(error: MillraceError) -> grpc.StatusCode:
     match error:
         case StaleGeneration():
             return grpc.StatusCode.FAILED_PRECONDITION
-        case BadSave():
+        case StoreFailed():
+            return grpc.StatusCode.ABORTED
+        case StoreDamaged():
             return grpc.StatusCode.DATA_LOSS
+        case OutOfMemory():
+            return grpc.StatusCode.OUT_OF_RANGE
         case DeadlineExceeded():
             return grpc.StatusCode.DEADLINE_EXCEEDED
         case Unavailable():
@@ -64,13 +69,17 @@ class _Servicer:
     def __init__(self, config: ShardProcess) -> None:
         self._config = config
         self._shard = Shard(
-            config.tables, config.seed, number=config.shard, placement=Placement.even(config.num_shards)
+            config.tables,
+            config.seed,
+            number=config.shard,
+            placement=Placement.even(config.num_shards),
+            live=config.live,
         )
         self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
         self._ledger = Ledger(config.num_ranks)
         self._pushes: dict[int, Push | None] = {}
-        self._close_digest = ""
+        self._close_digest, self._num_taken = "", 0
         self._stopping = False
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, Batch]] = {rank: {} for rank in range(config.num_ranks)}
@@ -132,9 +141,10 @@ class _Servicer:
     def _forget_before(self, rank: int, number: int) -> None:
         """Let go of the batches that a rank will not come back to."""
         with self._announcing:
-            mine = self._batches[rank]
+            mine, pushed = self._batches[rank], self._pushes.get(rank)
             for older in [other for other in mine if other < number]:
-                del mine[older]
+                if pushed is None or mine[older] is not pushed.batch:  # one not applied yet, of a rank that gave up
+                    self._shard.release(mine.pop(older))
 
     @_answered
     def Pull(self, request: Any, _context: Any) -> Any:
@@ -168,11 +178,14 @@ class _Servicer:
                 return
             self._pushes[rank] = push
             if verdict is Verdict.WAIT:
+                reach(Point.PARTLY_PUSHED)
                 self._wait(lambda: self._ledger.has_applied(pass_number, step), f"step {step}", pass_number, deadline)
                 return
             pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
             self._pushes.clear()
             self._shard.apply([push for push in pushes if push is not None], pass_number)
+            if self._config.num_ranks == 1:
+                reach(Point.PARTLY_PUSHED)
             self._ledger.applied()
             self._turn.notify_all()
 
@@ -209,26 +222,48 @@ class _Servicer:
 
     @_answered
     def Stats(self, _request: Any, _context: Any) -> Any:
-        reply = pb.StatsReply()
-        for name, stats in self._shard.stats().items():
-            counts = reply.tables[name]
-            counts.num_rows, counts.num_bytes, counts.new_rows = stats.num_rows, stats.num_bytes, stats.new_rows
-            counts.rows_by_group.update(stats.rows_by_group)
-        return reply
+        return wire.with_stats(self._shard.stats())
 
     @_answered
-    def Save(self, request: Any, _context: Any) -> Any:
+    def Snapshot(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
         with self._turn:
-            self._ledger.between_passes("saved")
-            self._shard.save(Path(request.folder))
+            if self._ledger.snapshot(request.version) is Verdict.ACT:
+                self._num_taken = self._shard.stores.snapshot()
+                self._ledger.taken(request.version)
+            return pb.SnapshotReply(num_rows=self._num_taken)
+
+    @_answered
+    def WriteSnapshot(self, request: Any, context: Any) -> Any:
+        _check_chief(request)
+        part = self._shard.stores.write(Path(request.folder), _deadline_of(context))
+        return pb.WriteReply(part_json=wire.parts_json([part]))
+
+    @_answered
+    def Settle(self, request: Any, context: Any) -> Any:
+        _check_chief(request)
+        self._shard.stores.settle(request.committed, _deadline_of(context))
+        with self._turn:
+            self._ledger.settled()
         return pb.Empty()
 
     @_answered
-    def Load(self, request: Any, _context: Any) -> Any:
+    def Restore(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
         with self._turn:
-            self._ledger.between_passes("loaded")
-            self._shard.load(Path(request.folder))
+            if self._ledger.restore(request.version) is Verdict.ACT:
+                self._shard.restore(Path(request.folder), wire.parts_from(request.parts_json))
+                self._ledger.has_restored(request.version)
         return pb.Empty()
+
+    def close(self) -> None:
+        """Let go of files; after the last call."""
+        self._shard.close()
+
+
+def _check_chief(request: Any) -> None:
+    if request.caller.rank != 0:
+        raise BadRequest(f"rank {request.caller.rank} asks for what only the chief, rank 0, may ask")
 
 
 def _deadline_of(context: Any) -> Deadline:
@@ -257,10 +292,11 @@ class ShardServer:
     def __init__(self, config: ShardProcess) -> None:
         """Bind a free port of loopback and serve; `address` is host:port.
 
-        Each rank waits in at most one call, announces a few batches at a time and may repeat a call: the threads.
+        Each rank waits in at most one call, announces a few batches at a time and may repeat a call, and the chief
+        has a snapshot written meanwhile: the threads.
         """
         self._server, self.address = rpc.loopback_server(
-            config.secret, max_workers=2 * config.num_ranks + 4, max_message_bytes=config.max_message
+            config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message
         )
         self._servicer = _Servicer(config)
         self._server.add_generic_rpc_handlers((_handlers(self._servicer),))
@@ -270,6 +306,7 @@ class ShardServer:
         """Stop serving and give the port back; calls in flight get `grace_s` to end."""
         self._servicer.stop()
         self._server.stop(grace_s).wait()
+        self._servicer.close()
 
     def __enter__(self) -> "ShardServer":
         return self

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver import saving
-from pserver.client import F32, Gradients, Keys, TableStats
+from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
+from pserver.commit import Stores
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
@@ -52,10 +52,12 @@ class Shard:
         number: int = 0,
         placement: Placement | None = None,
         pool: ThreadPoolExecutor | None = None,
+        live: Path | None = None,
     ) -> None:
-        self.number, self.placement = number, placement or Placement.even(1)
-        self.sections = tables
+        """`live` is where committed rows are kept; without it there are no commits, and rows are in memory only."""
         self.tables = {name: Table(name, section, seed, pool) for name, section in tables.items()}
+        buckets = (placement or Placement.even(1)).buckets_of(number)
+        self._stores = None if live is None else Stores(number, buckets, self.tables, live)
 
     def resolve(self, tables: Mapping[str, Keys], *, learn: bool) -> Batch:
         """Find the rows of a batch's keys; for `learn`, reserve those missing. Any thread, ahead of its step."""
@@ -102,6 +104,12 @@ class Shard:
             if not fits:
                 raise BadRequest(f"gradients of table {name!r} have shape {gradients.grads_UD.shape}, not {shape}")
 
+    def release(self, batch: Batch) -> None:
+        """Nobody comes back to a batch: its rows need not stay in memory."""
+        for name, rows_U in batch.rows.items():
+            if hasattr(self.tables[name], "release"):
+                self.tables[name].release(rows_U)
+
     def open_pass(self) -> None:
         """Begin a pass."""
         for table in self.tables.values():
@@ -119,13 +127,24 @@ class Shard:
         """Counts by table."""
         return {name: table.stats() for name, table in self.tables.items()}
 
-    def save(self, folder: Path) -> None:
-        """Write this shard's rows below `folder`, which the caller names at last."""
-        saving.write_part(folder, self.number, self.tables)
+    # --- commits: what may be called when is the caller's matter -----------------------------------------------------
 
-    def load(self, folder: Path) -> None:
-        """Read the rows that belong here from a folder of any number of shards."""
-        saving.read_parts(folder, self.tables, lambda keys_U: self.placement.shard_of(keys_U) == self.number)
+    @property
+    def stores(self) -> Stores:
+        """Raises BadRequest for a shard that keeps its rows in memory only."""
+        if self._stores is None:
+            raise BadRequest("this shard was started without a folder for committed rows (`live`)")
+        return self._stores
+
+    def restore(self, folder: Path, parts: Sequence[ShardPart]) -> None:
+        """Begin with this shard's rows of a commit."""
+        if parts or self._stores is not None:
+            self.stores.restore(folder, parts)
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._stores is not None:
+            self._stores.close()
 
 
 def _frozen(gradients: Gradients) -> Gradients:

@@ -14,7 +14,16 @@ from millrace import rpc
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from pserver import wire
-from pserver.errors import BadRequest, BadSave, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.errors import (
+    BadRequest,
+    MessageTooLarge,
+    OutOfMemory,
+    ShardUnavailable,
+    StaleGeneration,
+    StepTimedOut,
+    StoreDamaged,
+    StoreFailed,
+)
 
 MAX_ATTEMPTS = 6
 """Tries of one call; then the shard counts as unavailable."""
@@ -41,7 +50,7 @@ class Connection:
     def call(self, method: str, request: Any, deadline: Deadline) -> Any:
         """The reply to a message, plain or Loaded.
 
-        Raises ShardUnavailable, StepTimedOut, StaleGeneration, BadRequest, MessageTooLarge, BadSave.
+        Raises every error of pserver.errors.
         """
         for attempt in range(1, MAX_ATTEMPTS + 1):
             deadline.check(f"calling {self.name}")
@@ -72,8 +81,12 @@ def translated(error: grpc.RpcError, peer: str, attempts: int) -> MillraceError:
             return StepTimedOut(details if "waited" in details else f"{peer} did not answer in time")
         case grpc.StatusCode.FAILED_PRECONDITION:
             return StaleGeneration(details)
+        case grpc.StatusCode.ABORTED:
+            return StoreFailed(f"{peer}: {details}")
         case grpc.StatusCode.DATA_LOSS:
-            return BadSave(details)
+            return StoreDamaged(f"{peer}: {details}")
+        case grpc.StatusCode.OUT_OF_RANGE:
+            return OutOfMemory(f"{peer}: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return MessageTooLarge(peer, details)
         case _:

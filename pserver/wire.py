@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.client import F32, Gradients, Keys
+from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.errors import BadRequest
 from pserver.proto import shard_pb2 as pb
 
-FORMAT = 1
+FORMAT = 2
 """Number of the messages' meaning; both ends must have the same."""
 PAYLOAD_TAG = bytes([15 << 3 | 2])
 """How protobuf marks field 15, of a length and bytes."""
@@ -144,3 +144,41 @@ def tables_json(tables: Mapping[str, TableSection]) -> bytes:
     """The tables' sections as text that is alike where they are."""
     sections = {name: section.model_dump(mode="json") for name, section in tables.items()}
     return json.dumps(sections, sort_keys=True).encode()
+
+
+def parts_json(parts: Sequence[ShardPart]) -> bytes:
+    """Parts of a commit as text."""
+    return json.dumps([part.message() for part in parts]).encode()
+
+
+def parts_from(text: bytes) -> list[ShardPart]:
+    """The inverse of `parts_json`."""
+    return [ShardPart.of_message(message) for message in json.loads(text)]
+
+
+def with_stats(stats: Mapping[str, TableStats]) -> Any:
+    """A StatsReply."""
+    reply = pb.StatsReply()
+    for name, of_table in stats.items():
+        counts = reply.tables[name]
+        counts.num_rows, counts.num_bytes, counts.new_rows = of_table.num_rows, of_table.num_bytes, of_table.new_rows
+        counts.rows_by_group.update(of_table.rows_by_group)
+        counts.dirty_rows = of_table.dirty_rows
+        if of_table.max_dirty_rows is not None:
+            counts.max_dirty_rows = of_table.max_dirty_rows
+    return reply
+
+
+def stats_from(replies: Sequence[Any], table: str) -> TableStats:
+    """The stats of a table from the StatsReply of every shard."""
+    counts = [reply.tables[table] for reply in replies]
+    groups = sorted({group for count in counts for group in count.rows_by_group})
+    fullest = max(counts, key=lambda count: count.dirty_rows)
+    return TableStats(
+        sum(count.num_rows for count in counts),
+        sum(count.num_bytes for count in counts),
+        sum(count.new_rows for count in counts),
+        {group: sum(dict(count.rows_by_group).get(group, 0) for count in counts) for group in groups},
+        fullest.dirty_rows,
+        fullest.max_dirty_rows if fullest.HasField("max_dirty_rows") else None,
+    )

@@ -15,13 +15,13 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from trainer.config import WorkerConfig
 from trainer.job import CLOSE_S, Trainer, open_trainer
-from trainer.report import MODEL, digest_of, save_model, write_report
+from trainer.report import digest_of, write_report
 
 log = logging.getLogger(__name__)
 
 
 def run(config: WorkerConfig) -> None:
-    """Train; at the end the chief saves the model and writes the report."""
+    """Train; at the end the chief writes the report."""
     with open_trainer(config) as trainer:
         progress = trainer.parts.progress
         with role.serve_role(progress.status, trainer.loop.drain, config.secret, config.address_file):
@@ -31,9 +31,8 @@ def run(config: WorkerConfig) -> None:
 
 
 def finish(trainer: Trainer) -> None:
-    """Chief: the model and the report."""
+    """Chief: the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
-    save_model(trainer.store / MODEL, parts.shards, parts.dense, deadline)
     digest = digest_of(parts.shards, parts.dense, deadline)
     write_report(trainer.store, parts.progress, parts.observer.report(), digest)
     log.info("done: version %d, digest %s", parts.progress.version, digest)

@@ -140,7 +140,7 @@ class DigestReply(_message.Message):
     def __init__(self, tables: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group")
+    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group", "dirty_rows", "max_dirty_rows")
     class RowsByGroupEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,11 +152,15 @@ class TableCounts(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NEW_ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
+    DIRTY_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DIRTY_ROWS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     num_bytes: int
     new_rows: int
     rows_by_group: _containers.ScalarMap[int, int]
-    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    dirty_rows: int
+    max_dirty_rows: int
+    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("tables",)
@@ -171,10 +175,50 @@ class StatsReply(_message.Message):
     tables: _containers.MessageMap[str, TableCounts]
     def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ...) -> None: ...
 
-class FolderRequest(_message.Message):
+class SnapshotRequest(_message.Message):
+    __slots__ = ("caller", "version")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    version: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("num_rows",)
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    def __init__(self, num_rows: _Optional[int] = ...) -> None: ...
+
+class WriteRequest(_message.Message):
     __slots__ = ("caller", "folder")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     folder: str
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class WriteReply(_message.Message):
+    __slots__ = ("part_json",)
+    PART_JSON_FIELD_NUMBER: _ClassVar[int]
+    part_json: bytes
+    def __init__(self, part_json: _Optional[bytes] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("caller", "committed")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    committed: bool
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., committed: _Optional[bool] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("caller", "folder", "parts_json", "version")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    folder: str
+    parts_json: bytes
+    version: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., folder: _Optional[str] = ..., parts_json: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...

@@ -74,14 +74,24 @@ class ShardStub:
                 request_serializer=pserver_dot_proto_dot_shard__pb2.CallerRequest.SerializeToString,
                 response_deserializer=pserver_dot_proto_dot_shard__pb2.StatsReply.FromString,
                 _registered_method=True)
-        self.Save = channel.unary_unary(
-                '/millrace.pserver.Shard/Save',
-                request_serializer=pserver_dot_proto_dot_shard__pb2.FolderRequest.SerializeToString,
+        self.Snapshot = channel.unary_unary(
+                '/millrace.pserver.Shard/Snapshot',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.SnapshotReply.FromString,
+                _registered_method=True)
+        self.WriteSnapshot = channel.unary_unary(
+                '/millrace.pserver.Shard/WriteSnapshot',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.WriteRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.WriteReply.FromString,
+                _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/millrace.pserver.Shard/Settle',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.SettleRequest.SerializeToString,
                 response_deserializer=pserver_dot_proto_dot_shard__pb2.Empty.FromString,
                 _registered_method=True)
-        self.Load = channel.unary_unary(
-                '/millrace.pserver.Shard/Load',
-                request_serializer=pserver_dot_proto_dot_shard__pb2.FolderRequest.SerializeToString,
+        self.Restore = channel.unary_unary(
+                '/millrace.pserver.Shard/Restore',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=pserver_dot_proto_dot_shard__pb2.Empty.FromString,
                 _registered_method=True)
 
@@ -141,14 +151,28 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Save(self, request, context):
+    def Snapshot(self, request, context):
+        """By the chief alone. A snapshot is in flight until it is settled; it is written while training goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteSnapshot(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Load(self, request, context):
+    def Settle(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """before the first pass
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -196,14 +220,24 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=pserver_dot_proto_dot_shard__pb2.CallerRequest.FromString,
                     response_serializer=pserver_dot_proto_dot_shard__pb2.StatsReply.SerializeToString,
             ),
-            'Save': grpc.unary_unary_rpc_method_handler(
-                    servicer.Save,
-                    request_deserializer=pserver_dot_proto_dot_shard__pb2.FolderRequest.FromString,
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.SnapshotRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.SnapshotReply.SerializeToString,
+            ),
+            'WriteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteSnapshot,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.WriteRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.WriteReply.SerializeToString,
+            ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.SettleRequest.FromString,
                     response_serializer=pserver_dot_proto_dot_shard__pb2.Empty.SerializeToString,
             ),
-            'Load': grpc.unary_unary_rpc_method_handler(
-                    servicer.Load,
-                    request_deserializer=pserver_dot_proto_dot_shard__pb2.FolderRequest.FromString,
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.RestoreRequest.FromString,
                     response_serializer=pserver_dot_proto_dot_shard__pb2.Empty.SerializeToString,
             ),
     }
@@ -434,7 +468,7 @@ class Shard:
             _registered_method=True)
 
     @staticmethod
-    def Save(request,
+    def Snapshot(request,
             target,
             options=(),
             channel_credentials=None,
@@ -447,8 +481,62 @@ class Shard:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/millrace.pserver.Shard/Save',
-            pserver_dot_proto_dot_shard__pb2.FolderRequest.SerializeToString,
+            '/millrace.pserver.Shard/Snapshot',
+            pserver_dot_proto_dot_shard__pb2.SnapshotRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/WriteSnapshot',
+            pserver_dot_proto_dot_shard__pb2.WriteRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.WriteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Settle',
+            pserver_dot_proto_dot_shard__pb2.SettleRequest.SerializeToString,
             pserver_dot_proto_dot_shard__pb2.Empty.FromString,
             options,
             channel_credentials,
@@ -461,7 +549,7 @@ class Shard:
             _registered_method=True)
 
     @staticmethod
-    def Load(request,
+    def Restore(request,
             target,
             options=(),
             channel_credentials=None,
@@ -474,8 +562,8 @@ class Shard:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/millrace.pserver.Shard/Load',
-            pserver_dot_proto_dot_shard__pb2.FolderRequest.SerializeToString,
+            '/millrace.pserver.Shard/Restore',
+            pserver_dot_proto_dot_shard__pb2.RestoreRequest.SerializeToString,
             pserver_dot_proto_dot_shard__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from millrace.deadline import Deadline
-from pserver.client import Gradients, Keys, Scale, Shards
+from pserver.client import Gradients, Keys, Scale, ShardPart, Shards
 from pserver.config import Adagrad, ShardProcess, TableSection
 from pserver.embedded import EmbeddedShards
 from pserver.remote import RemoteShards
@@ -80,14 +81,21 @@ def client(servers: Sequence[ShardServer], rank: int, num_ranks: int, tables=TAB
 
 
 @contextmanager
-def job(num_shards: int, num_ranks: int = 1, tables: Mapping[str, TableSection] = TABLES, **more: Any):
-    """A World of `num_shards` shards, 0: embedded."""
+def job(
+    num_shards: int,
+    num_ranks: int = 1,
+    tables: Mapping[str, TableSection] = TABLES,
+    live: Path | None = None,
+    **more: Any,
+):
+    """A World of `num_shards` shards, 0: embedded; with `live`, they can commit."""
     with ExitStack() as stack:
         if num_shards == 0:
             assert num_ranks == 1
-            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2)]
+            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live)]
         else:
-            configs = [process(s, num_shards, num_ranks, tables, **more) for s in range(num_shards)]
+            homes = [None if live is None else str(live / f"shard-{s}") for s in range(num_shards)]
+            configs = [process(s, num_shards, num_ranks, tables, live=homes[s], **more) for s in range(num_shards)]
             servers = [stack.enter_context(ShardServer(config)) for config in configs]
             ranks = [client(servers, rank, num_ranks, tables) for rank in range(num_ranks)]
         for shards in ranks:
@@ -131,3 +139,12 @@ def train(
         if answer is not None:
             rows.append(answer)
     return rows, shards.close_pass(day, soon())
+
+
+def commit(shards: Shards, folder: Path, version: int) -> list[ShardPart]:
+    """All that a chief asks of the shards for a commit that succeeds."""
+    shards.snapshot(version, soon())
+    folder.mkdir(parents=True)
+    parts = shards.write_snapshot(folder, soon())
+    shards.settle(True, soon())
+    return parts

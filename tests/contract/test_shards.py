@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pserver.client import Gradients, Scale
-from pserver.config import Adam, Ftrl, Sgd, TableSection
+from pserver.config import Sgd, TableSection
 from pserver.digest import add
-from pserver.errors import BadRequest, BadSave
+from pserver.errors import BadRequest
 from tests.contract import shards_world as w
 
 KINDS = [0, 1, 2, 3]
@@ -208,54 +208,6 @@ def test_rows_made_by_another_rank_are_seen_by_a_prediction_prepared_before():
         world.each(lambda rank, shards: w.train(shards, 1, [[], [batch(1)]][rank], seed=1, steps=1))
         rows = world.ranks[0].pull(early, w.soon())
     assert rows["default"].any(axis=1).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("optimizer", [Adam(kind="adam"), Ftrl(kind="ftrl", l1=0.01), Sgd(kind="sgd")])
-def test_a_save_is_loaded_onto_any_number_of_shards(tmp_path, optimizer):
-    tables = {**w.TABLES, "default": TableSection(dim=4, optimizer=optimizer)}
-    digest = None
-    for kind, source in ((2, None), (0, 2), (3, 0), (1, 3)):
-        with w.job(kind, tables=tables) as world:
-            if source is None:
-                w.train(world.one, 1, some_batches(), seed=1, steps=4, day=2)
-                digest = world.one.digest(w.soon())
-            else:
-                world.one.load(tmp_path / str(source), w.soon())
-            assert world.one.digest(w.soon()) == digest
-            world.one.save(tmp_path / str(kind), w.soon())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
-
-
-def test_training_goes_on_after_a_load_as_if_nothing_had_been(tmp_path):
-    with w.job(2) as world:
-        w.train(world.one, 1, some_batches(), seed=1, steps=4)
-        world.one.save(tmp_path / "save", w.soon())
-        w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4)
-        expected = world.one.digest(w.soon())
-    with w.job(3) as world:
-        world.one.load(tmp_path / "save", w.soon())
-        rows, _ = w.train(world.one, 2, some_batches(seed=1), seed=2, steps=4)
-        assert world.one.digest(w.soon()) == expected
-        assert world.one.stats(w.soon())["default"].rows_by_group.keys() == {1}
-
-
-def test_a_load_that_does_not_fit_says_why(world, tmp_path):
-    w.train(world.one, 1, [batch(1)], seed=1, steps=1)
-    world.one.save(tmp_path / "save", w.soon())
-    with pytest.raises(BadSave, match="holds 1 rows already"):
-        world.one.load(tmp_path / "save", w.soon())
-    with pytest.raises(BadSave, match="exists already"):
-        world.one.save(tmp_path / "save", w.soon())
-    with pytest.raises(BadSave, match="no whole save"):
-        world.one.load(tmp_path / "nowhere", w.soon())
-
-
-def test_nothing_is_saved_or_loaded_within_a_pass(world, tmp_path):
-    world.one.open_pass(1, w.soon())
-    for call in (world.one.save, world.one.load):
-        with pytest.raises((BadRequest, BadSave)):
-            call(tmp_path / "save", w.soon())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_batches_of_a_pass_given_up_do_no_harm(world):

@@ -17,7 +17,7 @@ from millrace.errors import DeadlineExceeded
 from millrace.rpc import await_address
 from pserver.client import Scale
 from pserver.config import TableSection
-from pserver.errors import BadRequest, BadSave, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.errors import BadRequest, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
 from pserver.remote import RemoteShards
 from pserver.server import ShardServer
 from tests.contract import shards_world as w
@@ -86,6 +86,7 @@ def test_a_push_in_time_after_a_time_out_still_counts_once():
         late, early = world.ranks
         early.open_pass(1, w.soon())
         prepared = early.prepare(batches[1][0], learn=True)
+        early.pull(prepared, w.soon())
         push = {"default": w.push_of(batches[1][0]["default"], 5, 1000)}
         with pytest.raises(StepTimedOut):
             early.exchange(0, prepared, push, None, Scale(64), Deadline.after(0.3))
@@ -200,24 +201,6 @@ def test_a_call_that_finds_nobody_is_made_again_and_counts_once(server, monkeypa
     with w.job(0) as plain:
         w.train(plain.one, 1, [{"default": w.keys(1, 2)}], seed=0, steps=1)
         assert plain.one.digest(w.soon()) == digest
-
-
-def test_a_save_that_fails_on_one_shard_leaves_nothing(tmp_path, monkeypatch):
-    from pserver import saving
-
-    with w.job(2) as world:
-        w.train(world.one, 1, [{"default": w.keys(1, 2, 3)}], seed=1, steps=1)
-        write = saving.write_part
-
-        def fail(folder, shard, tables):
-            if shard == 1:
-                raise BadSave("the disk is full")
-            write(folder, shard, tables)
-
-        monkeypatch.setattr(saving, "write_part", fail)
-        with pytest.raises(BadSave, match="the disk is full"):
-            world.one.save(tmp_path / "save", w.soon())
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- processes

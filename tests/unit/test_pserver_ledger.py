@@ -93,11 +93,58 @@ def test_steps_count_from_0_in_each_pass():
     assert ledger.push(5, 0, 0) is Verdict.ACT
 
 
-def test_nothing_happens_between_passes_but_saves():
-    ledger = Ledger(1)
-    ledger.between_passes("saved")
+def closed(pass_number=3):
+    ledger = opened(1, pass_number)
+    ledger.close_pass(pass_number, 0, 0)
+    ledger.closed()
+    return ledger
+
+
+def test_a_pass_is_not_pushed_before_it_opens():
     with pytest.raises(BadRequest, match="pass 0 is closed"):
-        ledger.push(1, 0, 0)
-    ledger.open_pass(1)
-    with pytest.raises(BadRequest, match="tables cannot be saved while pass 1 is open"):
-        ledger.between_passes("saved")
+        Ledger(1).push(1, 0, 0)
+
+
+def test_a_snapshot_is_of_the_last_closed_pass_and_in_flight_until_settled():
+    ledger = closed(3)
+    for version in (2, 4):
+        with pytest.raises(BadRequest, match=f"no snapshot of version {version}: pass 3 is closed"):
+            ledger.snapshot(version)
+    assert ledger.snapshot(3) is Verdict.ACT
+    ledger.taken(3)
+    ledger.open_pass(4)
+    assert ledger.snapshot(3) is Verdict.REPEAT  # whatever happened since
+    with pytest.raises(BadRequest, match="no snapshot of version 4: that of 3 is not settled"):
+        ledger.snapshot(4)
+    ledger.settled()
+    with pytest.raises(BadRequest, match="no snapshot of version 4: pass 4 is open"):
+        ledger.snapshot(4)
+
+
+def test_a_version_is_restored_before_the_first_pass_and_once():
+    ledger = Ledger(1)
+    assert ledger.restore(7) is Verdict.ACT
+    assert ledger.restore(8) is Verdict.ACT  # the first one failed
+    ledger.has_restored(8)
+    assert ledger.restore(8) is Verdict.REPEAT
+    with pytest.raises(BadRequest, match="version 7 cannot be restored: pass 8 is closed"):
+        ledger.restore(7)
+    with pytest.raises(BadRequest, match="pass 8 cannot open: pass 8 was closed before"):
+        ledger.open_pass(8)
+    assert ledger.has_closed(8) and ledger.snapshot(8) is Verdict.ACT
+    assert ledger.open_pass(12) is Verdict.ACT
+    with pytest.raises(BadRequest, match="version 8 cannot be restored: pass 12 is open"):
+        ledger.restore(8)
+
+
+def test_a_fresh_job_is_restored_as_version_0():
+    ledger = Ledger(1)
+    assert ledger.restore(0) is Verdict.ACT
+    ledger.has_restored(0)
+    assert ledger.restore(0) is Verdict.REPEAT and ledger.snapshot(0) is Verdict.ACT
+    assert ledger.open_pass(1) is Verdict.ACT
+
+
+def test_nothing_is_restored_over_what_was_trained():
+    with pytest.raises(BadRequest, match="version 3 cannot be restored: pass 3 is closed"):
+        closed(3).restore(3)

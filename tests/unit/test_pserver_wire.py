@@ -7,18 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pserver import wire
-from pserver.client import Gradients, Keys
+from pserver.client import Gradients, Keys, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.errors import (
     BadRequest,
-    BadSave,
     MessageTooLarge,
+    OutOfMemory,
     PserverError,
     ShardUnavailable,
     StaleGeneration,
     StepTimedOut,
+    StoreDamaged,
+    StoreFailed,
 )
 from pserver.proto import shard_pb2 as pb
+from pserver.store.base import StoredFile
 from pserver.transport import translated
 
 COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
@@ -84,6 +87,21 @@ def test_tables_are_alike_in_any_order_and_differ_with_any_setting():
     assert wire.tables_json({"a": one}) != wire.tables_json({"a": TableSection(dim=1, init_range=0.5)})
 
 
+def test_stats_of_shards_add_up_and_the_fullest_one_counts():
+    one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
+    two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
+    replies = [pb.StatsReply.FromString(wire.with_stats({"a": stats}).SerializeToString()) for stats in (one, two)]
+    assert wire.stats_from(replies, "a") == TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
+    assert wire.stats_from([wire.with_stats({"a": TableStats(1, 1, 1, {0: 1})})], "a").max_dirty_rows is None
+
+
+def test_parts_of_a_commit_come_back():
+    facts = {"a": {"rows": 3, "rows_by_group": {"1": 3}}}
+    part = ShardPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab", 12)})
+    assert wire.parts_from(wire.parts_json([part, part])) == [part, part]
+    assert wire.parts_from(wire.parts_json([])) == []
+
+
 class Failure(grpc.RpcError):
     def __init__(self, code, details="why"):
         self.code, self.details = lambda: code, lambda: details
@@ -100,7 +118,9 @@ class Failure(grpc.RpcError):
         (grpc.StatusCode.INVALID_ARGUMENT, BadRequest, 1),
         (grpc.StatusCode.UNAUTHENTICATED, BadRequest, 1),
         (grpc.StatusCode.UNKNOWN, BadRequest, 1),
-        (grpc.StatusCode.DATA_LOSS, BadSave, 1),
+        (grpc.StatusCode.ABORTED, StoreFailed, 1),
+        (grpc.StatusCode.DATA_LOSS, StoreDamaged, 1),
+        (grpc.StatusCode.OUT_OF_RANGE, OutOfMemory, 75),
     ],
 )
 def test_every_status_becomes_an_error_for_people(code, ours, exit_code):
@@ -126,5 +146,6 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     assert fields["AnnounceRequest"] == [(1, "caller"), (2, "batch"), (3, "learn"), (4, "parts"), (15, "payload")]
     assert fields["RowsReply"] == [(1, "parts"), (15, "payload")]
     assert sorted(wire.METHODS) == [
-        "Announce", "ClosePass", "Digest", "Exchange", "Hello", "Load", "OpenPass", "Pull", "Save", "Stats",
+        "Announce", "ClosePass", "Digest", "Exchange", "Hello", "OpenPass", "Pull", "Restore", "Settle", "Snapshot",
+        "Stats", "WriteSnapshot",
     ]  # fmt: skip

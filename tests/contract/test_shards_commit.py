@@ -1,0 +1,298 @@
+"""What every kind of shards promises a chief: a commit is one state, and gives it back to any number of shards."""
+
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from pserver.config import Adam, Ftrl, Sgd, TableSection
+from pserver.errors import BadRequest, StoreDamaged, StoreFailed
+from pserver.store.rocks import RocksRows
+from tests.contract import shards_world as w
+from tests.contract.test_shards import KINDS, batch, some_batches
+
+IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
+
+
+@contextmanager
+def job_at(tmp_path, name, kind, folder=None, parts=(), version=0, **more):
+    """A World restored from a commit, or fresh."""
+    with w.job(kind, live=tmp_path / "live" / name, **more) as world:
+        world.one.restore(folder or tmp_path, parts, version, w.soon())
+        yield world
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def world(kind, tmp_path):
+    with job_at(tmp_path, "first", kind) as made:
+        yield made
+
+
+def digest_of(world):
+    return world.one.digest(w.soon())
+
+
+def train(world, number):
+    return w.train(world.one, number, some_batches(seed=number), seed=number, steps=4, day=number)
+
+
+def test_a_commit_brings_back_the_same_rows_and_the_same_training(kind, world, tmp_path):
+    train(world, 1)
+    parts = w.commit(world.one, tmp_path / "commit", 1)
+    before, stats = digest_of(world), world.one.stats(w.soon())
+    train(world, 2)
+    with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
+        assert digest_of(again) == before and all(before.values())
+        assert {n: s.rows_by_group for n, s in again.one.stats(w.soon()).items()} == {
+            n: s.rows_by_group for n, s in stats.items()
+        }
+        train(again, 2)
+        assert digest_of(again) == digest_of(world)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(kind="adam"), Ftrl(kind="ftrl", l1=0.01), Sgd(kind="sgd")])
+def test_a_commit_is_restored_onto_any_number_of_shards(tmp_path, optimizer):
+    tables = {**w.TABLES, "default": TableSection(dim=4, optimizer=optimizer)}
+    parts, folder = [], tmp_path
+    expected = {}
+    with w.job(0, tables=tables) as plain:
+        for number in range(1, 6):
+            train(plain, number)
+            expected[number] = digest_of(plain)
+    for number, kind in enumerate([1, 2, 3, 0, 2], start=1):
+        with job_at(tmp_path, str(number), kind, folder, parts, number - 1, tables=tables) as world:
+            train(world, number)
+            assert digest_of(world) == expected[number]
+            folder = tmp_path / f"commit-{number}"
+            parts = w.commit(world.one, folder, number)
+            assert len(parts) == max(kind, 1) and sum(part.tables["other"]["rows"] for part in parts) > 0
+        assert not [path for path in (tmp_path / "live").rglob("*.of-*")]
+
+
+def test_a_fresh_job_begins_with_empty_stores(world, tmp_path):
+    assert not any(digest_of(world).values())
+    parts = w.commit(world.one, tmp_path / "commit", 0)
+    assert all(facts == {"rows": 0, "rows_by_group": {}} for part in parts for facts in part.tables.values())
+    with job_at(tmp_path, "second", 2, tmp_path / "commit", parts) as again:
+        assert not any(digest_of(again).values())
+
+
+def test_parts_name_every_file_and_all_buckets(world, kind, tmp_path):
+    train(world, 1)
+    parts = w.commit(world.one, tmp_path / "commit", 1)
+    there = {str(path.relative_to(tmp_path / "commit")) for path in (tmp_path / "commit").rglob("*") if path.is_file()}
+    assert there == {name for part in parts for name in part.files}
+    assert [part.folder for part in parts] == [f"shard-{shard}" for shard in range(max(kind, 1))]
+    edges = [0, *(part.buckets[1] for part in parts)]
+    assert [part.buckets for part in parts] == list(zip(edges, edges[1:], strict=False)) and edges[-1] == 4096
+    stats = world.one.stats(w.soon())
+    assert all(sum(part.tables[name]["rows"] for part in parts) == stats[name].num_rows for name in w.TABLES)
+    assert [type(part).of_message(part.message()) for part in parts] == parts
+
+
+def test_a_later_commit_writes_only_what_changed(world, tmp_path):
+    train(world, 1)
+    rows = sum(stats.num_rows for stats in world.one.stats(w.soon()).values())
+    assert world.one.snapshot(1, w.soon()) == rows > 4
+    (tmp_path / "commit").mkdir()
+    world.one.write_snapshot(tmp_path / "commit", w.soon())
+    world.one.settle(True, w.soon())
+    w.train(world.one, 2, [batch(1, 2)], seed=2, steps=1)
+    assert world.one.snapshot(2, w.soon()) == 4  # two keys of two tables
+
+
+def test_a_snapshot_is_not_changed_by_what_comes_after(kind, world, tmp_path):
+    train(world, 1)
+    before = digest_of(world)
+    world.one.snapshot(1, w.soon())
+    train(world, 2)
+    (tmp_path / "commit").mkdir()
+    parts = world.one.write_snapshot(tmp_path / "commit", w.soon())
+    world.one.settle(True, w.soon())
+    with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
+        assert digest_of(again) == before != digest_of(world)
+    train(world, 3)
+    parts = w.commit(world.one, tmp_path / "next", 3)  # rows that changed while in flight are in the next one
+    with job_at(tmp_path, "third", kind, tmp_path / "next", parts, 3) as again:
+        assert digest_of(again) == digest_of(world)
+
+
+def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypatch):
+    train(world, 1)
+    world.one.snapshot(1, w.soon())
+    (tmp_path / "commit").mkdir()
+    may_write, write = threading.Event(), RocksRows.write
+
+    def slowly(*args):
+        assert may_write.wait(20)
+        write(*args)
+
+    monkeypatch.setattr(RocksRows, "write", slowly)
+    parts = []
+    writer = threading.Thread(target=lambda: parts.extend(world.one.write_snapshot(tmp_path / "commit", w.soon())))
+    writer.start()
+    train(world, 2)
+    assert not parts
+    may_write.set()
+    writer.join()
+    assert parts
+
+
+def fail_once(monkeypatch, method, error=StoreFailed("the disk is full")):  # noqa: B008
+    """The second store that comes to `method` fails, once."""
+    calls, act = [], getattr(RocksRows, method)
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise error
+        return act(*args)
+
+    monkeypatch.setattr(RocksRows, method, failing)
+
+
+@pytest.mark.parametrize("method", ["write", "checkpoint"])
+def test_a_write_that_fails_leaves_nothing_and_its_rows_are_in_the_next_commit(
+    kind, world, tmp_path, monkeypatch, method
+):
+    train(world, 1)
+    rows = world.one.snapshot(1, w.soon())
+    (tmp_path / "commit").mkdir()
+    fail_once(monkeypatch, method)
+    with pytest.raises(StoreFailed, match="the disk is full"):
+        world.one.write_snapshot(tmp_path / "commit", w.soon())
+    world.one.settle(False, w.soon())
+    assert list((tmp_path / "commit").iterdir()) == []
+    assert world.one.snapshot(1, w.soon()) == rows
+    world.one.settle(False, w.soon())
+    w.train(world.one, 2, [batch(1, 2)], seed=2, steps=1)
+    parts = w.commit(world.one, tmp_path / "next", 2)
+    with job_at(tmp_path, "second", kind, tmp_path / "next", parts, 2) as again:
+        assert digest_of(again) == digest_of(world)
+
+
+def test_a_commit_given_up_after_it_was_written_leaves_nothing(world, tmp_path):
+    train(world, 1)
+    rows = world.one.snapshot(1, w.soon())
+    (tmp_path / "commit").mkdir()
+    world.one.write_snapshot(tmp_path / "commit", w.soon())
+    world.one.settle(False, w.soon())
+    assert list((tmp_path / "commit").iterdir()) == []
+    assert world.one.snapshot(1, w.soon()) == rows
+
+
+def test_a_folder_that_is_not_there_or_taken_fails_the_write_and_is_left_alone(world, tmp_path):
+    train(world, 1)
+    world.one.snapshot(1, w.soon())
+    taken = tmp_path / "commit" / "shard-0"
+    taken.mkdir(parents=True)
+    (taken / "theirs").touch()
+    for folder in (tmp_path / "commit", tmp_path / "nowhere"):
+        with pytest.raises(StoreFailed, match="cannot be made"):
+            world.one.write_snapshot(folder, w.soon())
+    world.one.settle(False, w.soon())
+    assert (taken / "theirs").exists() and not (tmp_path / "nowhere").exists()
+
+
+def test_one_snapshot_is_in_flight_at_a_time(world):
+    train(world, 1)
+    rows = world.one.snapshot(1, w.soon())
+    assert world.one.snapshot(1, w.soon()) == rows  # the same one, asked for again
+    train(world, 2)
+    with pytest.raises(BadRequest, match="no snapshot of version 2: that of 1 is not settled"):
+        world.one.snapshot(2, w.soon())
+    world.one.settle(True, w.soon())
+    world.one.settle(True, w.soon())  # a repeat
+    assert world.one.snapshot(2, w.soon()) > 0
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_a_snapshot_is_of_the_pass_closed_last(world, version):
+    train(world, 1)
+    train(world, 2)
+    if version != 2:
+        with pytest.raises(BadRequest, match=f"no snapshot of version {version}: pass 2 is closed"):
+            world.one.snapshot(version, w.soon())
+        return
+    world.one.open_pass(3, w.soon())
+    with pytest.raises(BadRequest, match="no snapshot of version 2: pass 3 is open"):
+        world.one.snapshot(2, w.soon())
+
+
+def test_a_write_may_be_repeated_and_needs_a_snapshot(world, tmp_path):
+    with pytest.raises(BadRequest, match="no snapshot to write"):
+        world.one.write_snapshot(tmp_path, w.soon())
+    train(world, 1)
+    world.one.snapshot(1, w.soon())
+    (tmp_path / "commit").mkdir()
+    parts = world.one.write_snapshot(tmp_path / "commit", w.soon())
+    assert world.one.write_snapshot(tmp_path / "commit", w.soon()) == parts
+
+
+def test_passes_go_on_after_the_version_restored_and_may_be_skipped(kind, world, tmp_path):
+    train(world, 1)
+    parts = w.commit(world.one, tmp_path / "commit", 1)
+    with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
+        with pytest.raises(BadRequest, match="pass 1 cannot open: pass 1 was closed before"):
+            again.one.open_pass(1, w.soon())
+        again.one.restore(tmp_path / "commit", parts, 1, w.soon())  # a repeat
+        train(again, 4)
+        with pytest.raises(BadRequest, match="version 1 cannot be restored: pass 4 is closed"):
+            again.one.restore(tmp_path / "commit", parts, 1, w.soon())
+
+
+def test_a_commit_is_restored_before_the_first_pass_only(kind, tmp_path):
+    with w.job(kind, live=tmp_path / "live") as world:
+        train(world, 1)
+        with pytest.raises(BadRequest, match="version 0 cannot be restored: pass 1 is closed"):
+            world.one.restore(tmp_path, [], 0, w.soon())
+        with pytest.raises(BadRequest, match="never restored"):
+            world.one.snapshot(1, w.soon())
+    assert not (tmp_path / "live").exists()
+
+
+def test_rows_in_memory_only_are_not_committed(kind, tmp_path):
+    with w.job(kind) as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        train(world, 1)
+        for call in (
+            lambda: world.one.snapshot(1, w.soon()),
+            lambda: world.one.write_snapshot(tmp_path, w.soon()),
+            lambda: world.one.settle(True, w.soon()),
+        ):
+            with pytest.raises(BadRequest, match="without a folder for committed rows"):
+                call()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", [0, 2])
+def test_a_part_that_is_gone_is_named_and_another_commit_may_be_tried(kind, world, tmp_path, target):
+    train(world, 1)
+    parts = w.commit(world.one, tmp_path / "commit", 1)
+    shutil.copytree(tmp_path / "commit", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / parts[-1].folder / "other")
+    with w.job(target, live=tmp_path / "second") as again:
+        with pytest.raises(StoreDamaged, match=f"copy/{parts[-1].folder}/other"):
+            again.one.restore(tmp_path / "copy", parts, 1, w.soon())
+        if target == 0:
+            assert not (tmp_path / "second").exists()
+            again.one.restore(tmp_path / "commit", parts, 1, w.soon())
+            assert digest_of(again) == digest_of(world)
+
+
+def test_points_of_death_come_in_the_order_of_the_steps(world, kind, tmp_path, monkeypatch):
+    seen = []
+    for module in ("embedded", "server", "commit"):
+        monkeypatch.setattr(f"pserver.{module}.reach", lambda point: seen.append(point.value))
+    w.train(world.one, 1, [batch(1)], seed=1, steps=1)
+    assert seen == ["partly-pushed"] * max(kind, 1)
+    seen.clear()
+    w.commit(world.one, tmp_path / "commit", 1)
+    once = ["snapshot-taken", "rows-written", "rows-written", "checkpoint-made"]
+    assert sorted(seen) == sorted(once * max(kind, 1)) and (kind > 1 or seen == once)
