@@ -33,6 +33,8 @@ class Pass(NamedTuple):
     plan: Mapping[str, Any]
     close: Mapping[str, Any] | None
     """None where it was not over."""
+    record: int
+    """The number of the close's record, or of the plan's where there is none."""
 
 
 @dataclass
@@ -52,23 +54,24 @@ class History:
     generation: int = 0
     claim: Mapping[str, Any] = field(default_factory=dict)
     """The body of the newest claim."""
-    end: int = 0
-    """The number of the log's last record."""
+    begin: int = 1
+    """The number of the oldest record that is still in the log."""
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "History":
         """The history that `records` tell, in the log's order."""
-        present, timelines = cls(), dict[str, History]()
+        present, timelines, begin = cls(), dict[str, History](), 0
         for record in records:
+            begin = begin or record.number
             if record.kind is Kind.CLAIM and record.body.get("timeline", present.timeline) != present.timeline:
                 timelines[present.timeline] = present
                 present = _branched(timelines, record.body["timeline"], record.body.get("base"))
             present.add(record)
+        present.begin = begin or 1
         return present
 
     def add(self, record: Record) -> None:
         """Take in what came next; no claim of another timeline, which only `of` understands."""
-        self.end = record.number
         match record.kind:
             case Kind.CLAIM:
                 self.generation, self.claim = record.body["generation"], record.body
@@ -93,9 +96,14 @@ class History:
         return next(said, None)
 
     @property
-    def next_number(self) -> int:
-        """The lowest number that no pass of this timeline has had."""
-        return max(chain([self.closed], self.plans, self.voids)) + 1
+    def begins_late(self) -> bool:
+        """Whether records before the oldest one were pruned."""
+        return self.begin > 1
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that a pass of this timeline has had, closed or not, withdrawn or not."""
+        return max(chain([self.closed], self.plans, self.voids))
 
     def unclosed(self) -> list[Record]:
         """The plans that stand and are not closed, in order."""
@@ -119,22 +127,16 @@ class History:
         Raises HistoryMissing where a plan or a close of it is not in the log.
         """
         passes = []
-        for number in range(version + 1, self.next_number):
+        for number in range(version + 1, self.last_number + 1):
             if number in self.voids:
                 continue
             if number not in self.plans:
                 raise HistoryMissing(version, f"plan {number}")
             if number <= self.closed and number not in self.closes:
                 raise HistoryMissing(version, f"close {number}")
-            close = self.closes.get(number)
-            passes.append(Pass(self.plans[number].body, close.body if close else None))
+            plan, close = self.plans[number], self.closes.get(number)
+            passes.append(Pass(plan.body, close.body if close else None, (close or plan).number))
         return passes
-
-    def needed_from(self, version: int) -> int:
-        """The number of the first record that `after(version)` needs: `Log.prune` may take those before it."""
-        passes = (record.number for kind in (self.plans, self.voids) for n, record in kind.items() if n > version)
-        acting = (r.number for r in self.operations if (at := self._acts_at(r)) is None or at > version)
-        return min(chain(passes, acting), default=self.end + 1)
 
     def upto(self, version: int) -> "History":
         """What led to `version`."""

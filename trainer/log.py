@@ -33,6 +33,7 @@ from trainer.log_file import (
     read_files,
     record_of,
 )
+from trainer.log_unsettled import Unsettled
 
 __all__ = [
     "Kept",
@@ -113,6 +114,9 @@ class Log:
         self._next = records[-1].number + 1 if records else 1
         ours = Record(self._next, Kind.CLAIM, self._body, Place(folder, 0))
         self._closed = History.of([*records, ours]).closed
+        self._unsettled = Unsettled()
+        for record in (*records, ours):
+            self._unsettled.add(record)
         with failing(folder, full=False):
             for leftover in folder.glob(f"*{UNFINISHED}"):
                 disk.remove(leftover)
@@ -176,6 +180,7 @@ class Log:
             assert record is not None, "a line just made is good"
             self._open.append(line)
             self._next += 1
+            self._unsettled.add(record)
             if kind is Kind.CLOSE:
                 self._closed = record.body["number"]
             return record
@@ -202,16 +207,21 @@ class Log:
             return True
 
     def prune(self, before: int) -> list[Path]:
-        """Remove every file all of whose records are older than record number `before`; returns their paths.
+        """Remove what going on from a commit does not need whose close is record number `before`; returns the paths.
 
-        The oldest goes first, each for good before the next, so what is left is always the log's end without a gap.
+        That is every file all of whose records are older and were settled by then. The oldest goes first, each for good
+        before the next, so what is left is always the log's end without a gap.
         """
         removed = []
         with self.exclusive(), failing(self.folder, full=False):
             while self._sealed and self.files()[1].first <= before:
-                self._disk.remove(self._sealed[0].path)
+                oldest = self._sealed[0].path
+                if self._unsettled.needed(oldest, before):
+                    break
+                self._disk.remove(oldest)
                 self._disk.sync_folder(self.folder)
-                removed.append(self._sealed.pop(0).path)
+                del self._sealed[0]
+                removed.append(oldest)
         return removed
 
     def files(self) -> list[Kept]:
