@@ -67,7 +67,7 @@ class Files:
         if file is None:
             raise SourceGap(f"{segment.partition}: no such file among {', '.join(self._config.paths)}")
         self._touch(segment.partition)
-        yield from file.read(segment.begin, segment.end)
+        yield from file.read(segment.begin, segment.end, segment.identity)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
         """See Source: nobody watches files."""
@@ -116,14 +116,15 @@ class Files:
 
     def _partition(self, number: int, name: str) -> Partition:
         file = self._files[name]
-        if name not in self._gone:
-            if self._config.follow and not file.path.exists():
-                self._gone.add(name)
-                log.warning("%s is gone; %d lines of it were seen", name, file.num_lines())
-            else:
-                self._touch(name)
-                file.count()
-        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or name in self._gone)
+        gone = self._config.follow and not file.path.exists()
+        if gone and name not in self._gone:
+            self._gone.add(name)
+            log.warning("%s is gone; %d lines of it were seen", name, file.num_lines())
+        elif not gone:
+            self._gone.discard(name)
+            self._touch(name)
+            file.count()
+        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or gone, file.identity)
 
     def _touch(self, name: str) -> None:
         self._open[name] = self._files[name]

@@ -5,8 +5,11 @@ A segment ends when the position reaches its end, not on seeing a record: contro
 compaction leave offsets without one. Ends are the last stable offset under read_committed (the default).
 
 Partitions are numbered topic by topic in the order of the spec, then by Kafka's number; one found later comes last
-and starts at its beginning. Only the one being read is assigned: pausing the others would keep what was fetched of
-them, but kafka-python 3.0 can then forget to hand it out. Connecting and waiting are kafka_client's work.
+and starts at its beginning. A partition's identity is its topic's id (brokers before 2.8 give none): so a topic made
+anew is told from the deleted one even where it is longer; the id is asked for after each segment.
+
+Only the partition being read is assigned: pausing the others would keep what was fetched of them, but kafka-python 3.0
+can then forget to hand it out. Connecting and waiting are kafka_client's work.
 """
 
 import time
@@ -22,12 +25,12 @@ from kafka.structs import OffsetAndMetadata
 from dataset.config import KafkaSource
 from dataset.errors import SourceGap, SourceUnavailable
 from dataset.kafka_client import Client, Wait, consumer_options
-from dataset.source import Events, Partition, Segment
+from dataset.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
 
 MAX_BLOCK_RECORDS = 4_096
-BEGIN_AGE_S = 10.0
-"""How old the first retained position may be in `partitions`; reading finds out by itself."""
+LOOK_AGE_S = 1.0
+"""How old first retained positions and topics' ids may be in `partitions`; reading finds out by itself."""
 LOOK_AGAIN_S = 0.25
 """How often a topic that is not there is asked for while opening."""
 
@@ -49,7 +52,8 @@ class Kafka:
         self._starts: dict[TopicPartition, int] = {}
         self._begins: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        self._begins_at_s = -float("inf")
+        self._identities: dict[str, str] = {}  # by topic
+        self._looked_at_s = -float("inf")
         self._reading: TopicPartition | None = None
         deadline = Deadline.after(min(config.connect_deadline, deadline.left_s()))
         self._client = Client(self._options, deadline)
@@ -66,13 +70,11 @@ class Kafka:
                 self._add(found, deadline)
                 self._starts.update({part: self._begins[part] for part in found})
             self._ends = self._ask_ends(self._partitions, deadline)
-        if time.monotonic() - self._begins_at_s >= BEGIN_AGE_S:
+        if time.monotonic() - self._looked_at_s >= LOOK_AGE_S:
             self._begins = self._ask_begins(self._partitions, deadline)
-            self._begins_at_s = time.monotonic()
-        return [
-            Partition(_name(part), number, self._starts[part], self._begins[part], self._ends[part], self.bounded)
-            for number, part in enumerate(self._partitions)
-        ]
+            self._identities = self._client.ask_identities(self._config.topics, deadline)
+            self._looked_at_s = time.monotonic()
+        return [self._partition(number, part) for number, part in enumerate(self._partitions)]
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source. The deadline's time is for each stretch without a record, so a slow reader loses none of it."""
@@ -90,6 +92,8 @@ class Kafka:
             position = now
             while records and records[-1].offset >= segment.end:
                 records.pop()
+            if position >= segment.end and segment.identity:
+                self._check_identity(segment, part.topic, Deadline.after(wait.patience_s))
             if records:
                 yield _events(records)
 
@@ -163,6 +167,10 @@ class Kafka:
 
     # Partitions
 
+    def _partition(self, number: int, part: TopicPartition) -> Partition:
+        start, begin, end = self._starts[part], self._begins[part], self._ends[part]
+        return Partition(_name(part), number, start, begin, end, self.bounded, self._identities.get(part.topic, ""))
+
     def _unknown(self) -> list[TopicPartition]:
         known = set(self._partitions)
         found = [TopicPartition(topic, n) for topic in self._config.topics for n in self._client.partitions(topic)]
@@ -183,6 +191,11 @@ class Kafka:
         return self._client.ask("asking for last offsets", lambda ms: dict(consumer.end_offsets(parts, ms)), deadline)
 
     # Reading
+
+    def _check_identity(self, segment: Segment, topic: str, deadline: Deadline) -> None:
+        """What a topic's id is now it was all the while, since ids do not come back."""
+        now = self._client.ask_identities([topic], deadline).get(topic, "")
+        check_identity(segment.partition, segment.identity, now)
 
     def _checked(self, segment: Segment, deadline: Deadline) -> TopicPartition:
         """The partition of a segment that lies between what is retained and what is there."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka import KafkaConsumer
-from kafka.errors import CorruptRecordError, KafkaError, KafkaTimeoutError, RetriableError, UnsupportedCodecError
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaError,
+    KafkaTimeoutError,
+    NodeNotReadyError,
+    RetriableError,
+    UnsupportedCodecError,
+)
 from kafka.net.compat import KafkaNetClient
 
 from dataset.errors import SourceUnavailable
@@ -136,6 +143,20 @@ class Wait:
         self.waited_s, self.num_empty, self._said = 0.0, 0, False
 
 
+class _Net(KafkaNetClient):  # type: ignore[misc]
+    """kafka-python's net, which can be asked for metadata at once; by itself it waits a while between two answers."""
+
+    def ask_metadata(self, timeout_ms: int) -> Any:
+        """The broker's answer about the consumer's topics."""
+
+        async def ask() -> Any:
+            if (node := self.least_loaded_node()) is None:
+                raise NodeNotReadyError("no broker is connected")
+            return await self._manager.send(self.cluster.metadata_request(), node, timeout_ms)
+
+        return self._manager.run(ask)
+
+
 class Client:
     """One kafka-python consumer with its cluster's metadata."""
 
@@ -143,7 +164,7 @@ class Client:
         """Connect. Raises SpecError on options that do not go together, SourceUnavailable at the deadline."""
         self.servers = options["bootstrap_servers"]
         self._last_word = LastWord()
-        self._net: list[KafkaNetClient] = []
+        self._net: list[_Net] = []
         self._consumer: KafkaConsumer | None = None
         timeout_ms = int(deadline.left_s() * 1000)
         try:
@@ -161,9 +182,9 @@ class Client:
             self.close()
             raise SpecError(f"kafka-python refuses them: {error}", "sources.*.options") from error
 
-    def _remember(self, **options: Any) -> KafkaNetClient:
+    def _remember(self, **options: Any) -> _Net:
         # A consumer that fails to start keeps its threads and sockets to itself; this is how we can close them.
-        net = KafkaNetClient(**options)
+        net = _Net(**options)
         # kafka-python 3.0 does not hand this option on, and a misspelt topic would be made.
         net.cluster.config["allow_auto_create_topics"] = False
         self._net.append(net)
@@ -178,6 +199,16 @@ class Client:
     def partitions(self, topic: str) -> Sequence[int]:
         """Numbers of a topic's partitions as far as known, without asking; empty where the topic is not known."""
         return sorted(self._net[0].cluster.partitions_for_topic(topic) or ())
+
+    def ask_identities(self, topics: Sequence[str], deadline: Deadline) -> dict[str, str]:
+        """The ids that the broker gave topics when they were made; none of a topic that is not there, or unknown.
+
+        Raises SourceUnavailable where it does not answer in time.
+        """
+        net = self._net[0]
+        answer = self.ask("asking for the ids of topics", net.ask_metadata, deadline)
+        ids = {topic.name: topic.topic_id for topic in answer.topics if topic.topic_id and topic.topic_id.int}
+        return {topic: str(ids[topic]) for topic in topics if topic in ids}
 
     def refresh(self, topics: Sequence[str], deadline: Deadline) -> None:
         """Ask for the partitions of topics. Raises SpecError for a name that cannot be one."""

@@ -1,6 +1,8 @@
 """Lines of one file by number: counted, found and read in blocks, without a Python step a line.
 
 A line ends with a line feed; a carriage return before it is dropped too, so files of Windows read like others.
+A file that was replaced (another inode), or is shorter than it was when last looked at, is told; one that was
+truncated and has by now grown beyond that, or was changed in place, cannot be.
 Which files there are, and when they may be read, is paths' and files' work.
 
 Shapes: L lines in a block, C chunks of the index.
@@ -16,7 +18,7 @@ import numpy as np
 
 from dataset.byte_stream import ByteStream, open_bytes
 from dataset.errors import SourceGap
-from dataset.source import I64, Events
+from dataset.source import I64, Events, check_identity
 from millrace.errors import BadInput
 
 CHUNK_BYTES = 1 << 20
@@ -36,7 +38,10 @@ class LineFile:
         self._feeds_before_C = array("q", [0])  # line feeds before byte c * CHUNK_BYTES; the sparse index
         self._counted_bytes = self._num_feeds = 0
         self._ends_with_feed = True
-        self._identity: tuple[int, int] | None = None
+        self.identity = ""
+        """"device:inode" once it was looked at."""
+        self._size = 0  # at the last look
+        self._counted_size = -1
         self._counter: ByteStream | None = None
         self._stream: ByteStream | None = None
         self._line, self._rest = 0, b""  # the stream stands behind `_rest`, which begins line `_line`
@@ -52,8 +57,10 @@ class LineFile:
 
         Raises SourceGap where the file is gone, was replaced or became shorter, BadInput where gzip is broken off.
         """
-        if not self._changed():
+        self._look()
+        if self._size == self._counted_size:
             return self.num_lines()
+        self._counted_size = self._size
         if self._counter is None:
             self._counter = open_bytes(self.path)
             self._counter.seek(self._counted_bytes)
@@ -70,25 +77,29 @@ class LineFile:
             self._counter = None
         return self.num_lines()
 
-    def _changed(self) -> bool:
-        """Whether the file grew since the last call. Raises SourceGap where it is no longer the same file."""
+    def _look(self) -> None:
+        """Raise SourceGap where it is no longer the file it was."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
             raise SourceGap(f"{self.path}: the file is gone; put it back to read on from it") from None
-        if self._identity is not None and (status.st_ino != self._identity[0] or status.st_size < self._identity[1]):
+        identity = f"{status.st_dev}:{status.st_ino}"
+        if self.identity not in ("", identity) or status.st_size < self._size:
             raise SourceGap(
-                f"{self.path}: the file was replaced or became shorter while it was followed, so line numbers no "
-                f"longer mean what they did; write to a new file instead"
+                f"{self.path}: the file was replaced or became shorter while it was read, so line numbers no longer "
+                f"mean what they did; write to a new file instead"
             )
-        identity = (status.st_ino, status.st_size)
-        changed, self._identity = identity != self._identity, identity
-        return changed
+        self.identity, self._size = identity, status.st_size
 
     # Reading
 
-    def read(self, begin: int, end: int) -> Iterator[Events]:
-        """Lines `begin` to `end` in blocks of about CHUNK_BYTES. Raises SourceGap where the file has fewer."""
+    def read(self, begin: int, end: int, identity: str = "") -> Iterator[Events]:
+        """Lines `begin` to `end` in blocks of about CHUNK_BYTES.
+
+        Raises SourceGap where the file has fewer, or is not the one of that identity.
+        """
+        self._look()
+        check_identity(str(self.path), identity, self.identity)
         line = begin
         while line < end:
             if self._stream is None or self._line != line:  # closed, or another reader moved it

@@ -1,7 +1,8 @@
 """The scripted twin of a stream, for tests: partitions are lists, and misfortune is data.
 
 Everything a real source may do is here as a value: positions without an event (`Gap`), records without a value
-(None), retention (`drop_before`), a call that fails at a given moment (`Fault`).
+(None), retention (`drop_before`), another partition behind the same name (`recreate`), a call that fails at a given
+moment (`Fault`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataset.errors import SourceGap, SourceUnavailable
-from dataset.source import Events, Partition, Segment
+from dataset.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
 
 BLOCK_EVENTS = 256
@@ -64,6 +65,7 @@ class MemorySource:
         self._records: list[dict[int, Record]] = []
         self._begin: list[int] = []
         self._end: list[int] = []
+        self._made: list[int] = []
         for values in partitions:
             self.add_partition(values)
 
@@ -72,6 +74,7 @@ class MemorySource:
         self._records.append({})
         self._begin.append(0)
         self._end.append(0)
+        self._made.append(1)
         self.append(len(self._records) - 1, values)
         return len(self._records) - 1
 
@@ -89,6 +92,12 @@ class MemorySource:
         """Let retention take everything before `position`."""
         self._begin[partition] = position
 
+    def recreate(self, partition: int, values: Sequence[Entry] = ()) -> None:
+        """Let another partition come under the same name."""
+        self._records[partition], self._begin[partition], self._end[partition] = {}, 0, 0
+        self._made[partition] += 1
+        self.append(partition, values)
+
     def finish(self) -> None:
         """Nothing more will come."""
         self._final = True
@@ -96,7 +105,8 @@ class MemorySource:
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source."""
         return [
-            Partition(f"memory/{n}", n, 0, self._begin[n], self._end[n], self._final) for n in range(len(self._records))
+            Partition(f"memory/{n}", n, 0, self._begin[n], self._end[n], self._final, self._identity(n))
+            for n in range(len(self._records))
         ]
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
@@ -120,10 +130,14 @@ class MemorySource:
         """See Source."""
         self.closed = True
 
+    def _identity(self, number: int) -> str:
+        return f"{number}.{self._made[number]}"
+
     def _number(self, segment: Segment) -> int:
-        number = segment.number
-        if segment.partition != f"memory/{number}" or not 0 <= number < len(self._records):
+        number = int(segment.partition.removeprefix("memory/"))
+        if not 0 <= number < len(self._records):
             raise SourceGap(f"there is no partition {segment.partition!r}")
+        check_identity(segment.partition, segment.identity, self._identity(number))
         begin, end = self._begin[number], self._end[number]
         if segment.begin < begin or segment.end > end:
             raise SourceGap(

@@ -9,6 +9,7 @@ n * partitions + p of the stream; EVENTS_A_DAY of those make a day of event time
 arrives, by wall time from opening, never what it is. The world behind it is in simulated_world.
 """
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from dataset.config import SimulatedSource
 from dataset.errors import SourceGap
 from dataset.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from dataset.source import Events, Partition, Segment
+from dataset.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
 
 START_S = 1_704_067_200  # 2024-01-01T00:00:00Z
@@ -36,6 +37,8 @@ class Simulated:
         self.bounded = config.events is not None
         self._config, self._seed = config, seed
         self._world = World.of(config, seed)
+        # Of everything that decides what an event is, so not of when it arrives and where the stream ends.
+        self._identity = hashlib.sha256(repr(self._world).encode()).hexdigest()[:16]
         self._opened_s = time.monotonic()
         self._num_arrived = 0  # at least so many, whatever the clock says: a replay showed them
         self._chunks: OrderedDict[tuple[int, int], Events] = OrderedDict()
@@ -44,17 +47,18 @@ class Simulated:
         """See Source."""
         arrived, total = self._arrived(), self._total()
         return [
-            Partition(_name(number), number, 0, 0, self._share(number, arrived), arrived == total)
+            Partition(_name(number), number, 0, 0, self._share(number, arrived), arrived == total, self._identity)
             for number in range(self._config.partitions)
         ]
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source. Of a stream without an end every position can be read; those before it have then arrived."""
-        number = segment.number
-        if segment.partition != _name(number) or not 0 <= number < self._config.partitions:
+        number = int(segment.partition.removeprefix("simulated/"))
+        if not 0 <= number < self._config.partitions:
             raise SourceGap(
                 f"{segment.partition}: there is no such partition, they go up to {self._config.partitions - 1}"
             )
+        check_identity(segment.partition, segment.identity, self._identity)
         end = self._share(number, self._total())
         if segment.begin < 0 or segment.end > end:
             raise SourceGap(f"{segment.partition}: position {segment.end} asked for, the partition ends at {end}")

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.errors import SourceGap
 from millrace.deadline import Deadline
 
 I64 = NDArray[np.int64]
@@ -26,9 +27,11 @@ class Segment:
     partition: str
     """Name of the partition: "topic/3", a file's path."""
     number: int
-    """Number of the partition in the source, which decides the rank that reads it."""
+    """Number of the partition in the job, which decides the rank that reads it."""
     begin: int
     end: int
+    identity: str = ""
+    """That of the partition when the segment was planned; where it is no longer so, reading raises SourceGap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Partition:
     """Position after the last event that can be read now."""
     final: bool
     """Nothing will come after `end`."""
+    identity: str = ""
+    """Changes when another partition hides behind the same name: a topic's id, a file's "device:inode". "": unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,16 @@ class Source(Protocol):
     def close(self) -> None:
         """Let go of files and connections. Harmless when called twice."""
         ...
+
+
+def check_identity(name: str, was: str, now: str) -> None:
+    """Raise SourceGap where what goes by the name of a partition is not what it was; "" says nothing."""
+    if was and now and was != now:
+        raise SourceGap(
+            f"{name} is not what it was when the job began to read it (identity {was} then, {now} now): the topic was "
+            f"deleted and made anew, or the file replaced, so positions no longer mean what they did. Bring the old "
+            f"one back; or leave what is unread of an old file with `millrace skip`; or start anew with --fresh"
+        )
 
 
 def lag(partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:

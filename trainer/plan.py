@@ -3,11 +3,12 @@
 `trainer.planner` asks the source and the clock; what a plan says is trained exactly so, in this order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataset.source import Partition, Segment
+from trainer.partitions import Skip, open_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,18 @@ class Gap:
 def gaps(partitions: Sequence[Partition], positions: Mapping[str, int], to_latest: bool) -> list[Gap]:
     """Where the job stands before what a source still holds."""
     return [
-        Gap(p.name, positions[p.name], p.end if to_latest else p.begin)
+        Gap(p.name, position, p.end if to_latest else p.begin)
         for p in partitions
-        if positions.get(p.name, p.begin) < p.begin
+        if (position := positions.get(p.name, p.start)) < p.begin
     ]
 
 
-def backlog(partitions: Sequence[Partition], positions: Mapping[str, int]) -> list[int]:
-    """Positions that wait in each partition."""
-    return [max(0, p.end - positions.get(p.name, p.start)) for p in partitions]
+def backlog(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> list[int]:
+    """Positions that wait in each partition, without those skipped."""
+    return [
+        sum(end - begin for begin, end in open_ranges(p.name, positions.get(p.name, p.start), p.end, skips))
+        for p in partitions
+    ]
 
 
 def share(waiting: Sequence[int], max_events: int) -> list[int]:
@@ -98,36 +102,38 @@ def cut(
     max_events: int,
     num_ranks: int,
     learn: bool,
+    skips: Collection[Skip] = (),
 ) -> Plan:
-    """The pass that begins at `positions`; without backlog it holds no segment."""
-    taken = share(backlog(partitions, positions), max_events)
+    """The pass that begins at `positions`; without backlog it holds no segment.
+
+    A partition belongs to its number modulo the ranks; a lone one is shared by all of them, in contiguous parts of
+    equal length, the longer ones first.
+    """
+    taken = share(backlog(partitions, positions, skips), max_events)
     ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
     for partition, count in zip(partitions, taken, strict=True):
-        if not count:
-            continue
         begin = positions.get(partition.name, partition.start)
-        whole = Segment(partition.name, partition.number, begin, begin + count)
         if len(partitions) == 1:
-            for rank, part in enumerate(split(whole, num_ranks)):
-                ranks[rank].append(part)
+            size, remainder = divmod(count, num_ranks)
+            for rank, segments in enumerate(ranks):
+                segments += take(partition, begin, size + (rank < remainder), skips)
+                begin = segments[-1].end if segments else begin
         else:
-            ranks[partition.number % num_ranks].append(whole)
-    return Plan(
-        number, tuple(tuple(segment for segment in rank if segment.end > segment.begin) for rank in ranks), learn
-    )
+            ranks[partition.number % num_ranks] += take(partition, begin, count, skips)
+    return Plan(number, tuple(map(tuple, ranks)), learn)
 
 
-def split(segment: Segment, parts: int) -> list[Segment]:
-    """A segment in contiguous parts of equal length, the longer ones first."""
-    size, remainder = divmod(segment.end - segment.begin, parts)
-    found, begin = [], segment.begin
-    for part in range(parts):
-        end = begin + size + (part < remainder)
-        found.append(Segment(segment.partition, segment.number, begin, end))
-        begin = end
+def take(partition: Partition, begin: int, count: int, skips: Collection[Skip]) -> list[Segment]:
+    """`count` positions from `begin` on (or as many as there are), past those skipped."""
+    found: list[Segment] = []
+    for first, end in open_ranges(partition.name, begin, partition.end, skips):
+        end = min(end, first + count)
+        if first < end:
+            found.append(Segment(partition.name, partition.number, first, end, partition.identity))
+            count -= end - first
     return found
 
 
-def drained(partitions: Sequence[Partition], positions: Mapping[str, int]) -> bool:
+def drained(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> bool:
     """Whether nothing waits and nothing will come."""
-    return all(p.final for p in partitions) and not any(backlog(partitions, positions))
+    return all(p.final for p in partitions) and not any(backlog(partitions, positions, skips))

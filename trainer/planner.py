@@ -1,21 +1,24 @@
 """Asks source and clock, on the chief, when the next pass may be cut; runs in a thread of its own.
 
-What a pass then holds is `trainer.plan`'s decision. At most one plan is asked for and not yet taken.
+What a pass then holds is `trainer.plan`'s decision, what is known of a partition `trainer.partitions`'. What is new
+and what is planned goes to the journal before anybody hears of it. At most one plan is asked for and not yet taken.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from dataset.errors import SourceGap
 from dataset.source import Partition, Source, lag
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from trainer.config import PassesSection
+from trainer.log import LogFull
+from trainer.partitions import Known, Skip, meet, past, present
 from trainer.plan import Plan, backlog, cut, drained, gaps
 
 POLL_S = 0.05
@@ -24,12 +27,45 @@ IDLE_POLL_S = 1.0
 """How often while none is, for the figures of lag."""
 LAST_COMMIT_S = 5.0
 """How long the last positions may take to be shown to lag tools, at the end."""
+FULL_WAIT_S = 0.5
+"""Pause before a log whose disk is full is written again."""
 
 log = logging.getLogger(__name__)
 
 
 class Drained:
     """There will be no further pass."""
+
+
+class Journal(Protocol):
+    """Where the planner writes, from its own thread, before it answers: the job's log.
+
+    Each returns once what it was given is durable. Raises MillraceError; LogFull where trying again may help.
+    """
+
+    def operation(self, body: Mapping[str, Any]) -> None:
+        """Partitions met (`{"op": "partitions", ...}`) or positions jumped over (`{"op": "gap", ...}`)."""
+        ...
+
+    def plan(self, plan: Plan) -> None:
+        """The pass that is planned next."""
+        ...
+
+
+class MemoryJournal:
+    """The twin of a journal that is kept nowhere else."""
+
+    def __init__(self) -> None:
+        self.operations: list[dict[str, Any]] = []
+        self.plans: list[Plan] = []
+
+    def operation(self, body: Mapping[str, Any]) -> None:
+        """See Journal."""
+        self.operations.append(dict(body))
+
+    def plan(self, plan: Plan) -> None:
+        """See Journal."""
+        self.plans.append(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +87,28 @@ class Planner:
         num_ranks: int,
         learn_until: int | None,
         on_gap: Literal["fail", "earliest", "latest"] = "fail",
+        *,
+        journal: Journal | None = None,
+        known: Mapping[str, Known] | None = None,
+        skips: Collection[Skip] = (),
+        max_full_s: float = 600.0,
     ) -> None:
+        """`known` and `skips` are what commit and log say; a full log is tried for `max_full_s`."""
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
         self._learn_until, self._on_gap = learn_until, on_gap
+        self._journal, self._max_full_s = journal or MemoryJournal(), max_full_s
+        self.known: Mapping[str, Known] = dict(known or {})
+        """Partitions met; replaced, never changed, so any thread may read it."""
+        self.skips: tuple[Skip, ...] = tuple(skips)
+        """What is gone past: as given, and what was jumped over since. Any thread."""
+        self.trouble = ""
+        """Why no plan can be had now, for a status. Any thread."""
         self._jumped: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
+        self._absent: set[str] = set()
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
@@ -95,8 +145,14 @@ class Planner:
         self._thread.join(timeout=10)
         self._source.close()
 
+    @property
+    def jumped(self) -> dict[str, int]:
+        """Positions jumped over since the start because they were no longer retained, by partition."""
+        return dict(self._jumped)
+
     def _run(self) -> None:
         request: _Request | None = None
+        positions: Mapping[str, int] | None = None
         try:
             while not self._stopping.is_set():
                 try:
@@ -104,8 +160,11 @@ class Planner:
                 except Empty:
                     pass
                 deadline = Deadline.after(self._passes.max_outage)
-                self._partitions = self._source.partitions(deadline)
                 self._show_positions(deadline)
+                positions = request.positions if request is not None else positions
+                if positions is None:
+                    continue
+                self._look(positions, deadline)
                 if request is not None:
                     answer = self._decide(request, time.monotonic())
                     if answer is None:
@@ -126,40 +185,75 @@ class Planner:
         if positions:
             self._source.commit(positions, deadline)
 
+    def _look(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """Ask the source what is there; partitions met for the first time are logged."""
+        seen = self._source.partitions(deadline)
+        known, new = meet(self.known, seen, self._source.bounded)
+        if new:
+            messages = [each.message() for each in new]
+            self._write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+            self.known = known
+        absent = self.known.keys() - {partition.name for partition in seen}
+        for name in sorted(absent - self._absent):
+            log.warning("%s is no longer there; it was read up to %d", name, positions.get(name, 0))
+        self._absent |= absent
+        self._partitions = present(self.known, seen, positions, self.skips)
+
     def _decide(self, request: _Request, now_s: float) -> Plan | Drained | None:
         """The plan, if it may be cut now."""
         partitions = self._partitions
-        positions = dict(request.positions) | self._past_gaps(partitions, request.positions)
-        if drained(partitions, positions):
+        positions = self._past_gaps(partitions, request.positions)
+        if drained(partitions, positions, self.skips):
             return Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
-        waiting = sum(backlog(partitions, positions))
+        waiting = sum(backlog(partitions, positions, self.skips))
         if self._by_count:
             due = waiting >= max_events or all(partition.final for partition in partitions)
         else:
             due = waiting >= max_events or (waiting > 0 and now_s - request.at_s >= self._passes.wait)
         if not due:
             return None
-        return cut(request.number, partitions, positions, max_events, self._num_ranks, learn)
+        plan = cut(request.number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
+        self._write(lambda: self._journal.plan(plan))
+        return plan
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
-        """Where to go on in partitions that no longer hold our position; raises where the spec says so."""
-        found = gaps(partitions, positions, self._on_gap == "latest")
-        if found and self._on_gap == "fail":
-            raise SourceGap(
-                f"{found[0].partition}: position {found[0].position} is no longer retained, the first one is "
-                f'{found[0].go_on}; on_gap = "earliest" or "latest" of the source goes on there'
-            )
-        for gap in found:
-            if gap.partition not in self._jumped:
-                log.warning("%s", gap)
-            self._jumped[gap.partition] = gap.go_on - gap.position
-        return {gap.partition: gap.go_on for gap in found}
+        """Where to go on in each partition, past what is skipped or no longer retained; raises where the spec says so.
 
-    @property
-    def jumped(self) -> dict[str, int]:
-        """Positions jumped over at the last gap, by partition."""
-        return dict(self._jumped)
+        A gap jumped over is logged at once and skipped from then on, also after a restart.
+        """
+        places = {p.name: past(p.name, positions.get(p.name, p.start), self.skips) for p in partitions}
+        for gap in gaps(partitions, places, self._on_gap == "latest"):
+            if self._on_gap == "fail":
+                raise SourceGap(
+                    f"{gap.partition}: position {gap.position} is no longer retained, the first one is {gap.go_on}; "
+                    f'on_gap = "earliest" or "latest" of the source goes on there'
+                )
+            log.warning("%s", gap)
+            body = {"op": "gap", "partition": gap.partition, "position": gap.position, "go_on": gap.go_on}
+            self._write(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
+            self.skips += (Skip(gap.partition, gap.position, gap.go_on),)
+            self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
+            places[gap.partition] = gap.go_on
+        return places
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Do what writes the log, again and again for a while where its disk is full."""
+        deadline = Deadline.after(self._max_full_s)
+        while True:
+            try:
+                write()
+            except LogFull as error:
+                if deadline.passed():
+                    raise
+                if not self.trouble:
+                    log.warning("no pass can be planned, since the log cannot be written: %s", error)
+                self.trouble = f"the log cannot be written, the job stops in {deadline.left_s():.0f} s: {error}"
+                if self._stopping.wait(FULL_WAIT_S):
+                    raise
+            else:
+                self.trouble = ""
+                return

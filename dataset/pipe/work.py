@@ -4,7 +4,7 @@ Shapes: E events.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -158,4 +158,4 @@ def split_segment(segment: Segment, num_parts: int, min_positions: int = 512) ->
     num_parts = max(1, min(num_parts, size // min_positions))
     cuts: I64 = segment.begin + np.arange(num_parts + 1) * size // num_parts
     bounds = zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
-    return [Segment(segment.partition, segment.number, begin, end) for begin, end in bounds]
+    return [replace(segment, begin=begin, end=end) for begin, end in bounds]

@@ -1,14 +1,21 @@
 """When a pass may be cut: by count once it is full or the stream has ended, by arrival once its time is up."""
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 
 from dataset.errors import SourceGap, SourceUnavailable
+from dataset.memory import MemorySource
 from dataset.source import Partition
+from millrace.deadline import Deadline
+from trainer import planner as planner_module
 from trainer.config import PassesSection
+from trainer.log import LogFull
+from trainer.partitions import Known, Skip, meet
 from trainer.plan import Plan
-from trainer.planner import Drained, Planner
+from trainer.planner import Drained, MemoryJournal, Planner
 
 
 class Stream:
@@ -144,3 +151,164 @@ def test_a_gap_stops_the_job_unless_the_spec_says_otherwise():
     with pytest.raises(SourceGap, match="t/0: position 20 is no longer retained, the first one is 50"):
         planner.take(10.0)
     planner.close()
+
+
+def plan_of(planner, number=1, positions=None):
+    planner.request(number, positions or {}, 0)
+    try:
+        return planner.take(10.0)
+    finally:
+        planner.close()
+
+
+class Listening(MemoryJournal):
+    """Tells what the planner had already answered when it wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.order, self.planner = [], None
+
+    def operation(self, body):
+        super().operation(body)
+        self.order.append((body["op"], self.planner._answers.qsize()))
+
+    def plan(self, plan):
+        super().plan(plan)
+        self.order.append(("plan", self.planner._answers.qsize()))
+
+
+def test_partitions_met_and_the_plan_are_logged_before_anybody_hears_of_them():
+    journal = Listening()
+    stream = MemorySource([[b"a"] * 5, [b"b"] * 3])
+    journal.planner = planner = Planner(stream, PassesSection(), 1, None, journal=journal)
+    plan = plan_of(planner)
+    assert journal.order == [("partitions", 0), ("plan", 0)]
+    assert journal.plans == [plan]
+    (operation,) = json.loads(json.dumps(journal.operations))
+    assert {k["name"]: Known.of_message(k) for k in operation["partitions"]} == dict(planner.known)
+    assert [(s.partition, s.end, s.identity) for s in plan.segments[0]] == [
+        ("memory/0", 5, "0.1"),
+        ("memory/1", 3, "1.1"),
+    ]
+
+
+def test_a_restart_with_the_registry_plans_what_the_first_start_planned():
+    first = Planner(MemorySource([[b"a"] * 50, [b"b"] * 50]), PassesSection(max_events=20), 2, None)
+    plan = plan_of(first)
+    journal = MemoryJournal()
+    grown = MemorySource([[b"a"] * 70, [b"b"] * 60, [b"c"] * 90])
+    again = Planner(grown, PassesSection(max_events=20), 2, None, journal=journal, known=first.known)
+    assert plan_of(again) == plan
+    assert journal.operations == []
+    everything = PassesSection(max_events=1000)
+    rest = plan_of(Planner(grown, everything, 2, None, known=first.known), 2, plan.positions())
+    assert rest.positions() == {"memory/0": 50, "memory/1": 50}
+
+
+def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning():
+    stream = MemorySource([[b"a"] * 5], bounded=False)
+    passes = PassesSection(wait="10ms")
+    first = Planner(stream, passes, 1, None)
+    assert plan_of(first).positions() == {"memory/0": 5}
+    stream.add_partition([b"b"] * 4)
+    stream.drop_before(1, 1)
+    journal = MemoryJournal()
+    again = Planner(stream, passes, 1, None, journal=journal, known=first.known)
+    plan = plan_of(again, 2, {"memory/0": 5})
+    assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(1, 1, 4)]
+    assert [k["number"] for k in journal.operations[0]["partitions"]] == [1]
+
+
+@pytest.mark.parametrize("size", [4, 5, 50])
+def test_another_partition_behind_the_name_stops_the_job_however_long_it_is(size):
+    stream = MemorySource([[b"a"] * 5], bounded=False)
+    first = Planner(stream, PassesSection(wait="10ms"), 1, None)
+    plan = plan_of(first)
+    stream.recreate(0, [b"x"] * size)
+    journal = MemoryJournal()
+    with pytest.raises(SourceGap, match="memory/0 is not what it was"):
+        plan_of(
+            Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=first.known), 2, {"memory/0": 5}
+        )
+    with pytest.raises(SourceGap, match="memory/0 is not what it was"):
+        list(stream.read(plan.segments[0][0], Deadline.after(1)))
+    assert journal.plans == journal.operations == []
+
+
+def test_what_is_skipped_is_in_no_plan():
+    stream = MemorySource([[b"a"] * 30])
+    passes = PassesSection(max_events=100)
+    planner = Planner(stream, passes, 1, None, skips=[Skip("memory/0", 10, 15), Skip("memory/0", 25, 99)])
+    assert [(s.begin, s.end) for s in plan_of(planner).segments[0]] == [(0, 10), (15, 25)]
+    over = Planner(stream, passes, 1, None, known=planner.known, skips=planner.skips)
+    assert isinstance(plan_of(over, 2, {"memory/0": 25}), Drained)
+
+
+def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
+    stream = MemorySource([[b"a"] * 30], bounded=False)
+    stream.drop_before(0, 20)
+    journal, passes = MemoryJournal(), PassesSection(wait="10ms")
+    known, _ = meet({}, stream.partitions(Deadline.after(1)), False)
+    planner = Planner(stream, passes, 1, None, "latest", journal=journal, known=known)
+    planner.request(2, {"memory/0": 10}, 10)
+    assert planner.take(0.3) is None
+    stream.append(0, [b"new"] * 3)
+    plan = planner.take(10.0)
+    planner.close()
+    assert [(s.begin, s.end) for s in plan.segments[0]] == [(30, 33)]
+    gap = {"op": "gap", "partition": "memory/0", "position": 10, "go_on": 30}
+    assert journal.operations == [gap]
+    assert planner.jumped == {"memory/0": 20}
+    stream.append(0, [b"newer"] * 4)
+    again = Planner(stream, passes, 1, None, "latest", journal=journal, known=planner.known, skips=planner.skips)
+    assert [(s.begin, s.end) for s in plan_of(again, 2, {"memory/0": 10}).segments[0]] == [(30, 37)]
+    assert journal.operations == [gap]
+
+
+class Full(MemoryJournal):
+    """Has no room until it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.room, self.tried = threading.Event(), threading.Event()
+
+    def plan(self, plan):
+        self.tried.set()
+        if not self.room.is_set():
+            raise LogFull(Path("log/00000001-0001.log"), "No space left on device")
+        super().plan(plan)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(planner_module, "FULL_WAIT_S", 0.01)
+
+
+def test_a_full_log_is_tried_again_until_there_is_room_and_says_so_meanwhile(quick):
+    journal = Full()
+    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal)
+    planner.request(1, {}, 0)
+    assert planner.take(0.1) is None
+    assert journal.tried.is_set()
+    assert "No space left on device" in planner.trouble and "the job stops in" in planner.trouble
+    journal.room.set()
+    plan = planner.take(10.0)
+    planner.close()
+    assert journal.plans == [plan] and planner.trouble == ""
+
+
+def test_a_log_that_stays_full_ends_the_job(quick):
+    journal = Full()
+    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal, max_full_s=0.05)
+    with pytest.raises(LogFull):
+        plan_of(planner)
+    assert journal.plans == []
+
+
+def test_a_planner_closes_while_the_log_is_full():
+    journal = Full()
+    planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal)
+    planner.request(1, {}, 0)
+    assert journal.tried.wait(10)
+    planner.close()
+    assert not planner._thread.is_alive() and journal.plans == []
