@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -13,12 +14,21 @@ from millrace.errors import MillraceError
 
 
 class ExitCode(IntEnum):
-    """What the end of a process tells its launcher."""
+    """What the end of a process tells its launcher.
+
+    A bug is not 1, as Python has it: what would come again must be told apart from what may not.
+    """
 
     DRAINED = 0
-    BUG = 1
+    """All is done."""
+    FAILED = 1
+    """An error told to people that would come again: a wrong stream, a damaged log. Never restarted."""
     BAD_CONFIG = 2
+    """The job spec is wrong. Never restarted."""
+    BUG = 70
+    """An exception nobody caught (sysexits.h: EX_SOFTWARE). Restarted: it may hang on how things fell in time."""
     RETRY = 75
+    """A peer or broker was away, or time ran out (EX_TEMPFAIL). Restarted."""
 
 
 @contextmanager
@@ -63,10 +73,16 @@ def end_with_parent() -> None:
 
 
 def exit_code_of(main: Callable[[], None]) -> int:
-    """Run `main`; print an error made for people as such, and return the exit code it asks for."""
+    """Run `main`; print an error made for people as such, and return the exit code it asks for.
+
+    Any other exception is a bug: its traceback is printed.
+    """
     try:
         main()
     except MillraceError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except Exception:  # noqa: BLE001  # the rim of every process: nothing is swallowed, the end says what it was
+        traceback.print_exc()
+        return ExitCode.BUG
     return ExitCode.DRAINED

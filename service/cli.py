@@ -28,7 +28,9 @@ SpecFile = Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The job spec
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Put a value in the spec's place, as in a.b=1.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")
+]
 Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, as in 127.0.0.1:8080.")
 ]

@@ -2,7 +2,7 @@
 
 from pydantic import Field, field_validator, model_validator
 
-from millrace.config import Section, Size
+from millrace.config import Duration, Section, Size
 
 
 class ClusterSection(Section):
@@ -14,6 +14,10 @@ class ClusterSection(Section):
     """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
     max_message: Size = 256 << 20
     """Bound of a message between a trainer and a shard: the rows of one step on one shard must fit."""
+    max_restarts: int = Field(default=5, ge=0, le=1000)
+    """How often the workers are started again after a death within `restart_window`; then the job ends. 0: never."""
+    restart_window: Duration = 600.0
+    """The time over which restarts are counted."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":

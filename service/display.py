@@ -14,14 +14,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from service.lines import age, count, labelled, ratio
+from service.lines import age, count, labelled, ratio, restarts_text
 from service.status import Status
 
 REFRESH_PER_S = 4
 LOG_LINES = 8
 """Lines of output shown; older ones are forgotten."""
 
-STYLES = {"training": "green", "draining": "yellow", "done": "green", "failed": "red"}
+STYLES = {"training": "green", "draining": "yellow", "done": "green", "restarting": "yellow", "failed": "red"}
 
 
 def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
@@ -33,6 +33,8 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     parts: list[RenderableType] = [_figures(status)]
     if metrics := _metrics(status):
         parts.append(metrics)
+    if restarts := restarts_text(status):
+        parts.append(Text(restarts, style="yellow"))
     return Group(Panel(Group(*parts), title=title, title_align="left"), *lines)
 
 

@@ -35,7 +35,16 @@ def progress_line(status: Status) -> str:
         parts.append(f"rejected {count(rejected)}")
     if status.raw.get("learning") is False:
         parts.append("predicts only")
+    if restarts := restarts_text(status):
+        parts.append(restarts)
     return "  ".join(parts)
+
+
+def restarts_text(status: Status) -> str:
+    """How often the workers were started again, and why; empty where they were not."""
+    if not (restarts := status.number("restarts")):
+        return ""
+    return f"restarts {count(restarts)} (last: {status.text('last_death', '-')})"
 
 
 def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -3,8 +3,9 @@
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,14 +14,16 @@ from millrace.lifecycle import ExitCode
 from service.api.app import app
 from service.api.jobs import OneJob
 from service.api.server import bound, serving
-from service.launcher.local import Launcher, LocalLauncher
-from service.launcher.plan import plan_job
+from service.config import ClusterSection
+from service.launcher.local import Launcher, LocalLauncher, NextPlan
+from service.launcher.plan import JobPlan, plan_job
+from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.supervision import Outcome
 from service.lines import labelled, progress_line, summary_lines
 from service.spec import LoadedJob
 from service.status import Status
-from service.store import REPORT, WORKERS, claimed
+from service.store import REPORT, WORKERS, claimed, clear_live
 
 LINE_EVERY_S = 2.0
 """How often plain text says where the job stands."""
@@ -95,7 +98,9 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
         listener = held.enter_context(bound(listen)) if listen else None
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
         folder = held.enter_context(run_folder(store / WORKERS))
-        launcher = LocalLauncher(plan_job(job, folder), show.on_line)
+        launcher = LocalLauncher(
+            job.spec.name, phases(job, folder), show.on_line, restarts=restart_limits(job.spec.cluster)
+        )
         end: dict[str, Any] = {}
 
         def status() -> Mapping[str, Any]:
@@ -109,6 +114,28 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
             report = read_report(store / REPORT)
             end |= last_status(outcome, report)
         return tell_end(outcome, launcher, report, store / REPORT)
+
+
+def phases(job: LoadedJob, folder: Path) -> Iterator[NextPlan]:
+    """The ways in which generations of `job` are planned, one after another; private files go below `folder`."""
+    yield partial(next_plan, job, folder)
+
+
+def next_plan(job: LoadedJob, folder: Path, last: int) -> JobPlan:
+    """The plan of the generation after `last` and after all that the log knows. No generation runs meanwhile."""
+    generation = max(last, newest_generation(job.store / "log")) + 1
+    clear_live(job.store)
+    return plan_job(job, folder / f"g{generation}", generation=generation)
+
+
+def newest_generation(log: Path) -> int:
+    """The last generation that has a file in the log's folder; 0: none."""
+    return max((int(path.name.partition("-")[0]) for path in log.glob("[0-9]*-*.log")), default=0)
+
+
+def restart_limits(cluster: ClusterSection) -> RestartLimits:
+    """How many restarts a job allows."""
+    return RestartLimits(max_restarts=cluster.max_restarts, window_s=cluster.restart_window)
 
 
 def read_report(path: Path) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""The store's folder as the launcher sees it: whose it is, whether it holds a run, and clearing it.
+"""The store's folder as the launcher sees it: whose it is, whose run it holds, and clearing it.
 
-What trainers write into it is theirs; nothing here reads it but the report's presence.
+What workers write into it is theirs; nothing here reads it.
 """
 
 import fcntl
@@ -19,20 +19,25 @@ MARKER = "millrace.json"
 LOCK = "lock"
 """Held, as long as it lives, by the launcher whose run this is."""
 RUN = "run.json"
-"""Which job was started here, and when: its presence is what makes a store hold a run."""
+"""Which job was started here, and when: written before anything else of a run, and the first to be removed."""
 REPORT = "report.json"
-"""What the chief writes at the end."""
+"""What the chief writes at the end; gone once the run goes on."""
 WORKERS = "workers"
 """Private files of the running workers; gone when they are."""
-MADE_BY_A_RUN = (RUN, REPORT, f".{REPORT}", WORKERS, "log", "dead_letters", "halves", "model")
+LIVE = "live"
+"""The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""
+MADE_BY_A_RUN = (
+    *(RUN, REPORT, f".{REPORT}", WORKERS),
+    *("log", "commits", "holds", LIVE, "reruns", "dead_letters", "halves", "model"),
+)
 """All that a run leaves in its store, and all that `--fresh` removes."""
 
 
 @contextmanager
 def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
-    """Hold `store`, made if absent, for a new run of `job`; `fresh` first removes what an earlier run left.
+    """Hold `store`, made if absent, for `job`: the run it holds goes on; `fresh` removes it and begins a new one.
 
-    Raises SpecError where the folder is no store, is in use, or holds a run and `fresh` is not asked for.
+    Raises SpecError where the folder is no store, is in use, or holds another job's run and `fresh` is not asked for.
     """
     _make(store)
     with (store / LOCK).open("a") as lock:
@@ -42,12 +47,12 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
             raise SpecError(f"{store} is in use by a run that is still going on", "store.path") from None
         if fresh:
             _clear(store)
-        elif (store / RUN).exists() or (store / REPORT).exists():
-            raise SpecError(
-                f"{store} holds a run already; give --fresh to remove it and begin anew, or choose another store.path",
-                "store.path",
-            )
-        _write(store / RUN, {"job": job, "started": datetime.now(UTC).isoformat(timespec="seconds")})
+        if (store / RUN).exists():
+            _check_name(store, job)
+            (store / REPORT).unlink(missing_ok=True)  # it tells of an end that is none
+        else:
+            _check_empty(store)
+            _write(store / RUN, {"job": job, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         yield store
 
 
@@ -64,6 +69,36 @@ def _make(store: Path) -> None:
             _write(store / MARKER, {"kind": "store", "format": 1})
     except OSError as error:
         raise SpecError(f"{store} cannot be used: {error.strerror}", "store.path") from error
+
+
+def clear_live(store: Path) -> None:
+    """Remove the live rows of generations that are gone. Call it while none runs."""
+    shutil.rmtree(store / LIVE, ignore_errors=True)  # what stays is in nobody's way: a generation's are its own
+
+
+def _check_name(store: Path, job: str) -> None:
+    try:
+        name = json.loads((store / RUN).read_text(encoding="utf-8"))["job"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SpecError(
+            f"{store / RUN} cannot be read ({error}); give --fresh to remove its run, or choose another folder",
+            "store.path",
+        ) from error
+    if name != job:
+        raise SpecError(
+            f"{store} holds a run of job {name!r}, not of {job!r}; give --fresh to remove it and begin anew, "
+            "or choose another store.path",
+            "store.path",
+        )
+
+
+def _check_empty(store: Path) -> None:
+    """Without a RUN there must be nothing of a run: a clearing that was cut short would be taken for all there is."""
+    if left := [name for name in MADE_BY_A_RUN if (store / name).exists()]:
+        raise SpecError(
+            f"{store} holds parts of a run ({', '.join(left)}) but no {RUN}; put that back, or give --fresh",
+            "store.path",
+        )
 
 
 def _clear(store: Path) -> None:

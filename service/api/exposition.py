@@ -12,6 +12,7 @@ from service.status import Status
 COUNTERS = {
     "events": "Events trained on",
     "samples": "Samples trained on",
+    "restarts": "Restarts of the workers since the launcher was started",
 }
 GAUGES = {
     "pass": ("millrace_pass", "The pass in training"),

@@ -54,7 +54,7 @@ class JobEntry(Described):
 
     name: str
     state: str
-    """"starting", "training", "draining", "done" or "failed"."""
+    """"starting", "training", "draining", "restarting", "done" or "failed"."""
 
 
 class JobList(Described):
@@ -92,6 +92,10 @@ class JobStatus(JobEntry):
     """False: the job only predicts."""
     table_rows: dict[str, Number]
     """Rows by table."""
+    restarts: Number
+    """How often the workers were started again since the launcher was."""
+    last_death: str | None
+    """Why they were started again last."""
 
 
 def described(name: str, status: Status) -> JobStatus:
@@ -113,4 +117,6 @@ def described(name: str, status: Status) -> JobStatus:
         freshness_s=status.number("freshness_s"),
         learning=status.raw.get("learning", True) is True,
         table_rows=status.table_rows(),
+        restarts=status.number("restarts") or 0,
+        last_death=status.text("last_death") or None,
     )

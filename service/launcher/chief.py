@@ -17,11 +17,11 @@ CALL_S = 5.0
 
 
 class ChiefLine:
-    """A thread that knows the chief's last status. Begins once the chief's address file is there."""
+    """A thread that knows the chief's last status: `before`, until the chief's address file is there and it answers."""
 
-    def __init__(self, job: str, address_file: Path, secret: str, interval_s: float) -> None:
+    def __init__(self, before: Mapping[str, Any], address_file: Path, secret: str, interval_s: float) -> None:
         self._address_file, self._secret, self._interval_s = address_file, secret, interval_s
-        self._status: Mapping[str, Any] = {"job": job, "state": "starting"}
+        self._status = before
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._ask, name="chief-line", daemon=True)
 

@@ -1,46 +1,32 @@
-"""Runs a job's workers as child processes of this one, on this machine.
+"""Runs a job's workers on this machine, one generation after another, until the job ends.
 
-Starts shards, then trainers; carries out what service.launcher.supervision decides. A worker watches its standard
-input, which closes when this process is gone, however it died: then it kills itself and what it started.
+A generation is service.launcher.generation's; whether one follows another, service.launcher.restarts' to decide.
 """
 
 import queue
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol, assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from millrace.deadline import Deadline
-from millrace.lifecycle import on_stop_signal
+from millrace.lifecycle import ExitCode, on_stop_signal
 from service.launcher.chief import ChiefLine
-from service.launcher.plan import JobPlan, WorkerPlan
-from service.launcher.process import OnLine, Worker
-from service.launcher.run_folder import write_private
-from service.launcher.supervision import (
-    Drain,
-    Effect,
-    Event,
-    Exited,
-    Kill,
-    Limits,
-    Outcome,
-    Started,
-    StartFailed,
-    StopAsked,
-    Supervision,
-    Terminate,
-    Tick,
-)
+from service.launcher.generation import Faults, Generation
+from service.launcher.plan import JobPlan
+from service.launcher.process import OnLine
+from service.launcher.restarts import Death, End, RestartLimits, decide
+from service.launcher.run_folder import run_folder
+from service.launcher.supervision import Event, Limits, Outcome, StopAsked
 
-TICK_S = 0.1
-"""How often time is looked at; a death or a signal is noticed at once."""
-START_S = 120.0
-"""How long all shards may take to give their addresses: they compile their kernels at the first start."""
-KILL_S = 30.0
-"""How long processes may take to be gone after SIGKILL; then the operating system is at fault."""
+LAUNCHER = "launcher"
+"""Who says what the launcher has to say between the workers' lines."""
+
+NextPlan = Callable[[int], JobPlan]
+"""The plan of the next generation, whose number is above the one given and above every one that the log knows."""
 
 
 class Launcher(Protocol):
-    """Starts a job's workers, keeps them together, ends them together."""
+    """Starts a job's workers, keeps them together, starts them again where they die, ends them together."""
 
     def run(self) -> Outcome:
         """Run the job to its end. SIGINT or SIGTERM: ends after the pass in training; a second one: at once.
@@ -50,106 +36,91 @@ class Launcher(Protocol):
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """The chief's last status. Any thread."""
+        """The chief's last status, "restarts" and "last_death"; "state" is "restarting" between generations.
+
+        Any thread.
+        """
         ...
 
     def last_lines(self, worker: str) -> list[str]:
-        """The last lines of output of a worker. Any thread."""
+        """The last lines of output of a worker of the last generation. Any thread."""
         ...
 
 
 class LocalLauncher:
-    """The launcher for one machine."""
+    """The launcher for one machine.
+
+    The job has phases, each a way to plan its generations; the next begins where one has drained.
+    """
 
     def __init__(
-        self, plan: JobPlan, on_line: OnLine, *, limits: Limits | None = None, status_interval_s: float = 0.5
+        self,
+        job: str,
+        phases: Iterable[NextPlan],
+        on_line: OnLine,
+        *,
+        limits: Limits | None = None,
+        restarts: RestartLimits | None = None,
+        faults: Faults = lambda generation, worker: (),
+        status_interval_s: float = 0.5,
     ) -> None:
-        self._plan, self._on_line = plan, on_line
-        shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
-        self._supervision = Supervision(shards, trainers, limits or Limits())
+        self._phases, self._on_line, self._faults = phases, on_line, faults
+        self._limits, self._restarts = limits or Limits(), restarts or RestartLimits()
+        self._status_interval_s = status_interval_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # put() is safe in a signal handler
-        self._workers: dict[str, Worker] = {}
-        self._chief = ChiefLine(plan.job, plan.chief.address_file, plan.secret, status_interval_s)
-        self._start_by = Deadline.after(START_S)
+        self._deaths: list[Death] = []
+        self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # what is shown until a chief answers
+        self._chief: ChiefLine | None = None
+        self._generation: Generation | None = None
+        self._last_number = 0
 
     def status(self) -> Mapping[str, Any]:
-        """The chief's last status."""
-        return self._chief.status
+        """See Launcher.status."""
+        told = self._before if self._chief is None else self._chief.status
+        last_death = self._deaths[-1].reason if self._deaths else None
+        return {**told, "restarts": len(self._deaths), "last_death": last_death}
 
     def last_lines(self, worker: str) -> list[str]:
-        """The last lines of output of a worker."""
-        return list(self._workers[worker].tail) if worker in self._workers else []
+        """See Launcher.last_lines."""
+        return self._generation.last_lines(worker) if self._generation is not None else []
 
     def run(self) -> Outcome:
         """Run the job to its end; see Launcher.run."""
+        outcome = Outcome(ExitCode.DRAINED, "there was nothing to do")
         with on_stop_signal(lambda: self._events.put(StopAsked())):
+            for plan in self._phases:
+                outcome, stopped = self._run_phase(plan)
+                if stopped or outcome.code != ExitCode.DRAINED:
+                    break
+        return outcome
+
+    def _run_phase(self, next_plan: NextPlan) -> tuple[Outcome, bool]:
+        """Generation after generation; how the last one ended, and whether that was asked for."""
+        while True:
+            outcome, stopped = self._run_generation(next_plan(self._last_number))
+            now_s = time.monotonic()
+            decision = decide(outcome, self._deaths, now_s, self._restarts, stop_asked=stopped)
+            if isinstance(decision, End):
+                return decision.outcome, stopped
+            self._before = {**self.status(), "state": "restarting"}
+            self._chief = None
+            self._deaths.append(Death(now_s, outcome.reason))
+            self._on_line(LAUNCHER, decision.reason)
+            if self._asked_to_stop_within(decision.after_s):
+                return Outcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
+
+    def _run_generation(self, plan: JobPlan) -> tuple[Outcome, bool]:
+        self._last_number = plan.generation
+        self._chief = chief = ChiefLine(self._before, plan.chief.address_file, plan.secret, self._status_interval_s)
+        self._generation = generation = Generation(plan, self._events, chief, self._on_line, self._limits, self._faults)
+        with run_folder(plan.run_folder):
+            return generation.run(), generation.stop_asked
+
+    def _asked_to_stop_within(self, pause_s: float) -> bool:
+        deadline = Deadline.after(pause_s)
+        while True:
             try:
-                self._chief.start()
-                for plan in self._plan.shards:
-                    self._start(plan, plan.config)
-                while (outcome := self._supervision.outcome) is None:
-                    self._start_trainers_when_shards_are_up()
-                    self._take_event()
-                return outcome
-            finally:
-                self._chief.close()
-                self._kill_all()
-
-    def _take_event(self) -> None:
-        try:
-            event: Event = self._events.get(timeout=TICK_S)
-        except queue.Empty:
-            event = Tick()
-        self._step(event)
-
-    def _step(self, event: Event) -> None:
-        for effect in self._supervision.step(event, time.monotonic()):
-            self._act(effect)
-
-    def _act(self, effect: Effect) -> None:
-        match effect:
-            case Drain():
-                self._chief.drain()
-            case Terminate(workers):
-                for name in workers:
-                    self._workers[name].terminate()
-            case Kill(workers):
-                for name in workers:
-                    self._workers[name].kill()
-            case _:
-                assert_never(effect)
-
-    def _start(self, plan: WorkerPlan, config: Mapping[str, Any]) -> None:
-        path = self._plan.run_folder / f"{plan.name}.json"
-        try:
-            write_private(path, config)
-            command = (*plan.command, "--config", str(path))
-            worker = Worker.start(plan.name, command, self._plan.folder, self._on_line, self._on_exit)
-        except OSError as error:
-            self._step(StartFailed(plan.name, f"cannot be started: {error}"))
-            return
-        self._workers[plan.name] = worker
-        self._step(Started(plan.name))
-
-    def _on_exit(self, worker: str, code: int) -> None:
-        self._events.put(Exited(worker, code))
-
-    def _start_trainers_when_shards_are_up(self) -> None:
-        if self._supervision.ending or self._plan.chief.name in self._workers:
-            return
-        late = [shard for shard in self._plan.shards if not shard.address_file.exists()]
-        if late and self._start_by.passed():
-            self._step(StartFailed(late[0].name, f"did not come up within {START_S:g} s"))
-        elif not late:
-            addresses = [shard.address_file.read_text() for shard in self._plan.shards]
-            for plan in self._plan.trainers:
-                if not self._supervision.ending:
-                    self._start(plan, {**plan.config, "shards": addresses})
-
-    def _kill_all(self) -> None:
-        """Nothing may outlive the launcher, even where it fails itself."""
-        for worker in self._workers.values():
-            worker.kill()
-        deadline = Deadline.after(KILL_S)
-        for worker in self._workers.values():
-            worker.join(deadline.left_s())
+                if isinstance(self._events.get(timeout=max(0.0, deadline.left_s())), StopAsked):
+                    return True
+            except queue.Empty:
+                return False

@@ -1,4 +1,4 @@
-"""Which processes a job needs, and what each is told: pure, but for the secret drawn per start.
+"""Which processes a generation of a job needs, and what each is told: pure, but for the secret drawn per generation.
 
 The launcher starts them; what the workers do with their configuration is theirs.
 """
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from millrace.config import Section
+from pserver.config import ShardProcess
 from service.spec import LoadedJob
+from service.store import LIVE
+from trainer.config import WorkerConfig
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
@@ -31,13 +35,14 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """All processes of one start of a job."""
+    """All processes of one generation of a job."""
 
     job: str
+    generation: int
     folder: Path
     """Where workers run: the spec's folder."""
     run_folder: Path
-    """Private files of this start: configurations, addresses, rendezvous."""
+    """Private files of this generation: configurations, addresses, rendezvous."""
     shards: tuple[WorkerPlan, ...]
     trainers: tuple[WorkerPlan, ...]
     secret: str = field(repr=False)
@@ -49,53 +54,75 @@ class JobPlan:
         return self.trainers[0]
 
 
-def plan_job(job: LoadedJob, run_folder: Path, cores: int | None = None) -> JobPlan:
-    """The processes of `job`; `cores` of this machine (all, unless given) are shared equally by the trainers."""
+def plan_job(
+    job: LoadedJob, run_folder: Path, cores: int | None = None, *, generation: int, until: str | None = None
+) -> JobPlan:
+    """The processes of generation `generation` of `job`.
+
+    `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
+    log holds, commit, and end.
+    """
     secret = secrets.token_hex(32)
     cluster = job.spec.cluster
     cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
+    told = {"secret": secret, "generation": generation, "max_message": cluster.max_message}
     return JobPlan(
         job=job.spec.name,
+        generation=generation,
         folder=job.folder,
         run_folder=run_folder,
-        shards=tuple(_shard(job, run_folder, secret, number) for number in range(cluster.num_shards)),
-        trainers=tuple(_trainer(job, run_folder, secret, rank, cores_each) for rank in range(cluster.trainers)),
+        shards=tuple(_shard(job, run_folder, told, number) for number in range(cluster.num_shards)),
+        trainers=tuple(
+            _trainer(job, run_folder, {**told, "cores": cores_each, "until": until}, rank)
+            for rank in range(cluster.trainers)
+        ),
         secret=secret,
     )
 
 
-def _shard(job: LoadedJob, run_folder: Path, secret: str, number: int) -> WorkerPlan:
+def _live(job: LoadedJob, generation: int, shard: int) -> str:
+    """Where a shard of a generation keeps the rows it works on."""
+    return str(job.store / LIVE / f"g{generation}-shard-{shard}")
+
+
+def _shard(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], number: int) -> WorkerPlan:
     name = f"shard-{number}"
     address_file = run_folder / f"{name}.address"
     config = {
+        **told,
         "shard": number,
         "num_shards": job.spec.cluster.num_shards,
         "num_ranks": job.spec.cluster.trainers,
         "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
         "seed": job.spec.seed,
-        "secret": secret,
-        "generation": 1,
-        "max_message": job.spec.cluster.max_message,
+        "live": _live(job, told["generation"], number),
         "address_file": str(address_file),
     }
-    return WorkerPlan(name=name, command=(*PYTHON, "pserver"), config=config, address_file=address_file)
+    return WorkerPlan(
+        name=name, command=(*PYTHON, "pserver"), config=_known(ShardProcess, config), address_file=address_file
+    )
 
 
-def _trainer(job: LoadedJob, run_folder: Path, secret: str, rank: int, cores: int) -> WorkerPlan:
+def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: int) -> WorkerPlan:
     name = f"trainer-{rank}"
     address_file = run_folder / f"{name}.address"
-    world = job.spec.cluster.trainers
+    cluster = job.spec.cluster
     config = {
+        **told,
         "job": job.raw,
         "folder": str(job.folder),
         "store": str(job.store),
         "rank": rank,
-        "world": world,
-        "rendezvous": str(run_folder / "rendezvous") if world > 1 else None,
-        "secret": secret,
-        "generation": 1,
-        "max_message": job.spec.cluster.max_message,
+        "world": cluster.trainers,
+        "rendezvous": str(run_folder / "rendezvous") if cluster.trainers > 1 else None,
+        "live": None if cluster.num_shards else _live(job, told["generation"], 0),
         "address_file": str(address_file),
-        "cores": cores,
     }
-    return WorkerPlan(name=name, command=(*PYTHON, "trainer"), config=config, address_file=address_file)
+    return WorkerPlan(
+        name=name, command=(*PYTHON, "trainer"), config=_known(WorkerConfig, config), address_file=address_file
+    )
+
+
+def _known(model: type[Section], config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` without what the worker cannot be told yet."""
+    return {name: value for name, value in config.items() if name in model.model_fields}

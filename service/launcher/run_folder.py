@@ -1,4 +1,4 @@
-"""The private folder of one start: configurations with the job's secret, addresses, the rendezvous file."""
+"""The private folder of one generation: configurations with the job's secret, addresses, the rendezvous file."""
 
 import json
 import os

@@ -1,7 +1,8 @@
 """What a launcher does when a worker ends, a person asks to stop, or time runs out: decisions only.
 
 `Supervision.step` takes an event and the time and returns effects, each with its reason in words; it starts, signals
-and asks nothing itself (service.launcher.local does). Restarting is not built yet: any death ends the job.
+and asks nothing itself (service.launcher.generation does). It is about one generation of workers, which any death
+ends; whether another one follows is service.launcher.restarts' decision.
 """
 
 import signal
@@ -21,6 +22,8 @@ class Limits:
     """From the orderly end of the first trainer to that of the last."""
     end_s: float = 10.0
     """From SIGTERM to SIGKILL."""
+    settle_s: float = 1.0
+    """From an exit that may only answer another worker's end to SIGKILL: the one to blame may take longer to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,25 @@ Effect = Drain | Terminate | Kill
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended."""
+    """How a generation, or a job, ended."""
 
     code: int
     """Exit code of the launcher."""
     reason: str
     first_dead: str | None = None
-    """The worker whose death ended the job."""
+    """The worker whose death was the cause."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it need not come again: another generation may fare better."""
+        return self.code in (ExitCode.BUG, ExitCode.RETRY)
+
+
+MEANINGS: dict[int, str] = {
+    ExitCode.BAD_CONFIG: " (bad configuration)",
+    ExitCode.BUG: " (a bug)",
+    ExitCode.RETRY: " (unavailable or out of time)",
+}
 
 
 def how_it_ended(code: int) -> str:
@@ -103,12 +118,17 @@ def how_it_ended(code: int) -> str:
             return f"killed by {signal.Signals(-code).name}"
         except ValueError:
             return f"killed by signal {-code}"
-    meaning = {ExitCode.BAD_CONFIG: " (bad configuration)", ExitCode.RETRY: " (unavailable or out of time)"}
-    return f"exit code {code}{meaning.get(ExitCode(code), '') if code in list(ExitCode) else ''}"
+    return f"exit code {code}{MEANINGS.get(code, '')}"
+
+
+def death(worker: str, code: int) -> Outcome:
+    """The end of a generation by the end of one worker. What gives no reason, as a signal, may pass."""
+    known = (ExitCode.FAILED, ExitCode.BAD_CONFIG, ExitCode.RETRY)
+    return Outcome(code if code in known else ExitCode.BUG, f"{worker} ended first: {how_it_ended(code)}", worker)
 
 
 class Supervision:
-    """The state of one start of a job; `outcome` is set once no worker is left."""
+    """The state of one generation; `outcome` is set once no worker is left."""
 
     def __init__(self, shards: Sequence[str], trainers: Sequence[str], limits: Limits) -> None:
         self._limits = limits
@@ -120,16 +140,22 @@ class Supervision:
         self._late_at: tuple[float, str] | None = None
         self._kill_at: float | None = None
         self._stop_asked = False
+        self._settling = False  # the first death may be the answer to one that is not seen yet
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the job ended, once every worker has."""
+        """How it ended, once every worker has."""
         return self._verdict if not self._alive else None
 
     @property
     def ending(self) -> bool:
-        """Whether the job's end is decided: nothing more is to be started."""
+        """Whether the end is decided: nothing more is to be started."""
         return self._verdict is not None
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether a person, or the system, asked the job to end."""
+        return self._stop_asked
 
     def step(self, event: Event, now_s: float) -> list[Effect]:
         """Take in `event` at `now_s`; what must be done now."""
@@ -141,7 +167,7 @@ class Supervision:
             case Exited(worker, code):
                 return self._exited(worker, code, now_s)
             case StartFailed(worker, reason):
-                return self._end(Outcome(ExitCode.BUG, f"{worker}: {reason}", worker), now_s)
+                return self._end(Outcome(ExitCode.RETRY, f"{worker}: {reason}", worker), now_s)
             case StopAsked():
                 return self._stop(now_s)
             case Tick():
@@ -150,10 +176,12 @@ class Supervision:
     def _exited(self, worker: str, code: int, now_s: float) -> list[Effect]:
         self._alive.pop(worker, None)
         if self._verdict is not None:
+            if self._settling and code in (ExitCode.FAILED, ExitCode.BAD_CONFIG):
+                self._verdict, self._settling = death(worker, code), False
             return []
         if worker in self._shards or code != 0:
-            asked = code if code in (ExitCode.BAD_CONFIG, ExitCode.RETRY) else ExitCode.BUG
-            return self._end(Outcome(asked, f"{worker} ended first: {how_it_ended(code)}", worker), now_s)
+            self._settling = code > 0
+            return self._end(death(worker, code), now_s)
         self._to_finish.discard(worker)
         if self._to_finish:
             self._late(
@@ -167,7 +195,7 @@ class Supervision:
         everybody = tuple(self._alive)
         if self._stop_asked:
             if self._verdict is None:
-                self._verdict = Outcome(ExitCode.BUG, "stopped at the second request, in the middle of a pass")
+                self._verdict = Outcome(ExitCode.FAILED, "stopped at the second request, in the middle of a pass")
             return [Kill(everybody, "asked to stop a second time")] if everybody else []
         self._stop_asked = True
         if self._verdict is not None:
@@ -183,18 +211,28 @@ class Supervision:
 
     def _tick(self, now_s: float) -> list[Effect]:
         if self._verdict is None and self._late_at is not None and now_s >= self._late_at[0]:
-            return self._end(Outcome(ExitCode.BUG, self._late_at[1]), now_s)
+            code = ExitCode.FAILED if self._stop_asked else ExitCode.BUG
+            return self._end(Outcome(code, self._late_at[1]), now_s)
         if self._kill_at is not None and now_s >= self._kill_at:
-            self._kill_at = now_s + self._limits.end_s
-            return [Kill(tuple(self._alive), f"still there {self._limits.end_s:g} s after SIGTERM")]
+            self._kill_at, self._settling = now_s + self._limits.end_s, False
+            return [Kill(tuple(self._alive), f"still there: {self._verdict.reason if self._verdict else ''}")]
         return []
 
     def _end(self, verdict: Outcome, now_s: float) -> list[Effect]:
-        """Decide the end; workers that are left get SIGTERM now and SIGKILL at the deadline."""
+        """Decide the end; workers that are left get SIGTERM now and SIGKILL at the deadline.
+
+        Where another generation may follow they get SIGKILL alone: what they leave must be good for that at any time.
+        """
         if self._verdict is not None:
             return []
         self._verdict = verdict
         if not self._alive:
             return []
+        if not verdict.may_pass:
+            self._kill_at = now_s + self._limits.end_s
+            return [Terminate(tuple(self._alive), verdict.reason)]
+        if self._settling:
+            self._kill_at = now_s + self._limits.settle_s
+            return []
         self._kill_at = now_s + self._limits.end_s
-        return [Terminate(tuple(self._alive), verdict.reason)]
+        return [Kill(tuple(self._alive), verdict.reason)]

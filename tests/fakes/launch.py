@@ -6,24 +6,26 @@ from pathlib import Path
 
 from service.launcher.local import LocalLauncher
 from service.launcher.plan import JobPlan, WorkerPlan
-from service.launcher.run_folder import run_folder
+from service.launcher.restarts import RestartLimits
 from service.launcher.supervision import Limits
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def fake_plan(folder: Path, shards: list, trainers: list) -> JobPlan:
+def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -> JobPlan:
     """A plan whose workers do as told: each list holds the verbs of each worker."""
-    run = folder / "run"
+    run = folder / "run" / f"g{generation}"
 
     def plan(role: str, number: int, do: list) -> WorkerPlan:
         name = f"{role}-{number}"
         address_file = run / f"{name}.address"
         config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file)}
+        config["generation"] = generation
         return WorkerPlan(name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file)
 
     return JobPlan(
         job="fake",
+        generation=generation,
         folder=folder,
         run_folder=run,
         shards=tuple(plan("shard", number, do) for number, do in enumerate(shards)),
@@ -32,17 +34,24 @@ def fake_plan(folder: Path, shards: list, trainers: list) -> JobPlan:
     )
 
 
+def fake_launcher(folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0) -> LocalLauncher:
+    """A launcher of such plans, one after another."""
+    return LocalLauncher(
+        "fake",
+        [lambda last: fake_plan(folder, shards, trainers, last + 1)],
+        on_line,
+        limits=Limits(**limits),
+        restarts=RestartLimits(max_restarts=max_restarts),
+        status_interval_s=0.05,
+    )
+
+
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    plan = fake_plan(Path(told["folder"]), told["shards"], told["trainers"])
-    with run_folder(plan.run_folder):
-        launcher = LocalLauncher(
-            plan,
-            lambda worker, text: print(worker, text, flush=True),
-            limits=Limits(**told["limits"]),
-            status_interval_s=0.05,
-        )
-        outcome = launcher.run()
+    launcher = fake_launcher(
+        Path(told.pop("folder")), on_line=lambda worker, text: print(worker, text, flush=True), **told
+    )
+    outcome = launcher.run()
     print("outcome", outcome.code, outcome.reason, flush=True)
     sys.exit(outcome.code)
 

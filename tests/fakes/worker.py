@@ -25,6 +25,10 @@ def status() -> dict:
 
 
 for verb, *arguments in config["do"]:
+    if verb == "in_generation":  # then only
+        generation, verb, *arguments = arguments
+        if generation != config["generation"]:
+            continue
     match verb:
         case "note_pid":  # so that a test can look for orphans
             with Path(config["pids"]).open("a") as file:
@@ -45,6 +49,8 @@ for verb, *arguments in config["do"]:
             Path(arguments[0]).write_text(arguments[1])
         case "say":
             print(*arguments, flush=True)
+        case "say_config":
+            print(json.dumps(config[arguments[0]]), flush=True)
         case "await_drain":
             draining.wait()
         case "await_file":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millrace.deadline import Deadline
-from tests.integration.running_job import RunningJob, assert_free, assert_gone
+from tests.integration.running_job import RunningJob, assert_free, assert_gone, assert_gone_pids
 from tests.integration.stream_job import write_job
 
 CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
@@ -44,12 +44,17 @@ def hanging(start, tmp_path):
     job = write_job(tmp_path, num_parts=1)
     (tmp_path / "pipe.py").write_text(HANGS)
     running = start(job, 'pipe.command=["python", "pipe.py"]')
-    pid = tmp_path / "hanging"
+    return running, hanging_pid(tmp_path)
+
+
+def hanging_pid(folder):
+    """The number of the pipe command's process, once it hangs."""
+    pid = folder / "hanging"
     deadline = Deadline.after(30)
     while not (pid.exists() and pid.read_text()):
         deadline.check("waiting for the pipe command to hang")
         time.sleep(0.02)
-    return running, int(pid.read_text())
+    return int(pid.read_text())
 
 
 # -- asked to end
@@ -97,17 +102,22 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
 # -- killed
 
 
-def test_kill_9_of_the_chief_ends_the_job_and_names_it(start):
+def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains(start):
     job = start(CLICKS, TWO_BY_TWO)
     job.until_events(1)
-    ports = job.ports()
-    os.kill(job.workers()["trainer-0"], signal.SIGKILL)
-    code, said = job.end(within_s=30)
-    assert code == 1
-    assert "error: trainer-0 ended first: killed by SIGKILL" in said
-    assert job.report is None
-    assert_gone(job)
+    ports, workers = job.ports(), job.workers()
+    assert len(ports) == 4
+    os.kill(workers["trainer-0"], signal.SIGKILL)
+    job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
+    assert_gone_pids(*workers.values())
     assert_free(ports)
+    job.until_events(1)
+    job.process.send_signal(signal.SIGTERM)
+    code, said = job.end(within_s=30)
+    assert code == 0, said
+    assert job.report["samples"] > 0
+    assert not (job.store / "live").exists()
+    assert_gone(job)
 
 
 def test_kill_9_of_the_launcher_ends_a_pipe_command_that_hangs(hanging):
@@ -116,10 +126,31 @@ def test_kill_9_of_the_launcher_ends_a_pipe_command_that_hangs(hanging):
     assert_gone(job, command)
 
 
-def test_kill_9_of_a_trainer_ends_a_pipe_command_that_hangs(hanging):
+def test_kill_9_of_a_trainer_ends_a_pipe_command_that_hangs_before_another_is_started(hanging):
     job, command = hanging
+    (job.store.parent / "hanging").unlink()
     os.kill(job.workers()["trainer-0"], signal.SIGKILL)
-    code, said = job.end(within_s=20)
-    assert code == 1
-    assert "error: trainer-0 ended first: killed by SIGKILL" in said
-    assert_gone(job, command)
+    job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
+    assert_gone_pids(command)
+    another = hanging_pid(job.store.parent)
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end(within_s=10)[0] == 1
+    assert_gone(job, command, another)
+
+
+@pytest.mark.parametrize("victim", ["shard-0", "trainer-1"])
+def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(start, victim):
+    job = start(CLICKS, TWO_BY_TWO)
+    job.until_events(1)
+    workers = job.workers()
+    os.kill(workers[victim], signal.SIGSTOP)
+    os.kill(workers["trainer-0"], signal.SIGKILL)
+    job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
+    assert_gone_pids(*workers.values())
+    job.until_events(1)
+    os.kill(job.workers()[victim], signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end(within_s=10)[0] == 1
+    assert_gone(job)

@@ -10,6 +10,7 @@ from tests.kafka.cluster import free_ports
 pytestmark = pytest.mark.kafka
 
 KAFKA_SPEC = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["no-such-topic"]')
+NEVER = "cluster.max_restarts=0"
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def broker(servers):
 
 
 def test_a_topic_that_does_not_exist_is_named_at_the_deadline(kafka, job):
-    ended = millrace(job, broker(kafka.servers), "sources.lines.connect_deadline=1s", timeout_s=40)
+    ended = millrace(job, broker(kafka.servers), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
     assert ended.code == ExitCode.RETRY
     assert f"error: topic 'no-such-topic' does not exist at {kafka.servers}" in ended.output
     assert "Traceback" not in ended.output
@@ -31,7 +32,7 @@ def test_a_topic_that_does_not_exist_is_named_at_the_deadline(kafka, job):
 
 def test_a_broker_that_is_down_at_the_start_is_named_at_the_deadline(job):
     (port,) = free_ports(1)
-    ended = millrace(job, broker(f"127.0.0.1:{port}"), "sources.lines.connect_deadline=1s", timeout_s=40)
+    ended = millrace(job, broker(f"127.0.0.1:{port}"), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
     assert ended.code == ExitCode.RETRY
     assert f"error: no broker of 127.0.0.1:{port} answered within 1.0 s" in ended.output
     assert "is it running, and reachable from here?" in ended.output

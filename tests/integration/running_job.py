@@ -71,7 +71,7 @@ class RunningJob:
 
     def ports(self) -> list[int]:
         """Ports that the job's workers listen on."""
-        files = (self.store / "workers").glob("*.address")
+        files = (self.store / "workers").glob("*/*.address")
         return [int(path.read_text().rpartition(":")[2]) for path in files]
 
     def kill(self) -> None:
@@ -93,6 +93,11 @@ def assert_gone(job: RunningJob, *pids: int) -> None:
     while left := [*job.workers().values(), *filter(runs, pids)]:
         deadline.check(f"waiting for {left} to be gone")
         time.sleep(0.02)
+
+
+def assert_gone_pids(*pids: int) -> None:
+    """None of these processes is left; no grace."""
+    assert not [pid for pid in pids if runs(pid)]
 
 
 def assert_free(ports: list[int]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.lifecycle import ExitCode
 
 SPEC = """
 name = "cat"
@@ -66,6 +67,12 @@ class Job:
             if line.startswith("training") and "events 0 " not in line:
                 return
         raise AssertionError("the job ended before it trained")
+
+    def until_said(self, words):
+        for line in self.process.stderr:
+            if words in line:
+                return
+        raise AssertionError(f"the job ended before it said {words!r}")
 
     def workers(self):
         """Process numbers by name."""
@@ -133,12 +140,40 @@ def test_kill_9_of_the_launcher_leaves_nobody(job):
     job.assert_nobody_left()
 
 
-@pytest.mark.parametrize("victim", ["shard-1", "trainer-1"])
-def test_kill_9_of_a_worker_ends_the_job_and_names_it(job, victim):
+@pytest.mark.parametrize("victim", ["shard-1", "trainer-0", "trainer-1"])
+def test_kill_9_of_a_worker_starts_all_of_them_again(job, victim):
     job.start(ENDLESS, TWO_BY_TWO)
     job.until_trained()
-    os.kill(job.workers()[victim], signal.SIGKILL)
-    code, _, err = job.end()
-    assert code == 1
-    assert f"error: {victim} ended first: killed by SIGKILL" in err
+    before = job.workers()
+    os.kill(before[victim], signal.SIGKILL)
+    job.until_said(f"launcher| {victim} ended first: killed by SIGKILL; restarting, 1 of 5")
+    job.until_trained()
+    after = job.workers()
+    assert sorted(after) == sorted(before)
+    assert not set(after.values()) & set(before.values())
+    job.process.send_signal(signal.SIGINT)
+    code, out, err = job.end()
+    assert code == 0, err
+    assert out.startswith("done: stopped after the pass in training\n")
+    assert json.loads((job.folder / "store" / "report.json").read_text())["events"] == NUM_LINES
     job.assert_nobody_left()
+
+
+def test_restarts_are_bounded_and_the_end_names_the_worker(job):
+    job.start(ENDLESS, TWO_BY_TWO, "cluster.max_restarts=0")
+    job.until_trained()
+    os.kill(job.workers()["shard-1"], signal.SIGKILL)
+    code, _, err = job.end()
+    assert code == ExitCode.BUG
+    assert "error: shard-1 ended first: killed by SIGKILL" in err
+    job.assert_nobody_left()
+
+
+def test_another_jobs_store_is_refused_and_left_alone(job):
+    job.start()
+    assert job.end()[0] == 0
+    job.start('name="dog"')
+    code, _, err = job.end()
+    assert code == ExitCode.BAD_CONFIG
+    assert "holds a run of job 'cat', not of 'dog'; give --fresh" in err
+    assert (job.folder / "store" / "report.json").exists()

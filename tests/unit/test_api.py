@@ -33,6 +33,8 @@ STATUS = {
     "freshness_s": 1.5,
     "learning": True,
     "tables": {"default": {"rows": 4321}},
+    "restarts": 2,
+    "last_death": "shard-0 ended first: killed by SIGKILL",
 }
 
 
@@ -72,6 +74,8 @@ def test_a_job_tells_what_it_is_doing():
         "freshness_s": 1.5,
         "learning": True,
         "table_rows": {"default": 4321},
+        "restarts": 2,
+        "last_death": "shard-0 ended first: killed by SIGKILL",
     }
 
 
@@ -80,6 +84,7 @@ def test_a_job_that_is_starting_has_no_figures_yet():
     assert answer["state"] == "starting"
     assert answer["pass"] is None
     assert answer["lag"] == {}
+    assert (answer["restarts"], answer["last_death"]) == (0, None)
 
 
 @pytest.mark.parametrize(

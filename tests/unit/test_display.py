@@ -63,6 +63,14 @@ def test_a_frozen_twin_says_that_it_only_predicts():
     assert "predicts only" in drawn({**STATUS, "learning": False})
 
 
+def test_restarts_are_told_with_the_last_death():
+    died = {**STATUS, "state": "restarting", "restarts": 2, "last_death": "shard-0 ended first: killed by SIGKILL"}
+    told = "restarts 2 (last: shard-0 ended first: killed by SIGKILL)"
+    assert lines.progress_line(Status(died)).endswith(f"  {told}")
+    assert told in drawn(died)
+    assert "restarts" not in drawn({**STATUS, "restarts": 0, "last_death": None})
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0.04, "0.0 s"), (119, "119.0 s"), (120, "2 min"), (7200, "2 h"), (9e7, "1,042 d")],

@@ -7,6 +7,7 @@ import pytest
 from millrace.config import validate
 from pserver.config import ShardProcess
 from service.launcher.plan import plan_job
+from service.running import next_plan
 from service.spec import load_job
 from trainer.config import WorkerConfig
 
@@ -15,9 +16,9 @@ NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
 @pytest.fixture
 def plan(tmp_path):
-    def plan(cluster, cores=8):
+    def plan(cluster, cores=8, **more):
         job = load_job(NEWS, [f"cluster={cluster}", f"store.path={tmp_path}/store"])
-        return plan_job(job, tmp_path / "run", cores)
+        return plan_job(job, tmp_path / "run", cores, **{"generation": 3, **more})
 
     return plan
 
@@ -29,6 +30,7 @@ def test_one_trainer_has_its_shard_within(plan, tmp_path):
     assert (worker.rank, worker.world, worker.shards, worker.rendezvous) == (0, 1, (), None)
     assert (worker.folder, worker.store) == (NEWS.parent, tmp_path / "store")
     assert worker.job["name"] == "news"
+    assert (worker.generation, worker.live, worker.until) == (3, tmp_path / "store/live/g3-shard-0", None)
 
 
 def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
@@ -42,7 +44,29 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
     assert {t.rendezvous for t in trainers} == {tmp_path / "run" / "rendezvous"}
     assert len({worker.address_file for worker in (*planned.shards, *planned.trainers)}) == 5
     assert {worker.max_message for worker in (*shards, *trainers)} == {64 << 20}
+    assert [s.live for s in shards] == [tmp_path / "store/live/g3-shard-0", tmp_path / "store/live/g3-shard-1"]
+    assert {t.live for t in trainers} == {None}
+    assert {worker.generation for worker in (*shards, *trainers)} == {planned.generation} == {3}
     assert {worker.secret for worker in (*shards, *trainers)} == {planned.secret}
+
+
+def test_trainers_can_be_told_to_end_with_the_log(plan):
+    planned = plan("{trainers=2}", until="logged")
+    assert [validate(WorkerConfig, trainer.config).until for trainer in planned.trainers] == ["logged"] * 2
+
+
+def test_a_plan_is_of_a_generation_above_all_others_and_live_rows_of_those_go(tmp_path):
+    job = load_job(NEWS, [f"store.path={tmp_path}/store"])
+    assert next_plan(job, tmp_path / "workers", 0).generation == 1
+    (tmp_path / "store/log").mkdir(parents=True)
+    (tmp_path / "store/log/00000002-0001.log").touch()
+    (tmp_path / "store/log/00000007-0002.log").touch()
+    (tmp_path / "store/log/lock").touch()
+    (tmp_path / "store/live/g7-shard-0/default").mkdir(parents=True)
+    planned = next_plan(job, tmp_path / "workers", 3)
+    assert (planned.generation, planned.run_folder) == (8, tmp_path / "workers" / "g8")
+    assert not (tmp_path / "store/live").exists()
+    assert next_plan(job, tmp_path / "workers", 11).generation == 12
 
 
 def test_every_start_has_a_secret_of_its_own_that_is_not_shown(plan):

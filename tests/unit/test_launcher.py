@@ -7,30 +7,22 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from millrace.deadline import Deadline
-from service.launcher.local import LocalLauncher
+from millrace.points import Fault, Point
 from service.launcher.process import MAX_LINE_CHARACTERS, TAIL_LINES
-from service.launcher.run_folder import run_folder
-from service.launcher.supervision import Limits
+from tests.fakes.launch import fake_launcher, fake_plan
 
-FAKES = Path(__file__).parents[1] / "fakes"
-LIMITS = {"drain_s": 20.0, "finish_s": 20.0, "end_s": 0.5}
+ROOT = Path(__file__).parents[2]
+LIMITS = {"drain_s": 20.0, "finish_s": 20.0, "end_s": 0.5, "settle_s": 0.2}
 SHARD = [["note_pid"], ["address"], ["sleep"]]
 TRAINER = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
-
-
-def fake_plan(*arguments):
-    sys.path.insert(0, str(FAKES))
-    try:
-        from launch import fake_plan
-    finally:
-        sys.path.remove(str(FAKES))
-    return fake_plan(*arguments)
 
 
 class World:
@@ -42,23 +34,26 @@ class World:
         self.launcher = None
         self.process = None
 
-    def run(self, shards, trainers, **limits):
-        plan = fake_plan(self.folder, shards, trainers)
-        with run_folder(plan.run_folder):
-            self.launcher = LocalLauncher(
-                plan,
-                lambda worker, text: self.lines.append((worker, text)),
-                limits=Limits(**{**LIMITS, **limits}),
-                status_interval_s=0.05,
-            )
-            return self.launcher.run()
+    def make(self, shards, trainers, max_restarts=0, **limits):
+        self.launcher = fake_launcher(
+            self.folder,
+            shards,
+            trainers,
+            lambda worker, text: self.lines.append((worker, text)),
+            {**LIMITS, **limits},
+            max_restarts,
+        )
+        return self.launcher
 
-    def launch(self, shards, trainers, **limits):
+    def run(self, *told, **limits):
+        return self.make(*told, **limits).run()
+
+    def launch(self, shards, trainers, max_restarts=0, **limits):
         told = self.folder / "plan.json"
-        content = {"folder": str(self.folder), "shards": shards, "trainers": trainers, "limits": {**LIMITS, **limits}}
-        told.write_text(json.dumps(content))
+        workers = {"folder": str(self.folder), "shards": shards, "trainers": trainers}
+        told.write_text(json.dumps({**workers, "limits": {**LIMITS, **limits}, "max_restarts": max_restarts}))
         self.process = subprocess.Popen(
-            [sys.executable, str(FAKES / "launch.py"), str(told)],
+            [sys.executable, "-m", "tests.fakes.launch", str(told)], cwd=ROOT,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
@@ -82,6 +77,23 @@ class World:
         while left := [pid for pid in self.pids() if runs(pid)]:
             deadline.check(f"waiting for {left} to be gone")
             time.sleep(0.02)
+
+
+@contextmanager
+def when(true, act):
+    """Call `act` on a thread as soon as `true()`."""
+
+    def wait():
+        deadline = Deadline.after(20)
+        while not true():
+            deadline.check("waiting")
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join()
 
 
 def runs(pid):
@@ -111,28 +123,24 @@ def test_a_job_that_drains_ends_well_and_leaves_nothing(world):
     assert ("trainer-0", "hello") in world.lines
     assert len(world.pids()) == 4  # two shards, the trainer and what it spawned
     world.assert_nobody_left()
-    assert not (world.folder / "run").exists()
+    assert list((world.folder / "run").iterdir()) == []
 
 
 def test_trainers_are_told_the_addresses_of_all_shards(world):
     seen = {}
+    launcher = world.make(
+        [SHARD, SHARD], [[["say_config", "shards"], ["await_file", str(world.folder / "go")], ["exit", 0]]]
+    )
 
-    plan = fake_plan(world.folder, [SHARD, SHARD], [[["await_file", str(world.folder / "go")], ["exit", 0]]])
-    with run_folder(plan.run_folder):
-        launcher = LocalLauncher(plan, lambda *_: None, limits=Limits(**LIMITS))
-        start = launcher._start
+    def on_line(worker, text):
+        path = world.folder / "run" / "g1" / "trainer-0.json"
+        seen["shards"] = json.loads(text)
+        seen["mode"] = stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)
+        (world.folder / "go").touch()
 
-        def looking(plan, config):
-            start(plan, config)
-            seen[plan.name] = config
-            if plan.name == "trainer-0":
-                path = world.folder / "run" / "trainer-0.json"
-                seen["mode"] = stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)
-                (world.folder / "go").touch()
-
-        launcher._start = looking
-        assert launcher.run().code == 0
-    assert seen["trainer-0"]["shards"] == ["127.0.0.1:1", "127.0.0.1:1"]
+    launcher._on_line = on_line
+    assert launcher.run().code == 0
+    assert seen["shards"] == ["127.0.0.1:1", "127.0.0.1:1"]
     assert seen["mode"] == (0o600, 0o700)
 
 
@@ -141,8 +149,9 @@ def test_trainers_are_told_the_addresses_of_all_shards(world):
     [
         (["exit", 1], 1, "exit code 1"),
         (["exit", 2], 2, "exit code 2 (bad configuration)"),
+        (["exit", 70], 70, "exit code 70 (a bug)"),
         (["exit", 75], 75, "exit code 75 (unavailable or out of time)"),
-        (["kill_self", 9], 1, "killed by SIGKILL"),
+        (["kill_self", 9], 70, "killed by SIGKILL"),
     ],
 )
 def test_a_trainers_death_ends_the_job_with_its_last_words(world, last_act, code, words):
@@ -170,9 +179,10 @@ def test_a_shard_that_dies_before_it_is_up_is_told(world):
 def test_a_program_that_does_not_exist_is_told(world):
     plan = fake_plan(world.folder, [], [[]])
     object.__setattr__(plan.trainers[0], "command", ("/no/such/program",))
-    with run_folder(plan.run_folder):
-        outcome = LocalLauncher(plan, lambda *_: None).run()
-    assert (outcome.code, outcome.first_dead) == (1, "trainer-0")
+    launcher = world.make([], [])
+    launcher._phases = [lambda last: plan]
+    outcome = launcher.run()
+    assert (outcome.code, outcome.first_dead) == (75, "trainer-0")
     assert outcome.reason.startswith("trainer-0: cannot be started: ")
 
 
@@ -186,21 +196,12 @@ def test_only_so_much_of_a_workers_output_is_kept(world):
 
 
 def test_the_status_is_the_chiefs(world):
-    plan = fake_plan(world.folder, [], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
-
-    with run_folder(plan.run_folder):
-        launcher = LocalLauncher(plan, lambda *_: None, limits=Limits(**LIMITS), status_interval_s=0.02)
-        assert launcher.status() == {"job": "fake", "state": "starting"}
-        take_event = launcher._take_event
-
-        def looking():
-            take_event()
-            if launcher.status()["state"] == "training":
-                (world.folder / "go").touch()
-
-        launcher._take_event = looking
+    launcher = world.make([], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
+    known = {"job": "fake", "restarts": 0, "last_death": None}
+    assert launcher.status() == {**known, "state": "starting"}
+    with when(lambda: launcher.status()["state"] == "training", (world.folder / "go").touch):
         assert launcher.run().code == 0
-    assert launcher.status() == {"job": "fake", "state": "training", "shards": []}
+    assert launcher.status() == {**known, "state": "training", "shards": []}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -247,7 +248,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(world):
     world.launch([SHARD, SHARD], [TRAINER, TRAINER])
     world.until_said("up", times=2)
     assert len(world.pids()) == 6
-    host, port = (world.folder / "run" / "trainer-0.address").read_text().split(":")
+    host, port = (world.folder / "run" / "g1" / "trainer-0.address").read_text().split(":")
     world.process.kill()
     world.assert_nobody_left()
     with socket.socket() as again:
@@ -262,5 +263,114 @@ def test_kill_9_of_a_worker_ends_the_others_and_is_named(world, victim):
     shard, trainer, _ = world.pids()
     os.kill(shard if victim == 0 else trainer, signal.SIGKILL)
     name = "shard-0" if victim == 0 else "trainer-0"
-    assert f"outcome 1 {name} ended first: killed by SIGKILL" in world.rest()
+    assert f"outcome 70 {name} ended first: killed by SIGKILL" in world.rest()
     world.assert_nobody_left()
+
+
+# -- restarted
+
+
+DYING = [["note_pid"], ["spawn"], ["serve"], ["in_generation", 1, "kill_self", 9]]
+
+
+def test_a_worker_that_dies_is_started_again_with_all_others(world):
+    outcome = world.run([SHARD], [[*DYING, ["say_config", "generation"], ["exit", 0]]], max_restarts=1)
+    assert (outcome.code, outcome.reason) == (0, "the stream is drained")
+    assert ("trainer-0", "2") in world.lines
+    told = "trainer-0 ended first: killed by SIGKILL"
+    assert ("launcher", f"{told}; restarting, 1 of 1") in world.lines
+    status = world.launcher.status()
+    assert (status["restarts"], status["last_death"]) == (1, told)
+    assert len(world.pids()) == 6  # in each generation: a shard, the trainer, and what it spawned
+    world.assert_nobody_left()
+    assert list((world.folder / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [70, 75])
+def test_an_exit_that_may_pass_is_tried_again(world, code):
+    outcome = world.run([SHARD], [[["in_generation", 1, "exit", code], ["exit", 0]]], max_restarts=1)
+    assert outcome.code == 0
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_an_error_that_would_come_again_is_not_tried_again(world, code):
+    outcome = world.run([SHARD], [[["in_generation", 1, "exit", code], ["exit", 0]]], max_restarts=1)
+    assert outcome.code == code
+    assert world.launcher.status()["restarts"] == 0
+
+
+def test_restarts_are_bounded_and_the_end_tells_them(world):
+    outcome = world.run([SHARD], [[["note_pid"], ["say", "alas"], ["kill_self", 11]]], max_restarts=2)
+    assert outcome.code == 70
+    assert outcome.reason == (
+        "the workers died 3 times within 600 s, more than cluster.max_restarts = 2 allows: "
+        "trainer-0 ended first: killed by SIGSEGV (3 x)"
+    )
+    assert world.launcher.last_lines(outcome.first_dead) == ["alas"]
+    world.assert_nobody_left()
+
+
+def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
+    """Also of one that is stopped, and its port is free."""
+    stopped = [["note_pid"], ["spawn"], ["address"], ["in_generation", 1, "kill_self", signal.SIGSTOP], ["sleep"]]
+    chief = [["note_pid"], ["serve"], ["in_generation", 1, "kill_self", 9], ["exit", 0]]
+    left = []
+    launcher = world.make([stopped], [chief], max_restarts=1)
+    (first,) = launcher._phases
+
+    def plan(last):
+        if last == 1:
+            left.extend(pid for pid in world.pids() if runs(pid))
+            left.extend((world.folder / "run").iterdir())
+        return first(last)
+
+    launcher._phases = [plan]
+    assert launcher.run().code == 0
+    assert left == []
+
+
+def test_a_stop_between_generations_ends_well(world):
+    died = [["note_pid"], ["kill_self", 9]]
+    launcher = world.make([], [died], max_restarts=1000)
+
+    def restarting():
+        return launcher.status()["state"] == "restarting" and launcher.status()["restarts"] >= 2
+
+    with when(restarting, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        outcome = launcher.run()
+    assert (outcome.code, outcome.reason) == (0, "stopped while its workers were restarted")
+    world.assert_nobody_left()
+
+
+def test_a_death_after_a_stop_was_asked_is_not_restarted(world):
+    world.launch([SHARD], [[["note_pid"], ["serve"], ["say", "up"], ["await_drain"], ["kill_self", 9]]], max_restarts=3)
+    world.until_said("up")
+    world.process.send_signal(signal.SIGINT)
+    assert "killed by SIGKILL; not restarted, for the job was asked to stop" in world.rest()
+
+
+def test_faults_reach_their_worker_in_their_generation(world):
+    asked = []
+    chief = [["serve"], ["say_config", "faults"], ["kill_self", 9]]
+    launcher = world.make([], [chief], max_restarts=1)
+
+    def faults(generation, worker):
+        asked.append((generation, worker))
+        return [Fault(point=Point.CLOSED, hit=generation)]
+
+    launcher._faults = faults
+    launcher.run()
+    assert asked == [(1, "trainer-0"), (2, "trainer-0")]
+    assert [json.loads(text) for worker, text in world.lines if worker == "trainer-0"] == [
+        [{"point": "closed", "hit": 1}], [{"point": "closed", "hit": 2}],
+    ]  # fmt: skip
+
+
+def test_phases_follow_one_another_where_they_drain(world):
+    world.make([], [])
+    phases = [[["say", "first"], ["exit", 0]], [["say", "second"], ["exit", 1]], [["say", "third"], ["exit", 0]]]
+    world.launcher._phases = [
+        lambda last, do=do: fake_plan(world.folder, [], [do], last + 1) for do in phases
+    ]  # fmt: skip
+    assert world.launcher.run().code == 1
+    assert [text for _, text in world.lines] == ["first", "second"]

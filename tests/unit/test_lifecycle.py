@@ -58,9 +58,17 @@ def test_an_error_for_people_is_one_line_and_its_exit_code(capsys, error, code):
     assert capsys.readouterr().err == "error: x\n"
 
 
-def test_a_bug_is_not_hidden():
-    with pytest.raises(ZeroDivisionError):
-        exit_code_of(lambda: 1 / 0)
+def test_a_bug_shows_its_traceback_and_is_no_error_for_people(capsys):
+    assert exit_code_of(lambda: 1 / 0) is ExitCode.BUG
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_exit_codes_are_the_ones_we_promised():
+    assert {code.name: code.value for code in ExitCode} == {
+        "DRAINED": 0, "FAILED": 1, "BAD_CONFIG": 2, "BUG": 70, "RETRY": 75,
+    }  # fmt: skip
 
 
 def test_a_good_end_is_drained():

@@ -14,8 +14,8 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def claim(folder, fresh=False):
-    with claimed(folder, "news", fresh=fresh) as store:
+def claim(folder, fresh=False, job="news"):
+    with claimed(folder, job, fresh=fresh) as store:
         return store
 
 
@@ -38,12 +38,50 @@ def test_an_empty_folder_may_become_a_store(tmp_path):
     assert (tmp_path / MARKER).exists()
 
 
-def test_a_store_that_holds_a_run_is_refused_with_a_hint(tmp_path):
+def test_the_run_a_store_holds_goes_on_without_the_report_of_its_end(tmp_path):
     claim(tmp_path)
+    told = (tmp_path / RUN).read_text()
+    (tmp_path / "log").mkdir()
+    (tmp_path / REPORT).write_text("{}")
+    claim(tmp_path)
+    assert names(tmp_path) == sorted([LOCK, MARKER, RUN, "log"])
+    assert (tmp_path / RUN).read_text() == told
+
+
+def test_another_jobs_run_is_refused_with_a_hint(tmp_path):
+    claim(tmp_path, job="clicks")
     assert refusal(tmp_path) == (
-        f"store.path: {tmp_path} holds a run already; give --fresh to remove it and begin anew, "
+        f"store.path: {tmp_path} holds a run of job 'clicks', not of 'news'; give --fresh to remove it and begin anew, "
         "or choose another store.path"
     )
+    claim(tmp_path, fresh=True)
+    assert json.loads((tmp_path / RUN).read_text())["job"] == "news"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_a_run_that_cannot_be_named_is_refused(tmp_path, text):
+    claim(tmp_path)
+    (tmp_path / RUN).write_text(text)
+    assert refusal(tmp_path).startswith(f"store.path: {tmp_path / RUN} cannot be read (")
+
+
+def test_a_clearing_that_was_cut_short_is_no_run(tmp_path, monkeypatch):
+    claim(tmp_path)
+    for name in ("log", "commits"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("service.store.shutil.rmtree", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        claim(tmp_path, fresh=True)
+    monkeypatch.undo()
+    assert refusal(tmp_path) == (
+        f"store.path: {tmp_path} holds parts of a run (log, commits) but no {RUN}; put that back, or give --fresh"
+    )
+    claim(tmp_path, fresh=True)
+    assert names(tmp_path) == sorted([LOCK, MARKER, RUN])
+
+
+def cut_short(*_):
+    raise KeyboardInterrupt
 
 
 def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path):

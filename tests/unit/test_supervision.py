@@ -19,7 +19,7 @@ from service.launcher.supervision import (
     how_it_ended,
 )
 
-LIMITS = Limits(drain_s=100, finish_s=50, end_s=10)
+LIMITS = Limits(drain_s=100, finish_s=50, end_s=10, settle_s=2)
 ALL = ("shard-0", "trainer-0", "trainer-1")
 
 
@@ -43,32 +43,66 @@ def test_a_stream_drained_by_all_trainers_ends_the_shards_and_the_job(job):
 
 
 @pytest.mark.parametrize("worker", ALL)
-@pytest.mark.parametrize(
-    ("code", "exit_code", "words"),
-    [(1, 1, "exit code 1"), (2, 2, "exit code 2 (bad configuration)"), (-9, 1, "killed by SIGKILL"),
-     (75, 75, "exit code 75 (unavailable or out of time)"), (3, 1, "exit code 3")],
-)  # fmt: skip
-def test_the_first_death_ends_everything_and_is_named(job, worker, code, exit_code, words):
+@pytest.mark.parametrize(("code", "words"), [(1, "exit code 1"), (2, "exit code 2 (bad configuration)")])
+def test_an_error_that_would_come_again_ends_everything_orderly(job, worker, code, words):
     others = tuple(name for name in ALL if name != worker)
     reason = f"{worker} ended first: {words}"
     assert job.step(Exited(worker, code), 1) == [Terminate(others, reason)]
+    assert exit_all(job, *others, code=75) == []
+    assert job.outcome == Outcome(code, reason, worker)
+    assert not job.outcome.may_pass
+
+
+@pytest.mark.parametrize("worker", ALL)
+def test_a_death_by_a_signal_kills_the_others_at_once(job, worker):
+    others = tuple(name for name in ALL if name != worker)
+    reason = f"{worker} ended first: killed by SIGKILL"
+    assert job.step(Exited(worker, -9), 1) == [Kill(others, reason)]
     assert exit_all(job, *others, code=1) == []
-    assert job.outcome == Outcome(exit_code, reason, worker)
+    assert job.outcome == Outcome(70, reason, worker)
+    assert job.outcome.may_pass
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [(70, 70, "exit code 70 (a bug)"), (75, 75, "exit code 75 (unavailable or out of time)"), (3, 70, "exit code 3")],
+)
+def test_an_exit_that_may_pass_is_given_time_to_settle(job, code, exit_code, words):
+    reason = f"trainer-0 ended first: {words}"
+    assert job.step(Exited("trainer-0", code), 1) == []
+    assert job.ending
+    assert job.step(Tick(), 2.9) == []
+    assert job.step(Tick(), 3) == [Kill(("shard-0", "trainer-1"), f"still there: {reason}")]
+    exit_all(job, "shard-0", "trainer-1", code=-9)
+    assert job.outcome == Outcome(exit_code, reason, "trainer-0")
+    assert job.outcome.may_pass
+
+
+def test_who_is_to_blame_may_be_seen_after_who_answered_it(job):
+    job.step(Exited("trainer-0", 75), 1)
+    job.step(Exited("trainer-1", 1), 2)
+    job.step(Exited("shard-0", 2), 2)
+    assert job.outcome == Outcome(1, "trainer-1 ended first: exit code 1", "trainer-1")
+
+
+def test_what_answers_a_death_by_a_signal_is_not_to_blame(job):
+    job.step(Exited("shard-0", -9), 1)
+    exit_all(job, "trainer-0", "trainer-1", code=1)
+    assert job.outcome.first_dead == "shard-0"
 
 
 def test_a_shard_that_ends_orderly_before_the_trainers_is_a_death_too(job):
-    assert job.step(Exited("shard-0", 0), 1) == [
-        Terminate(("trainer-0", "trainer-1"), "shard-0 ended first: exit code 0")
-    ]
+    reason = "shard-0 ended first: exit code 0"
+    assert job.step(Exited("shard-0", 0), 1) == [Kill(("trainer-0", "trainer-1"), reason)]
     exit_all(job, "trainer-0", "trainer-1")
-    assert job.outcome.code == 1
+    assert job.outcome == Outcome(70, reason, "shard-0")
 
 
 def test_who_is_still_there_after_sigterm_is_killed_at_the_deadline(job):
     job.step(Exited("trainer-0", 1), 1)
     job.step(Exited("shard-0", -15), 1)
     assert job.step(Tick(), 10.9) == []
-    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still there 10 s after SIGTERM")]
+    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still there: trainer-0 ended first: exit code 1")]
     assert job.step(Tick(), 11.1) == []
     exit_all(job, "trainer-1", code=-9)
     assert job.outcome.first_dead == "trainer-0"
@@ -93,11 +127,12 @@ def test_draining_is_bounded(job):
     assert job.step(Tick(), 101) == [Terminate(ALL, "asked to stop, not ended after 100 s")]
     exit_all(job, *ALL)
     assert job.outcome.code == 1
+    assert job.stop_asked
 
 
-def test_a_trainer_that_does_not_finish_with_the_others_ends_the_job(job):
+def test_a_trainer_that_does_not_finish_with_the_others_is_killed(job):
     assert exit_all(job, "trainer-0", at=5) == []
-    assert job.step(Tick(), 55) == [Terminate(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 not")]
+    assert job.step(Tick(), 55) == [Kill(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 not")]
 
 
 def test_a_request_before_training_began_ends_well():
@@ -112,16 +147,18 @@ def test_a_request_before_training_began_ends_well():
 def test_a_worker_that_cannot_start_ends_those_that_have():
     job = Supervision(["shard-0"], ["trainer-0"], LIMITS)
     job.step(Started("shard-0"), 0)
-    assert job.step(StartFailed("trainer-0", "no such file"), 1) == [Terminate(("shard-0",), "trainer-0: no such file")]
-    job.step(Exited("shard-0", -15), 2)
-    assert job.outcome == Outcome(1, "trainer-0: no such file", "trainer-0")
+    assert job.step(StartFailed("trainer-0", "no such file"), 1) == [Kill(("shard-0",), "trainer-0: no such file")]
+    job.step(Exited("shard-0", -9), 2)
+    assert job.outcome == Outcome(75, "trainer-0: no such file", "trainer-0")
 
 
 def test_a_signal_python_does_not_know_is_still_named():
     assert how_it_ended(-250) == "killed by signal 250"
 
 
-exits = st.sampled_from(ALL).flatmap(lambda name: st.builds(Exited, st.just(name), st.sampled_from([0, 1, 2, 75, -9])))
+exits = st.sampled_from(ALL).flatmap(
+    lambda name: st.builds(Exited, st.just(name), st.sampled_from([0, 1, 2, 70, 75, -9]))
+)
 
 
 @given(st.lists(exits | st.just(StopAsked()) | st.just(Tick()), max_size=12))

@@ -1,0 +1,69 @@
+"""Whether a generation that died is followed by another one: a pure decision, and the bound on such.
+
+How a generation ends is service.launcher.supervision's; starting one is service.launcher.local's.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from service.launcher.supervision import Outcome
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
+"""The first restart is immediate; the next waits so long, each one after it twice as long, up to the bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """How many restarts are too many."""
+
+    max_restarts: int = 5
+    """Within `window_s`; 0: none at all."""
+    window_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A generation that was followed by another one."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start another generation after a pause."""
+
+    after_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job has ended."""
+
+    outcome: Outcome
+
+
+def decide(
+    outcome: Outcome, past: Sequence[Death], now_s: float, limits: RestartLimits, *, stop_asked: bool = False
+) -> Restart | End:
+    """What follows a generation that ended with `outcome`, `past` those before it."""
+    if not outcome.may_pass or limits.max_restarts == 0:
+        return End(outcome)
+    if stop_asked:
+        return End(replace(outcome, reason=f"{outcome.reason}; not restarted, for the job was asked to stop"))
+    recent = [death.reason for death in past if now_s - death.at_s < limits.window_s]
+    if len(recent) >= limits.max_restarts:
+        return End(replace(outcome, reason=_too_many([*recent, outcome.reason], limits)))
+    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(recent) - 1)) if recent else 0.0
+    after = f" in {pause_s:g} s" if pause_s else ""
+    return Restart(pause_s, f"{outcome.reason}; restarting{after}, {len(recent) + 1} of {limits.max_restarts}")
+
+
+def _too_many(reasons: list[str], limits: RestartLimits) -> str:
+    deaths = "; ".join(f"{reason} ({times} x)" for reason, times in Counter(reasons).items())
+    return (
+        f"the workers died {len(reasons)} times within {limits.window_s:g} s, "
+        f"more than cluster.max_restarts = {limits.max_restarts} allows: {deaths}"
+    )
