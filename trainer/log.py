@@ -198,10 +198,12 @@ class Log:
             self._sealed.append(replace(self.files()[-1], sealed=True))
             try:
                 self._first, self._open = self._next, self._begun(numbers[1] + 1)
-            except MillraceError as error:
+            except LogFull:
                 self._sealed.pop()
-                if isinstance(error, LogFailed):
-                    full.fail()
+                raise
+            except BaseException:  # the new file may be there, and has sealed this one
+                self._sealed.pop()
+                full.fail()
                 raise
             full.end()
             return True

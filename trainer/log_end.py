@@ -51,13 +51,13 @@ class OpenFile:
                 disk.append(self._file, first_line)
                 disk.sync(self._file)
                 disk.link(unfinished, path)
+            with failing(path, full=False):
+                disk.sync_folder(path.parent)
         except (LogFull, LogFailed, FileExistsError):
             self._file.close()
-            disk.remove(unfinished)
             raise
-        with failing(path, full=False):
+        finally:
             disk.remove(unfinished)
-            disk.sync_folder(path.parent)
         self._reserve()
 
     def append(self, line: bytes) -> None:

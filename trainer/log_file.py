@@ -132,7 +132,7 @@ def record_of(line: bytes, place: Place) -> Record | None:
     if int(head[1]) > FORMAT:
         raise LogTooNew(place.path, place.byte, int(head[1]))
     content = line[head.end() - 1 : -1]
-    if not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
+    if int(head[1]) != FORMAT or not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
         return None
     said = json.loads(content)
     return Record(said.pop("n"), Kind(said.pop("kind")), said, place)

@@ -1,0 +1,514 @@
+"""The log tells what was appended, of each generation just what its successor sealed, and stops where it is damaged."""
+
+import errno
+import json
+import subprocess
+import sys
+import threading
+import zlib
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.durable import RealDisk
+from millrace.errors import DeadlineExceeded
+from trainer import log as log_module
+from trainer.log import Kind, Log, LogDamaged, LogFailed, LogFull, LogTooNew, Superseded, newest_generation, read
+from trainer.log_end import RESERVE_BYTES
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def claim(folder):
+    logs = []
+
+    def claimed(generation, body=None, disk=None):
+        logs.append(Log.claim(folder, generation, body or {}, Deadline.after(5), *([disk] if disk else [])))
+        return logs[-1]
+
+    yield claimed
+    for log in logs:
+        log.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(log_module, "PART_BYTES", 100)
+
+
+def told(folder):
+    """What the log says, without where: (number, kind, pass)."""
+    return [(record.number, record.kind, record.body.get("number")) for record in read(folder)]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# What is written is read
+
+
+def test_what_was_appended_is_read_in_order_with_its_place(claim, folder):
+    log = claim(1, {"host": "here"})
+    plan = log.append(Kind.PLAN, {"number": 1, "segments": [["t", 0, 0, 5]], "note": "line\nfeed \u2028 é"})
+    close = log.append(Kind.CLOSE, {"number": 1, "digests": {"dense": "ab"}})
+    first, *rest = read(folder)
+    assert (first.number, first.kind, first.body) == (
+        1,
+        Kind.CLAIM,
+        {"host": "here", "generation": 1, "sealed": {}, "closed": 0},
+    )
+    assert rest == [plan, close]
+    path = folder / "00000001-0001.log"
+    assert path.read_bytes()[plan.place.byte :].startswith(b"1 ")
+    assert str(close.place) == f"{path}: byte {close.place.byte}"
+
+
+def test_a_line_is_format_checksum_and_json(claim, folder):
+    claim(1).append(Kind.VOID, {"number": 7})
+    line = (folder / "00000001-0001.log").read_bytes().splitlines()[1]
+    content = b'{"n":2,"kind":"void","number":7}'
+    assert line == b"1 %08x %s" % (zlib.crc32(content), content)
+
+
+def test_a_folder_without_a_log_says_nothing(folder):
+    assert (read(folder), newest_generation(folder)) == ([], 0)
+
+
+def test_a_body_that_is_no_json_is_refused_and_nothing_is_written(claim, folder):
+    log = claim(1)
+    for body in ({"x": float("nan")}, {"x": object()}):
+        with pytest.raises((ValueError, TypeError)):
+            log.append(Kind.OPERATION, body)
+    assert log.append(Kind.PLAN, {"number": 1}).number == 2
+    assert len(read(folder)) == 2
+
+
+def test_threads_append_whole_records_each_with_its_own_number(claim, folder):
+    log = claim(1)
+    threads = [
+        threading.Thread(target=lambda i=i: [log.append(Kind.OPERATION, {"op": i}) for _ in range(10)])
+        for i in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = read(folder)
+    assert [record.number for record in records] == list(range(1, 32))
+    assert sorted(record.body["op"] for record in records[1:]) == [0] * 10 + [1] * 10 + [2] * 10
+
+
+def test_the_control_plane_reads_a_log_without_torch():
+    code = "import sys, trainer.log, trainer.history; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Generations
+
+
+def test_a_claim_seals_what_was_there_and_numbers_run_on(claim, folder):
+    claim(1).append(Kind.PLAN, {"number": 1})
+    length = (folder / "00000001-0001.log").stat().st_size
+    claim(2).append(Kind.CLOSE, {"number": 1})
+    assert told(folder) == [(1, "claim", None), (2, "plan", 1), (3, "claim", None), (4, "close", 1)]
+    assert read(folder)[2].body["sealed"] == {"00000001-0001.log": length}
+    assert newest_generation(folder) == 2
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_claim_that_is_not_newer_is_refused_and_leaves_nothing(claim, folder, generation):
+    claim(2)
+    before = names(folder)
+    with pytest.raises(Superseded, match=f"generation 2 .* generation {generation} comes too late") as refused:
+        claim(generation)
+    assert refused.value.exit_code == 75
+    assert names(folder) == before
+
+
+def test_of_two_that_claim_one_generation_one_wins(folder):
+    start, outcomes = threading.Barrier(4), []
+
+    def contend():
+        start.wait()
+        try:
+            Log.claim(folder, 1, {}, Deadline.after(30)).close()
+            outcomes.append("won")
+        except Superseded:
+            outcomes.append("late")
+
+    threads = [threading.Thread(target=contend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["late"] * 3 + ["won"]
+    assert len(read(folder)) == 1
+
+
+def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_parts):
+    old = claim(1)
+    old.append(Kind.PLAN, {"number": 1})
+    claim(2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for attempt in (lambda: old.append(Kind.PLAN, {"number": 2}), old.roll, lambda: old.prune(99)):
+        with pytest.raises(Superseded):
+            attempt()
+    with pytest.raises(Superseded), old.exclusive():
+        pytest.fail("let in")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("late", [b"1 00000000 {}\n", b"\0" * 50, b"whole"])
+def test_what_a_late_writer_leaves_behind_the_seal_is_ignored(claim, folder, late):
+    old = claim(1)
+    old.append(Kind.PLAN, {"number": 1})
+    path = folder / "00000001-0001.log"
+    claim(2).append(Kind.CLOSE, {"number": 1})
+    before = read(folder)
+    if late == b"whole":
+        late = path.read_bytes().splitlines(keepends=True)[1].replace(b'"n":2', b'"n":3')
+    with path.open("ab") as file:
+        file.write(late)
+    assert read(folder) == before
+
+
+def test_whoever_holds_the_store_keeps_others_out_and_may_append(claim, folder, monkeypatch):
+    log = claim(1)
+    monkeypatch.setattr(log_module, "MAX_WAIT_S", 0.02)
+    refused = []
+
+    def other():
+        try:
+            log.append(Kind.VOID, {"number": 2})
+        except DeadlineExceeded as error:
+            refused.append(str(error))
+
+    with log.exclusive():
+        log.append(Kind.PLAN, {"number": 1})
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with pytest.raises(DeadlineExceeded, match="lock is locked by another"):
+            Log.claim(folder, 2, {}, Deadline.after(0))
+    assert len(refused) == 1
+    assert [record.kind for record in read(folder)] == [Kind.CLAIM, Kind.PLAN]
+    log.append(Kind.VOID, {"number": 2})
+
+
+# Files
+
+
+def test_a_long_file_is_followed_by_one_that_seals_it_and_repeats_the_claim(claim, folder, small_parts):
+    log = claim(1, {"timeline": "t1"})
+    log.append(Kind.PLAN, {"number": 1})
+    log.append(Kind.CLOSE, {"number": 1})
+    assert log.roll()
+    assert log.append(Kind.PLAN, {"number": 2}).number == 5
+    first, second = log.files()
+    assert (first.path.name, first.sealed, first.first) == ("00000001-0001.log", True, 1)
+    assert (second.path.name, second.sealed, second.first) == ("00000001-0002.log", False, 4)
+    assert [kept.length for kept in (first, second)] == [kept.path.stat().st_size for kept in (first, second)]
+    again = read(folder)[3]
+    assert again.body == {"timeline": "t1", "generation": 1, "sealed": {first.path.name: first.length}, "closed": 1}
+    claim(2)
+    assert [record.number for record in read(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_short_file_goes_on(claim, folder):
+    log = claim(1)
+    assert not log.roll()
+    assert len(log.files()) == 1
+
+
+def closed(log, number):
+    """Close a pass whose successor is planned already, as the chief does; the close's record number."""
+    log.append(Kind.PLAN, {"number": number + 1})
+    record = log.append(Kind.CLOSE, {"number": number}).number
+    assert log.roll()
+    return record
+
+
+def test_pruning_keeps_the_plan_after_the_commit_though_its_file_is_older_than_the_close(claim, folder, small_parts):
+    log = claim(1)
+    log.append(Kind.PLAN, {"number": 1})
+    closes = [closed(log, number) for number in (1, 2, 3)]
+    assert [path.name for path in log.prune(closes[1])] == ["00000001-0001.log"]
+    assert [number for _, kind, number in told(folder) if kind == Kind.PLAN][0] == 3
+    claim(2).append(Kind.CLOSE, {"number": 4})
+    assert read(folder)[0].number > 1
+
+
+def test_pruning_keeps_operations_that_did_not_act(claim, folder, small_parts):
+    log = claim(1)
+    log.append(Kind.OPERATION, {"op": "shrink", "why": "x" * 100})
+    log.roll()
+    assert log.prune(99) == []
+    end = log.append(Kind.CLOSE, {"number": 1}).number
+    assert log.prune(end - 1) == []
+    assert len(log.prune(end)) == 1
+
+
+def test_what_an_abandoned_timeline_left_open_is_pruned(claim, folder, small_parts):
+    log = claim(1, {"timeline": "t1"})
+    log.append(Kind.PLAN, {"number": 1})
+    log = claim(2, {"timeline": "t2"})
+    assert [path.name for path in log.prune(log.append(Kind.CLOSE, {"number": 1}).number)] == ["00000001-0001.log"]
+    assert names(folder) == ["00000002-0001.log", "lock"]
+
+
+def test_a_reader_begins_again_when_files_are_pruned_under_it(claim, folder, small_parts, monkeypatch):
+    log = claim(1)
+    log.append(Kind.VOID, {"number": 1})
+    log.roll()
+    real, looks = log_module.read_files, []
+
+    def pruned_meanwhile(folder):
+        looks.append(1)
+        if len(looks) == 1:
+            raise FileNotFoundError
+        return real(folder)
+
+    monkeypatch.setattr(log_module, "read_files", pruned_meanwhile)
+    assert len(read(folder)) == 3
+
+
+# Damage
+
+
+def two_generations(claim):
+    claim(1).append(Kind.PLAN, {"number": 1})
+    log = claim(2)
+    log.append(Kind.CLOSE, {"number": 1})
+    log.append(Kind.PLAN, {"number": 2})
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(claim, folder):
+    two_generations(claim)
+    before = read(folder)
+    for path in sorted(folder.glob("*.log")):
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            for flip in (0x01, 0x02, 0x20):
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
+                try:
+                    found = read(folder)
+                except (LogDamaged, LogTooNew) as error:
+                    assert str(path) in str(error) or "which is not there" in str(error)
+                else:  # no one can tell a damaged last record from one that was never finished
+                    assert found == before[:-1] and before[-1].place.path == path and at >= before[-1].place.byte
+        path.write_bytes(whole)
+
+
+def test_a_cut_anywhere_in_the_newest_file_leaves_whole_records_or_is_damage(claim, folder):
+    two_generations(claim)
+    before, path = read(folder), folder / "00000002-0001.log"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        if length < before[3].place.byte:
+            with pytest.raises(LogDamaged, match="does not begin with a good claim"):
+                read(folder)
+        else:
+            assert read(folder) == [
+                r for r in before if r.place.path != path or whole[:length].count(b"\n") > r.number - 3
+            ]
+
+
+def test_a_cut_in_a_sealed_file_is_damage_that_says_where_and_what_to_do(claim, folder):
+    two_generations(claim)
+    path = folder / "00000001-0001.log"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(
+        LogDamaged, match=r"00000001-0001.log: byte \d+: .*ends here.*restore the file.*millrace rewind"
+    ):
+        read(folder)
+    with pytest.raises(LogDamaged):
+        claim(3)
+    assert newest_generation(folder) == 2
+
+
+def test_a_missing_file_is_damage(claim, folder, small_parts):
+    log = claim(1)
+    for number in (1, 2, 3):
+        log.append(Kind.VOID, {"number": number, "reason": "x" * 100})
+        log.roll()
+    (folder / "00000001-0003.log").unlink()
+    with pytest.raises(LogDamaged, match="0004.log: byte 0: .*after 00000001-0003.log, which is not there"):
+        read(folder)
+
+
+def test_a_torn_tail_is_ignored_then_cut_by_the_next_claim(claim, folder):
+    claim(1).append(Kind.PLAN, {"number": 1})
+    path = folder / "00000001-0001.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'1 0badc0de {"n":3,"ki')
+    assert len(read(folder)) == 2
+    claim(2)
+    assert len(read(folder)) == 3
+    assert path.read_bytes() == whole
+
+
+def test_a_newer_format_stops_and_says_so(claim, folder):
+    claim(1)
+    with (folder / "00000001-0001.log").open("ab") as file:
+        file.write(b'2 00000000 {"what": "we cannot know"}\n')
+    with pytest.raises(LogTooNew, match="format 2, and this program reads up to 1"):
+        read(folder)
+
+
+def test_a_record_out_of_its_order_is_damage(claim, folder):
+    claim(1).append(Kind.PLAN, {"number": 1})
+    path = folder / "00000001-0001.log"
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[1])
+    with pytest.raises(LogDamaged, match="record 2: it comes after record 2"):
+        read(folder)
+
+
+# Trouble with the disk
+
+
+class TroubledDisk(RealDisk):
+    """A disk that fails as told: {operation: error number}; a failed append leaves half of the line."""
+
+    def __init__(self):
+        self.fails = {}
+
+    def _maybe(self, operation):
+        if operation in self.fails:
+            raise OSError(self.fails[operation], f"{operation} failed")
+
+    def append(self, file, data):
+        if "append" in self.fails:
+            super().append(file, data[: len(data) // 2])
+        self._maybe("append")
+        super().append(file, data)
+
+    def sync(self, file):
+        self._maybe("sync")
+        super().sync(file)
+
+    def truncate(self, file, length):
+        self._maybe("truncate")
+        super().truncate(file, length)
+
+    def link(self, source, target):
+        self._maybe("link")
+        super().link(source, target)
+
+    def sync_folder(self, path):
+        self._maybe("sync_folder")
+        super().sync_folder(path)
+
+
+def test_an_append_on_a_full_disk_changes_nothing_and_may_be_tried_again(claim, folder):
+    disk = TroubledDisk()
+    log = claim(1, disk=disk)
+    whole = (folder / "00000001-0001.log").read_bytes()
+    disk.fails = {"append": errno.ENOSPC}
+    with pytest.raises(LogFull, match="00000001-0001.log: append failed: .*make room"):
+        log.append(Kind.PLAN, {"number": 1})
+    assert (folder / "00000001-0001.log").read_bytes() == whole
+    disk.fails = {}
+    assert log.append(Kind.PLAN, {"number": 1}).number == 2
+    assert told(folder) == [(1, "claim", None), (2, "plan", 1)]
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        {"sync": errno.EIO},
+        {"sync": errno.ENOSPC},
+        {"append": errno.EIO},
+        {"append": errno.ENOSPC, "truncate": errno.EIO},
+    ],
+)
+def test_a_write_that_may_be_lost_ends_the_log_in_this_process(claim, folder, fails):
+    disk = TroubledDisk()
+    log = claim(1, disk=disk)
+    disk.fails = fails
+    with pytest.raises(LogFailed):
+        log.append(Kind.PLAN, {"number": 1})
+    disk.fails = {}
+    with pytest.raises(LogFailed, match="an earlier write or sync failed"):
+        log.append(Kind.PLAN, {"number": 1})
+    assert told(folder) == [(1, "claim", None)]  # nobody was told of the plan, and it is not there
+    claim(2).append(Kind.PLAN, {"number": 1})
+    assert told(folder) == [(1, "claim", None), (2, "claim", None), (3, "plan", 1)]
+
+
+@pytest.mark.parametrize(("operation", "error"), [("append", LogFull), ("sync", LogFailed), ("link", LogFull)])
+def test_a_claim_that_fails_leaves_nothing(claim, folder, operation, error):
+    disk = TroubledDisk()
+    folder.mkdir()
+    disk.fails = {operation: errno.EIO if error is LogFailed else errno.ENOSPC}
+    with pytest.raises(error):
+        claim(1, disk=disk)
+    assert names(folder) == ["lock"]
+    disk.fails = {}
+    claim(1, disk=disk)
+
+
+def test_a_file_that_cannot_be_begun_for_want_of_room_leaves_the_log_where_it_was(claim, folder, small_parts):
+    disk = TroubledDisk()
+    log = claim(1, disk=disk)
+    log.append(Kind.VOID, {"number": 1})
+    disk.fails = {"append": errno.ENOSPC}
+    with pytest.raises(LogFull):
+        log.roll()
+    disk.fails = {}
+    assert log.append(Kind.VOID, {"number": 2}).place.path.name == "00000001-0001.log"
+    assert log.roll() and len(log.files()) == 2
+    assert names(folder) == ["00000001-0001.log", "00000001-0002.log", "lock"]
+
+
+def test_after_a_new_file_whose_name_may_be_lost_nothing_is_appended_to_the_old_one(claim, folder, small_parts):
+    disk = TroubledDisk()
+    log = claim(1, disk=disk)
+    log.append(Kind.VOID, {"number": 1})
+    disk.fails = {"sync_folder": errno.EIO}
+    with pytest.raises(LogFailed):
+        log.roll()
+    disk.fails = {}
+    with pytest.raises(LogFailed):
+        log.append(Kind.VOID, {"number": 2})
+    assert [kind for _, kind, _ in told(folder)] == ["claim", "void", "claim"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 4 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_on_a_full_disk_the_log_goes_on_for_a_while_then_waits_for_room(small_disk):
+    folder, filler = small_disk / "log", small_disk / "filler"
+    log = Log.claim(folder, 1, {}, Deadline.after(5))
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while file.write(b"\0" * 4096) == 4096:
+            pass
+        file.write(b"\0")
+    with pytest.raises(LogFull, match="No space left on device"):
+        for _ in range(10_000):
+            log.append(Kind.OPERATION, {"op": "x" * 1000})
+    logged = len(read(folder))
+    assert logged * 1000 > RESERVE_BYTES // 3
+    with pytest.raises(LogFull):
+        Log.claim(folder, 2, {}, Deadline.after(5))
+    filler.unlink()
+    assert log.append(Kind.OPERATION, {"op": "again"}).number == logged + 1
+    log.close()
+    Log.claim(folder, 2, {}, Deadline.after(5)).close()
+    assert json.dumps([record.number for record in read(folder)]) == json.dumps(list(range(1, logged + 3)))
