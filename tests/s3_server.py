@@ -1,0 +1,172 @@
+"""A real S3 server in a process of its own, and a proxy before it that misbehaves on demand.
+
+moto keeps buckets in memory: the data lives as long as the process, so trouble comes from the proxy.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pytest
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def serve() -> None:
+    """The server's process: a free port, said on stdout; it ends with its standard input."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_request(self, *_: object) -> None:
+            pass
+
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.port, flush=True)
+    sys.stdin.read()
+
+
+class Proxy:
+    """Passes connections on; `cut_after` closes each after so many bytes towards the server, `refuse` answers 503."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self.heal()
+        self.num_connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def heal(self) -> None:
+        self.budget_bytes: int | None = None
+        self.refusals = 0
+        self.stalled = False
+
+    def cut_after(self, num_bytes: int) -> None:
+        """From now on this many bytes come through to the server, over all connections; then every one is cut."""
+        self._drop()
+        self.budget_bytes = num_bytes
+
+    def refuse(self, times: int) -> None:
+        """Answer so many connections with "slow down"."""
+        self._drop()
+        self.refusals = times
+
+    def stall(self) -> None:
+        """Take everything and pass nothing on."""
+        self._drop()
+        self.stalled = True
+
+    def close(self) -> None:
+        self._listener.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        for end in list(self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self.num_connections += 1
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, contextlib.suppress(OSError):
+            if self.refusals > 0:
+                self.refusals -= 1
+                near.recv(1 << 16)
+                near.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                return
+            with socket.create_connection(("127.0.0.1", self._target)) as far:
+                ends = {near, far}
+                self._open |= ends
+                back = threading.Thread(target=self._pump, args=(far, near, False), daemon=True)
+                back.start()
+                self._pump(near, far, True)
+                back.join()
+                self._open -= ends
+
+    def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 14):
+                if self.stalled:
+                    continue
+                if counted and self.budget_bytes is not None:
+                    data = data[: max(0, self.budget_bytes)]
+                    self.budget_bytes -= len(data)
+                    target.sendall(data)
+                    if self.budget_bytes <= 0:
+                        break
+                else:
+                    target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass
+class S3Server:
+    """The server's port, and URIs of it."""
+
+    port: int
+
+    def uri(self, bucket: str, prefix: str, port: int | None = None) -> str:
+        endpoint = quote(f"127.0.0.1:{port or self.port}")
+        return f"s3://{bucket}/{prefix}?scheme=http&endpoint_override={endpoint}&region=us-east-1"
+
+    def make_bucket(self, bucket: str) -> None:
+        from pyarrow.fs import S3FileSystem
+
+        S3FileSystem(
+            endpoint_override=f"127.0.0.1:{self.port}", scheme="http", region="us-east-1", allow_bucket_creation=True
+        ).create_dir(bucket)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[S3Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tests.s3_server import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # a request that is cut off is a traceback there
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    try:
+        yield S3Server(int(process.stdout.readline()))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """A server for the tests of a module; a prefix each keeps them apart. Credentials are in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        with running() as server:
+            server.make_bucket("bucket")
+            yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    """A way to the server that can be cut."""
+    proxy = Proxy(s3.port)
+    yield proxy
+    proxy.close()

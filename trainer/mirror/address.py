@@ -1,0 +1,73 @@
+"""Where a mirror is, as a user writes it: parsed and refused without touching it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+FORMS = '"s3://bucket/prefix", "file:///folder" or a folder'
+S3_OPTIONS = ("endpoint_override", "region", "scheme", "tls_ca_file_path")
+
+
+class Kind(StrEnum):
+    """What keeps the objects."""
+
+    FOLDER = "folder"
+    S3 = "s3"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A mirror's place."""
+
+    text: str
+    """As it is shown to people."""
+    kind: Kind
+    root: str
+    """Bucket and prefix, or the folder's path."""
+    options: Mapping[str, str]
+    """Of the S3 client: some of S3_OPTIONS."""
+
+    @property
+    def bucket(self) -> str:
+        """First part of an S3 root."""
+        return self.root.partition("/")[0]
+
+
+def parse(text: str, folder: Path | None = None) -> Address:
+    """The address in `text`; a relative folder is taken from `folder`. Raises ValueError saying what is wrong."""
+    if "://" not in text:
+        if not text:
+            raise ValueError(f"is empty; write {FORMS}")
+        path = (folder or Path()) / Path(text).expanduser()
+        return Address(str(path), Kind.FOLDER, str(path.absolute()), {})
+    parts = urlsplit(text)
+    if "@" in parts.netloc:
+        # Not repeated in the message: it may hold a password.
+        raise ValueError(
+            "a URI with a user or password in it; credentials come from the environment "
+            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or the instance"
+        )
+    match parts.scheme:
+        case "s3":
+            return Address(text, Kind.S3, _s3_root(parts.netloc, parts.path), _s3_options(parts.query))
+        case "file":
+            if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query:
+                raise ValueError(f'{text!r} names no folder of this machine; write "file:///folder"')
+            return Address(text, Kind.FOLDER, unquote(parts.path), {})
+        case _:
+            raise ValueError(f"{parts.scheme}:// is not built; write {FORMS}")
+
+
+def _s3_root(bucket: str, path: str) -> str:
+    if not bucket:
+        raise ValueError('names no bucket; write "s3://bucket/prefix"')
+    return f"{bucket}/{unquote(path).strip('/')}".rstrip("/")
+
+
+def _s3_options(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(S3_OPTIONS)):
+        raise ValueError(f"unknown options {unknown}; known {sorted(S3_OPTIONS)}")
+    return options
