@@ -1,18 +1,20 @@
 """Lines of files as a stream: one partition a file, position = line number.
 
-A partition is named by its path relative to the spec's folder. Partitions keep the order in which they were first
-seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may so differ after a restart,
-names do not. Finding lines in a file is line_file's work, order and readiness of folders is paths'.
+A partition is named by its path relative to the spec's folder, its identity is "device:inode". Partitions keep the
+order in which they were first seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may
+so differ after a restart, names do not. Finding lines in a file, and that it was replaced or truncated as far as that
+can be told, is line_file's work, order and readiness of folders is paths'.
 
 Without `follow` the source is bounded: the files of the first look, each up to the end it then had. With `follow`,
 every `poll` seconds brings new lines and new files; a last line counts once its line feed is there, and a file that
-was deleted is final.
+was deleted is final. Which files were met before a restart is told to us, so that a folder opened then is not opened
+again for files that came too late, and a bounded source stays what it was.
 """
 
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dataset.config import FilesSource
@@ -32,8 +34,8 @@ MAX_OPEN_FILES = 64
 class Files:
     """See module docstring."""
 
-    def __init__(self, config: FilesSource, folder: Path) -> None:
-        """Look for files under `folder`. Raises SpecError where a bounded source finds none."""
+    def __init__(self, config: FilesSource, folder: Path, known: Collection[str] = ()) -> None:
+        """Look for files under `folder`; `known` were met before. Raises SpecError where a bounded source has none."""
         self.bounded = not config.follow
         self.num_late_files = 0
         """Files that appeared in a folder after it was opened; they are not read."""
@@ -41,13 +43,16 @@ class Files:
         self._patterns = [Pattern(text) for text in config.paths]
         self._files: dict[str, LineFile] = {}
         self._gone: set[str] = set()
-        self._known: set[str] = set()
-        self._opened: set[str] = set()
+        self._known = set(known)
+        self._opened = {p.folder(name) for p in self._patterns for name in known if p.key(name) is not None}
         self._waiting: set[str] = set()
         self._open: OrderedDict[str, LineFile] = OrderedDict()
         self._partitions: list[Partition] = []
         self._looked_at_s = -float("inf")
-        self._find()
+        for name in known:
+            self._add(name)
+        if not (self.bounded and known):
+            self._find()
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source. The first call counts the lines of every file, however long that takes."""
@@ -61,13 +66,11 @@ class Files:
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source."""
-        if segment.partition not in self._files and self._config.follow:
-            self._find()
-        file = self._files.get(segment.partition)
-        if file is None:
-            raise SourceGap(f"{segment.partition}: no such file among {', '.join(self._config.paths)}")
-        self._touch(segment.partition)
-        yield from file.read(segment.begin, segment.end, segment.identity)
+        name = segment.partition
+        if not self._add(name):
+            raise SourceGap(f"{name}: no such file in {self._folder}; the file is gone, or was none of ours")
+        self._touch(name)
+        yield from self._files[name].read(segment.begin, segment.end, segment.identity)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
         """See Source: nobody watches files."""
@@ -86,9 +89,14 @@ class Files:
             if self.bounded and not paths:
                 raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
             for path in paths:
-                if path not in self._files:
-                    growing, max_bytes = self._config.follow, self._config.max_event_bytes
-                    self._files[path] = LineFile(self._folder / path, growing=growing, max_line_bytes=max_bytes)
+                self._add(path)
+
+    def _add(self, name: str) -> bool:
+        """Whether there is, or was while we looked, a file of that name; from now on it is a partition."""
+        if name not in self._files and (self._folder / name).is_file():
+            growing, max_bytes = self._config.follow, self._config.max_event_bytes
+            self._files[name] = LineFile(self._folder / name, growing=growing, max_line_bytes=max_bytes)
+        return name in self._files
 
     def _nothing(self, pattern: Pattern) -> str:
         if self._config.ready is None:

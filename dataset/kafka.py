@@ -211,7 +211,7 @@ class Kafka:
         if segment.end > self._ends[part] and segment.end > (end := self._ask_ends([part], deadline)[part]):
             raise SourceGap(
                 f"{segment.partition}: positions up to {segment.end} were asked for, but it ends at {end}; "
-                f"was the topic deleted and made anew? Start a new job on it"
+                f"was the topic deleted and made anew?"
             )
         return part
 
@@ -238,8 +238,8 @@ class Kafka:
             begin, end = self._ask_begins([part], deadline)[part], self._ask_ends([part], deadline)[part]
             raise SourceGap(
                 f"{segment.partition}: position {position} is not there, the broker keeps {begin} to {end}; "
-                f"what lies before was deleted by retention, or the topic was made anew. "
-                f'Start a new job with start = "earliest", and keep records longer than a job may stand still'
+                f"what lies before was deleted by retention, or the topic was made anew; "
+                f"keep records longer than a job may stand still"
             ) from error
         except RetriableError:
             return [], position

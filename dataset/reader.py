@@ -15,7 +15,7 @@ from typing import assert_never
 from dataset.batch import Samples
 from dataset.config import EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
 from dataset.dead_letters import DeadLetters
-from dataset.errors import BadEvent, SourceUnavailable
+from dataset.errors import BadEvent, SourceGap, SourceUnavailable
 from dataset.event_time import check_event_time
 from dataset.loader import Tally
 from dataset.pipe.arrow import ArrowRunner
@@ -89,7 +89,7 @@ class SegmentReader:
         if self._dead_letters is not None:
             self._dead_letters.begin(pass_number)
         num_lines = 0
-        for work, outcome in self._pool.run(self._works(segments)):
+        for work, outcome in self._pool.run(self._works(pass_number, segments)):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
                 if self._pipe.protocol is Protocol.MULTISLOT:  # lines are numbered in their segment: now in the pass
@@ -105,13 +105,13 @@ class SegmentReader:
         if self._dead_letters is not None:
             self._dead_letters.close()
 
-    def _works(self, segments: Sequence[Segment]) -> Iterator[Work]:
+    def _works(self, pass_number: int, segments: Sequence[Segment]) -> Iterator[Work]:
         lines = self._pipe.protocol is Protocol.MULTISLOT
         for segment in segments:
             for part in split_segment(segment, self._pipe.processes):
-                yield screen(part, self._events(part), self._config.max_event_bytes, lines=lines)
+                yield screen(part, self._events(pass_number, part), self._config.max_event_bytes, lines=lines)
 
-    def _events(self, segment: Segment) -> Iterator[Events]:
+    def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
         """Events of a segment; waits, and says so, while the source is away."""
         away_since_s: float | None = None
         while segment.begin < segment.end:
@@ -124,6 +124,12 @@ class SegmentReader:
                         segment = replace(segment, begin=int(events.position_E[-1]) + 1)
                     yield events
                 return
+            except SourceGap as error:
+                raise SourceGap(
+                    f"pass {pass_number} is planned with positions {segment.begin} to {segment.end} of "
+                    f"{segment.partition}, and they cannot be read: {error}. If they are lost, go past them with "
+                    f"`millrace skip`"
+                ) from error
             except SourceUnavailable as error:
                 now_s = time.monotonic()
                 away_since_s = now_s if away_since_s is None else away_since_s

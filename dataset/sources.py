@@ -1,5 +1,6 @@
 """Opens the source that a spec names. Each kind is imported when it is first asked for."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import assert_never
 
@@ -8,8 +9,12 @@ from dataset.source import Source
 from millrace.deadline import Deadline
 
 
-def open_source(config: AnySource, *, folder: Path, job: str, seed: int, deadline: Deadline) -> Source:
+def open_source(
+    config: AnySource, *, folder: Path, job: str, seed: int, deadline: Deadline, known: Collection[str] = ()
+) -> Source:
     """The source of `config`; `folder` is the spec's, `job` the name Kafka's lag tools see unless it sets a group.
+
+    `known` names the partitions that the job met before this process; who only reads segments need not say.
 
     Raises SpecError where it cannot be as written, SourceUnavailable where it does not answer in time.
     """
@@ -17,7 +22,7 @@ def open_source(config: AnySource, *, folder: Path, job: str, seed: int, deadlin
         case FilesSource():
             from dataset.files import Files
 
-            return Files(config, folder)
+            return Files(config, folder, known)
         case KafkaSource():
             from dataset.kafka import Kafka
 

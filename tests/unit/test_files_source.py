@@ -159,3 +159,73 @@ def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
     assert len(found._open) <= 3
     assert sum(file._stream is not None for file in found._files.values()) <= 3
     found.close()
+
+
+def again(tmp_path, found: Files, *paths: str, **settings) -> Files:
+    """The source as a restart opens it."""
+    known = [partition.name for partition in found.partitions(soon())]
+    return Files(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path, known)
+
+
+def test_a_folder_opened_before_a_restart_is_not_opened_again_for_files_that_came_too_late(tmp_path):
+    for name in ("logs/9/a.jsonl", "logs/9/_SUCCESS", "logs/10/a.jsonl"):
+        write(tmp_path, name)
+    settings = {"follow": True, "ready": "_SUCCESS"}
+    found = source(tmp_path, "logs/{hour}/*.jsonl", **settings)
+    assert list(ends(found)) == ["logs/9/a.jsonl"]
+    write(tmp_path, "logs/9/b.jsonl")
+    write(tmp_path, "logs/10/_SUCCESS")
+    restarted = again(tmp_path, found, "logs/{hour}/*.jsonl", **settings)
+    assert list(ends(restarted)) == ["logs/9/a.jsonl", "logs/10/a.jsonl"]
+    assert restarted.num_late_files == 1
+
+
+def test_a_bounded_source_opened_again_is_the_one_it_was_even_where_its_files_are_gone(tmp_path):
+    for name in ("b.txt", "c.txt"):
+        write(tmp_path, name)
+    found = source(tmp_path, "*.txt")
+    found.partitions(soon())
+    write(tmp_path, "a.txt")
+    (tmp_path / "b.txt").unlink()
+    assert list(ends(again(tmp_path, found, "*.txt"))) == ["c.txt"]
+
+
+def test_a_rank_that_only_reads_reads_what_it_would_call_late(tmp_path):
+    for name in ("logs/9/a.jsonl", "logs/9/_SUCCESS"):
+        write(tmp_path, name)
+    reader = source(tmp_path, "logs/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
+    write(tmp_path, "logs/9/b.jsonl", "1\n")
+    chief = source(tmp_path, "logs/{hour}/*.jsonl", follow=True, ready="_SUCCESS")
+    assert list(ends(chief)) == ["logs/9/a.jsonl", "logs/9/b.jsonl"]
+    assert read(reader, "logs/9/b.jsonl", 0, 1) == [b"1"]
+
+
+def test_a_file_has_the_identity_of_its_inode_and_a_segment_of_another_one_is_refused(tmp_path):
+    write(tmp_path, "a.txt", "1\n2\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    (partition,) = found.partitions(soon())
+    assert partition.identity == f"{(tmp_path / 'a.txt').stat().st_dev}:{(tmp_path / 'a.txt').stat().st_ino}"
+    write(tmp_path, "other", "x\ny\nz\n")
+    (tmp_path / "other").replace(tmp_path / "a.txt")
+    segment = Segment("a.txt", 0, 0, 2, partition.identity)
+    with pytest.raises(SourceGap, match="replaced"):
+        list(found.read(segment, soon()))
+    with pytest.raises(SourceGap, match=r"a\.txt is not what it was"):
+        list(source(tmp_path, "*.txt", follow=True).read(segment, soon()))
+
+
+def test_a_file_put_back_is_followed_again_and_a_new_one_of_its_name_is_an_error(tmp_path):
+    write(tmp_path, "a.txt", "1\n")
+    found = source(tmp_path, "*.txt", follow=True)
+    assert ends(found) == {"a.txt": 1}
+    (tmp_path / "a.txt").rename(tmp_path / "away")
+    assert found.partitions(soon())[0].final
+    (tmp_path / "away").rename(tmp_path / "a.txt")
+    write(tmp_path, "a.txt", "2\n")
+    (partition,) = found.partitions(soon())
+    assert (partition.end, partition.final) == (2, False)
+    (tmp_path / "a.txt").rename(tmp_path / "kept")  # so that its inode is not given to the next
+    found.partitions(soon())
+    write(tmp_path, "a.txt", "1\n2\n3\n")
+    with pytest.raises(SourceGap, match="replaced"):
+        found.partitions(soon())
