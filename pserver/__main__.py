@@ -13,6 +13,7 @@ from millrace import logs, rpc
 from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import end_with_parent, exit_code_of, stop_flag
+from millrace.points import arm
 from pserver.config import ShardProcess
 from pserver.server import ShardServer
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop."""
+    arm(config.faults)
     with stop_flag() as stopping:
         with ShardServer(config) as server:
             rpc.write_address(config.address_file, server.address)

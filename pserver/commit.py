@@ -7,7 +7,6 @@ pserver.store's. The manifest, by which a commit exists, is trainer.commits'.
     <commit's folder>/shard-<k>/<table>/    a checkpoint of it
 """
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,9 @@ from pserver.row_words import HEAD, groups_of
 from pserver.store.base import U32, RowStore, StoredFile
 from pserver.store.rocks import RocksRows
 from pserver.table import Table
+
+CLOSE_S = 10.0
+"""How long a write may hold up the end of a process."""
 
 
 @dataclass(slots=True)
@@ -82,26 +84,23 @@ class Stores:
             return snapshot.part
 
     def _write(self, mine: Path, snapshot: Snapshot) -> ShardPart:
-        """1. Rows to the stores. 2. Checkpoints of the stores, which sync themselves. 3. Sync of the folder."""
+        """1. Rows to the stores. 2. Checkpoints of the stores, which sync themselves."""
         try:
             mine.mkdir()
         except OSError as error:
             raise StoreFailed(f"{mine} cannot be made: {error}") from error
         snapshot.part, snapshot.folder = None, mine.parent
         try:
-            for name, (keys_U, words_UW) in snapshot.rows.items():
+            for name, (keys_U, words_UW) in snapshot.rows.items():  # 1
                 self._stores[name].write(keys_U, words_UW)
                 reach(Point.ROWS_WRITTEN)
             files: dict[str, StoredFile] = {}
-            for name, store in self._stores.items():
+            for name, store in self._stores.items():  # 2
                 found = store.checkpoint(mine / name)
                 files |= {f"{self._name}/{name}/{path}": file for path, file in found.items()}
-            _sync(mine)
-        except (StoreFailed, OSError) as error:
+        except PserverError:
             shutil.rmtree(mine, ignore_errors=True)
-            if isinstance(error, StoreFailed):
-                raise
-            raise StoreFailed(f"{mine} cannot be written: {error}") from error
+            raise
         reach(Point.CHECKPOINT_MADE)
         return ShardPart(self._name, self._buckets, snapshot.facts, files)
 
@@ -179,19 +178,12 @@ class Stores:
         return RocksRows.open(live, folder / part.folder / name, num_words=num_words, known=known)
 
     def close(self) -> None:
-        """Let go of the stores. Harmless when called twice."""
-        for store in self._stores.values():
-            store.close()
+        """Let go of the stores, once nothing writes to them. Harmless when called twice."""
+        with self._alone(Deadline.after(CLOSE_S)):
+            for store in self._stores.values():
+                store.close()
 
 
 def _facts(table: Table) -> dict[str, Any]:
     by_group = table.rows_by_group
     return {"rows": sum(by_group.values()), "rows_by_group": {str(group): count for group, count in by_group.items()}}
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from millrace.config import Section, Size
+from millrace.points import Fault
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 MIN_TABLE_BYTES = 8 << 20
-"""Less would not hold the rows of a batch."""
+"""The least `tables.<t>.memory`."""
 
 
 class Bounds(Section):
@@ -104,9 +105,16 @@ class TableSection(Section):
     """Meta slot with a sample's shows; 1 unless set."""
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
-    memory: Annotated[Size, Field(ge=MIN_TABLE_BYTES)] | None = None
+    memory: Size | None = None
     """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
     memory."""
+
+    @field_validator("memory")
+    @classmethod
+    def _holds_a_batch(cls, memory: int | None) -> int | None:
+        if memory is not None and memory < MIN_TABLE_BYTES:
+            raise ValueError(f"is less than {MIN_TABLE_BYTES >> 20}MiB, which would not hold the rows of a batch")
+        return memory
 
 
 class ShardProcess(Section):
@@ -132,5 +140,7 @@ class ShardProcess(Section):
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     max_message: Size = 256 << 20
     """Bound of a message: a step whose keys or rows need more is refused."""
+    faults: tuple[Fault, ...] = ()
+    """Where this process is to die, in runs that show what that costs."""
     end_with_stdin: bool = True
     """Die when standard input closes, as it does when the launcher is gone."""

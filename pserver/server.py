@@ -126,9 +126,12 @@ class _Servicer:
         batch = self._shard.resolve(wire.keys_from(request), learn=request.learn)
         with self._announcing:
             mine = self._batches[request.caller.rank]
-            if len(mine) >= MAX_BATCHES_AHEAD:
+            if request.batch in mine:  # a repeat
+                self._shard.release(batch)
+            elif len(mine) >= MAX_BATCHES_AHEAD:
                 raise BadRequest(f"rank {request.caller.rank} announced {len(mine)} batches and used none of them")
-            mine[request.batch] = batch
+            else:
+                mine[request.batch] = batch
         return pb.Empty()
 
     def _batch(self, rank: int, number: int) -> Batch:

@@ -20,7 +20,11 @@ from pserver.config import TableSection
 from pserver.errors import BadRequest, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
 from pserver.remote import RemoteShards
 from pserver.server import ShardServer
+from pserver.store.rocks import RocksRows
 from tests.contract import shards_world as w
+
+DYING = {"partly-pushed": 1, "snapshot-taken": 1, "rows-written": 2, "checkpoint-made": 1}
+"""Points that a shard reaches, and how often in a pass of one step or in a commit."""
 
 
 @pytest.fixture
@@ -203,6 +207,45 @@ def test_a_call_that_finds_nobody_is_made_again_and_counts_once(server, monkeypa
         assert plain.one.digest(w.soon()) == digest
 
 
+def test_only_the_chief_commits_and_restores(tmp_path):
+    with w.job(1, num_ranks=2, live=tmp_path / "live") as world:
+        other = world.ranks[1]
+        for call in (
+            lambda: other.restore(tmp_path, [], 0, w.soon()),
+            lambda: other.snapshot(0, w.soon()),
+            lambda: other.write_snapshot(tmp_path, w.soon()),
+            lambda: other.settle(True, w.soon()),
+        ):
+            with pytest.raises(BadRequest, match="rank 1 asks for what only the chief, rank 0, may ask"):
+                call()
+        assert not (tmp_path / "live").exists()
+        world.one.restore(tmp_path, [], 0, w.soon())
+        assert w.commit(world.one, tmp_path / "commit", 0)
+
+
+def test_a_settle_that_waits_for_a_write_in_vain_says_so_and_may_be_repeated(tmp_path, monkeypatch):
+    may_write, write = threading.Event(), RocksRows.write
+
+    def slowly(*args):
+        assert may_write.wait(20)
+        write(*args)
+
+    monkeypatch.setattr(RocksRows, "write", slowly)
+    with w.job(1, live=tmp_path / "live") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        w.train(world.one, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
+        world.one.snapshot(1, w.soon())
+        (tmp_path / "commit").mkdir()
+        with pytest.raises(StepTimedOut):
+            world.one.write_snapshot(tmp_path / "commit", Deadline.after(0.5))
+        with pytest.raises(StepTimedOut):
+            world.one.settle(False, Deadline.after(0.5))
+        may_write.set()
+        world.one.settle(False, w.soon())
+        assert list((tmp_path / "commit").iterdir()) == []  # the late write has cleaned up behind itself
+        assert world.one.snapshot(1, w.soon()) == 2
+
+
 # --- processes
 
 
@@ -257,6 +300,31 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
     code, said = process.end()
     assert code == 0 and "shard-0: shard 0 of 1 serves at 127.0.0.1:" in said
     shards.close()
+
+
+@pytest.mark.parametrize("point", [*DYING, None])
+def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_path, monkeypatch, point):
+    """The point comes once in the first commit, which is whole, and is the end of the process in the second."""
+    monkeypatch.setattr("pserver.transport.BACKOFF_S", 0.001)
+    faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
+    process = start(live=str(tmp_path / "live-1"), faults=faults)
+    shards = connect(process.address())
+    shards.restore(tmp_path, [], 0, w.soon())
+    w.train(shards, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
+    parts = w.commit(shards, tmp_path / "commit-1", 1)
+    digest = shards.digest(w.soon())
+    try:
+        w.train(shards, 2, [{"default": w.keys(2, 3)}], seed=2, steps=1)
+        w.commit(shards, tmp_path / "commit-2", 2)
+        assert point is None
+        os.kill(process.child.pid, signal.SIGKILL)
+    except ShardUnavailable:
+        assert point is not None
+    assert process.child.wait(10) == -signal.SIGKILL
+    shards.close()
+    with w.job(0, live=tmp_path / "live-2") as world:
+        world.one.restore(tmp_path / "commit-1", parts, 1, w.soon())
+        assert world.one.digest(w.soon()) == digest
 
 
 def test_a_process_told_to_stop_sends_those_who_wait_away(start):
