@@ -29,8 +29,8 @@ from dataset.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
 
 MAX_BLOCK_RECORDS = 4_096
-LOOK_AGE_S = 1.0
-"""How old first retained positions and topics' ids may be in `partitions`; reading finds out by itself."""
+BEGIN_AGE_S = 1.0
+"""How old the first retained position may be in `partitions`; reading finds out by itself."""
 LOOK_AGAIN_S = 0.25
 """How often a topic that is not there is asked for while opening."""
 
@@ -53,7 +53,7 @@ class Kafka:
         self._begins: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._identities: dict[str, str] = {}  # by topic
-        self._looked_at_s = -float("inf")
+        self._begins_at_s = -float("inf")
         self._reading: TopicPartition | None = None
         deadline = Deadline.after(min(config.connect_deadline, deadline.left_s()))
         self._client = Client(self._options, deadline)
@@ -70,10 +70,10 @@ class Kafka:
                 self._add(found, deadline)
                 self._starts.update({part: self._begins[part] for part in found})
             self._ends = self._ask_ends(self._partitions, deadline)
-        if time.monotonic() - self._looked_at_s >= LOOK_AGE_S:
+        if time.monotonic() - self._begins_at_s >= BEGIN_AGE_S:
             self._begins = self._ask_begins(self._partitions, deadline)
-            self._identities = self._client.ask_identities(self._config.topics, deadline)
-            self._looked_at_s = time.monotonic()
+            self._begins_at_s = time.monotonic()
+        self._identities = self._client.ask_identities(self._config.topics, deadline)  # last: the ends are theirs
         return [self._partition(number, part) for number, part in enumerate(self._partitions)]
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:

@@ -10,62 +10,16 @@ from dataset.files import Files
 from dataset.loader import Tally
 from dataset.reader import SegmentReader
 from dataset.schema import Schema
-from millrace.deadline import Deadline
-from trainer.config import PassesSection
-from trainer.planner import Drained, MemoryJournal, Planner
+from tests.faults.stream_side import StreamSide
+from trainer.planner import Drained
 
 FOLLOWED = FilesSource(kind="files", paths=("*.txt",), poll=0.0, follow=True)
 BOUNDED = FilesSource(kind="files", paths=("*.txt",))
 LINES = b"".join(b"line %d\n" % n for n in range(10))
 
 
-class Job:
-    """The stream's side of a job: each `start` is one after a restart, with what the log kept."""
-
-    def __init__(self, folder, config):
-        self.folder, self.config = folder, config
-        self.known, self.positions, self.number = {}, {}, 0
-        self.journal = MemoryJournal()
-
-    def source(self):
-        return Files(self.config, self.folder, list(self.known))
-
-    def start(self):
-        return Planner(
-            self.source(),
-            PassesSection(wait="1ms", max_events=100),
-            1,
-            None,
-            journal=self.journal,
-            known=self.known,
-        )
-
-    def trains(self, planner=None):
-        """The next pass, read to its end; what it held."""
-        planner, own = planner or self.start(), planner is None
-        try:
-            planner.request(self.number + 1, self.positions, 0)
-            plan = planner.take(10.0)
-        finally:
-            if own:
-                planner.close()
-        self.known = dict(planner.known)
-        if isinstance(plan, Drained):
-            return plan
-        self.number += 1
-        self.positions |= plan.positions()
-        return self.reads(plan)
-
-    def reads(self, plan):
-        source = self.source()
-        events = [
-            block.value(i)
-            for segment in plan.segments[0]
-            for block in source.read(segment, Deadline.after(5))
-            for i in range(len(block))
-        ]
-        source.close()
-        return events
+def side(folder, config):
+    return StreamSide(lambda known: Files(config, folder, known))
 
 
 @pytest.fixture
@@ -76,7 +30,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def job(path):
-    return Job(path.parent, FOLLOWED)
+    return side(path.parent, FOLLOWED)
 
 
 @pytest.fixture(params=["running", "down"])
@@ -102,13 +56,6 @@ def append(path, data):
         file.write(data)
 
 
-def fails(job, planner, match):
-    planned = len(job.journal.plans)
-    with pytest.raises(SourceGap, match=match):
-        job.trains(planner)
-    assert len(job.journal.plans) == planned
-
-
 def test_a_file_that_grows_is_read_on(started, path):
     job, planner = started
     append(path, b"more\n")
@@ -118,21 +65,21 @@ def test_a_file_that_grows_is_read_on(started, path):
 def test_a_truncated_file_stops_the_job(started, path):
     job, planner = started
     os.truncate(path, len(b"line 0\n" * 4))
-    fails(job, planner, r"a\.txt.*(became shorter|ends at position 4, but it once reached 10)")
+    job.fails(planner, r"a\.txt.*(became shorter|ends at position 4, but it once reached 10)")
 
 
 def test_a_file_truncated_and_regrown_to_less_than_it_was_stops_the_job(started, path):
     job, planner = started
     os.truncate(path, 0)
     append(path, b"new\n" * 9)
-    fails(job, planner, r"a\.txt.*(became shorter|ends at position 9, but it once reached 10)")
+    job.fails(planner, r"a\.txt.*(became shorter|ends at position 9, but it once reached 10)")
 
 
 @pytest.mark.parametrize("data", [b"new\n" * 3, LINES, b"new\n" * 99])
 def test_a_replaced_file_stops_the_job_however_long_the_new_one_is(started, path, data):
     job, planner = started
     replace(path, data)
-    fails(job, planner, r"a\.txt.*(was replaced|is not what it was .*--fresh)")
+    job.fails(planner, r"a\.txt.*(was replaced|is not what it was .*--fresh)")
 
 
 def test_a_deleted_file_that_was_read_does_not_hold_up_the_others(started, path, caplog):
@@ -141,7 +88,7 @@ def test_a_deleted_file_that_was_read_does_not_hold_up_the_others(started, path,
     (path.parent / "b.txt").write_bytes(b"b\n")
     assert job.trains(planner) == [b"b"]
     assert "a.txt is " in caplog.text
-    assert {name: each.number for name, each in job.known.items()} == {"a.txt": 0, "b.txt": 1}
+    assert job.numbers == {"a.txt": 0, "b.txt": 1}
 
 
 def test_files_found_later_keep_their_numbers_whatever_their_names(started, path):
@@ -150,37 +97,28 @@ def test_files_found_later_keep_their_numbers_whatever_their_names(started, path
     assert job.trains(planner) == [b"0"]
     (path.parent / "-.txt").write_bytes(b"-\n")
     assert job.trains() == [b"-"]
-    assert {name: each.number for name, each in job.known.items()} == {"a.txt": 0, "0.txt": 1, "-.txt": 2}
+    assert job.numbers == {"a.txt": 0, "0.txt": 1, "-.txt": 2}
 
 
 def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path):
-    job = Job(path.parent, BOUNDED)
-    job.start().close()
-    planner = job.start()
-    planner.request(1, {}, 0)
-    plan = planner.take(10.0)
-    planner.close()
-    job.known = dict(planner.known)
+    job = side(path.parent, BOUNDED)
+    assert len(job.trains()) == 10
     append(path, b"more\n")
     (path.parent / "0.txt").write_bytes(b"0\n")
-    again = job.start()
-    again.request(1, {}, 0)
-    assert again.take(10.0) == plan
-    again.close()
-    job.positions = plan.positions()
+    assert isinstance(job.plans(), Drained)
+    job.positions = {}
+    assert job.trains() == LINES.splitlines()
     path.unlink()  # read to its end, so nobody's matter
-    assert isinstance(job.trains(), Drained)
+    assert isinstance(job.plans(), Drained)
+    job.positions = {"a.txt": 9}
+    job.fails(None, r"a\.txt is gone, and its positions 9 to 10 are not yet read.*`millrace skip`")
 
 
 def test_a_file_that_a_logged_plan_needs_and_that_is_gone_is_named_with_the_pass_and_what_to_do(job, path):
-    planner = job.start()
-    planner.request(7, {}, 0)
-    plan = planner.take(10.0)
-    planner.close()
+    plan = job.plans()
     path.unlink()
-    reader = SegmentReader(
-        job.source(), PipeSection(command=("cat",)), Schema.of(()), SourceSection(), None, path.parent
-    )
-    with pytest.raises(SourceGap, match=r"pass 7 .*positions 0 to 10 of a\.txt.*is gone.*`millrace skip`"):
-        list(reader.read(7, plan.segments[0], Tally()))
+    source = Files(FOLLOWED, path.parent)
+    reader = SegmentReader(source, PipeSection(command=("cat",)), Schema.of(()), SourceSection(), None, path.parent)
+    with pytest.raises(SourceGap, match=r"pass 1 .*positions 0 to 10 of a\.txt.*is gone.*`millrace skip`"):
+        list(reader.read(1, plan.segments[0], Tally()))
     reader.close()

@@ -81,6 +81,8 @@ def test_a_broker_that_stays_away_ends_the_wait_at_the_deadline(filled):
         list(source.read(Segment(f"{topic}/0", 0, 0, NUM_EVENTS), Deadline.after(2)))
     with pytest.raises(SourceUnavailable, match="asking for last offsets"):
         source.partitions(Deadline.after(1))
+    with pytest.raises(SourceUnavailable, match="asking for the ids of topics"):
+        source._client.ask_identities([topic], Deadline.after(1))
     with pytest.raises(SourceUnavailable):
         source.commit({f"{topic}/0": 1}, Deadline.after(1))
     source.close()

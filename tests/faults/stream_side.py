@@ -1,0 +1,81 @@
+"""The stream's side of a job without the rest: a planner with what its log would keep, and a source that reads."""
+
+from collections.abc import Callable, Collection
+
+import pytest
+
+from dataset.errors import SourceGap
+from dataset.source import Source
+from millrace.deadline import Deadline
+from trainer.config import PassesSection
+from trainer.plan import Plan
+from trainer.planner import Drained, MemoryJournal, Planner
+
+
+class StreamSide:
+    """Passes are planned and read to their end; each `start` is one after a restart."""
+
+    def __init__(self, open_source: Callable[[Collection[str]], Source], on_gap: str = "fail", **passes) -> None:
+        self.open_source, self.on_gap = open_source, on_gap
+        self.passes = PassesSection(**{"wait": "1ms", "max_events": 100_000} | passes)
+        self.known, self.skips, self.positions, self.number = {}, (), {}, 0
+        self.journal = MemoryJournal()
+
+    def start(self) -> Planner:
+        """A planner that knows what the log says."""
+        return Planner(
+            self.open_source(self.known),
+            self.passes,
+            1,
+            None,
+            self.on_gap,
+            journal=self.journal,
+            known=self.known,
+            skips=self.skips,
+        )
+
+    def plans(self, planner: Planner | None = None) -> Plan | Drained:
+        """The next pass, of `planner` or of one after a restart; it counts as trained."""
+        using = planner or self.start()
+        try:
+            using.request(self.number + 1, self.positions, 0)
+            plan = using.take(20.0)
+        finally:
+            if planner is None:
+                using.close()
+        assert plan is not None
+        self.known, self.skips = using.known, using.skips
+        if isinstance(plan, Plan):
+            self.number += 1
+            self.positions |= plan.positions()
+        return plan
+
+    def trains(self, planner: Planner | None = None) -> list[bytes | None]:
+        """The events of the next pass."""
+        return self.reads(self.plans(planner))
+
+    def reads(self, plan: Plan) -> list[bytes | None]:
+        """The events of a pass, read by a source of its own."""
+        source = self.open_source(())
+        try:
+            return [
+                block.value(i)
+                for rank in plan.segments
+                for segment in rank
+                for block in source.read(segment, Deadline.after(20))
+                for i in range(len(block))
+            ]
+        finally:
+            source.close()
+
+    def fails(self, planner: Planner | None, match: str) -> None:
+        """Assert that the next pass is refused, and that nothing of it was logged."""
+        before = len(self.journal.plans), len(self.journal.operations)
+        with pytest.raises(SourceGap, match=match):
+            self.plans(planner)
+        assert (len(self.journal.plans), len(self.journal.operations)) == before
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Number of each partition."""
+        return {name: known.number for name, known in self.known.items()}
