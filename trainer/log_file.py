@@ -144,7 +144,7 @@ def read_files(folder: Path) -> list[LogFile]:
     Raises LogDamaged and LogTooNew.
     """
     paths, files = listed(folder), list[LogFile]()
-    contents = [path.read_bytes() for path in paths]
+    contents = [_content(path) for path in paths]
     for index, (path, content) in enumerate(zip(paths, contents, strict=True)):
         if index + 1 < len(paths):
             sealed = _sealed_length(path, len(content), paths[index + 1], contents[index + 1])
@@ -154,6 +154,15 @@ def read_files(folder: Path) -> list[LogFile]:
         _check_order(file, files[-1] if files else None)
         files.append(file)
     return files
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # pruned since it was listed, perhaps: trainer.log looks again
+        raise
+    except OSError as error:
+        raise LogDamaged(path, 0, None, f"the file cannot be read: {error.strerror}") from error
 
 
 def _sealed_length(path: Path, length: int, after: Path, content: bytes) -> int:

@@ -332,6 +332,14 @@ def test_a_cut_in_a_sealed_file_is_damage_that_says_where_and_what_to_do(claim, 
     assert newest_generation(folder) == 2
 
 
+def test_a_file_that_cannot_be_read_is_damage(claim, folder):
+    two_generations(claim)
+    (folder / "00000001-0001.log").unlink()
+    (folder / "00000001-0001.log").mkdir()
+    with pytest.raises(LogDamaged, match="00000001-0001.log: byte 0: the file cannot be read: Is a directory"):
+        read(folder)
+
+
 def test_a_missing_file_is_damage(claim, folder, small_parts):
     log = claim(1)
     for number in (1, 2, 3):
