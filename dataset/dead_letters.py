@@ -11,9 +11,9 @@ import os
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from dataset.config import DeadLettersSection
 from dataset.errors import TooManyBadEvents
@@ -142,6 +142,14 @@ class BadFraction:
                 f"{bad} of the last {total} events were rejected, above pipe.max_bad_fraction = {self._max_fraction}: "
                 f"{commonest}; look at the dead letters, mend the stream or the pipe command, or raise the limit"
             )
+
+    def state(self) -> list[list[Any]]:
+        """What a commit holds of it: the passes looked at, as JSON-able data."""
+        return [[num_events, rejected] for num_events, rejected in self._passes]
+
+    def load_state(self, state: Sequence[Sequence[Any]]) -> None:
+        """The inverse of `state`."""
+        self._passes = deque((int(num_events), dict(rejected)) for num_events, rejected in state)
 
     def _num_events(self) -> int:
         return sum(num for num, _ in self._passes)

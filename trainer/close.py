@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from numpy.typing import NDArray
 
 from dataset.dead_letters import BadFraction, DeadLetters
 from dataset.loader import Loader, Tally
@@ -11,31 +13,21 @@ from dataset.schema import Schema
 from dataset.slot_counters import SlotCounters
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from pserver.client import Shards
+from millrace.points import Point, reach
+from pserver.client import Shards, TableStats
+from pserver.digest import add
 from trainer.batches import Batch
+from trainer.chronicle import Chronicle
 from trainer.dense import DensePart
 from trainer.observe import Observer
 from trainer.plan import Plan
 from trainer.planner import Planner
-from trainer.progress import Progress
+from trainer.progress import Progress, Reading
 from trainer.ranks import Ranks, gather_messages
 
 
 class RanksDiffer(MillraceError):
     """Trainers hold different dense parameters: a bug, or arithmetic that differs between machines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What all ranks read of a pass."""
-
-    num_events: int
-    num_samples: int
-    num_judged: int
-    """What `rejected` is a part of."""
-    rejected: Mapping[str, int]
-    day: int | None
-    """Median UTC day of its samples' event times; None without event time."""
 
 
 def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
@@ -73,6 +65,7 @@ class PassCloser:
         observer: Observer,
         progress: Progress,
         planner: Planner | None,
+        chronicle: Chronicle | None,
         bad: BadFraction,
         dead_letters: DeadLetters,
         schema: Schema,
@@ -80,10 +73,13 @@ class PassCloser:
     ) -> None:
         self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
         self._observer, self._progress, self._planner = observer, progress, planner
+        self._chronicle = chronicle
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0
+        self.memory_waits = False
+        """Chief: whether a commit should come soon, for rows that wait for one fill half of a table's memory."""
 
     def close(self, plan: Plan) -> None:
         """Make version `plan.number`.
@@ -91,16 +87,21 @@ class PassCloser:
         1. Dead letters are published, so that they are there to look at if step 2 finds too many.
         2. Ranks tell the chief what they read, and the hash of their dense state. The chief compares, counts what was
            rejected against the limit, and tells the day.
-        3. Shards close: no push is in flight.
-        4. Metrics are reduced; the status is told.
+        3. Shards close: no push is in flight. Metrics are reduced.
+        4. The close is logged and synced, or, at a replay, compared with the one in the log.
+        5. The status is told: nothing of the pass was, until here.
         """
+        reach(Point.BEFORE_CLOSE)
         deadline = Deadline.after(self._close_s)
         tally = self._loader.tally(plan.number)
         self._dead_letters.publish(plan.number)
-        reading = self._agree(plan, tally)
-        self._shards.close_pass(self._day, deadline)
+        reading, dense = self._agree(plan, tally)
+        pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         latest_s = self._observer.take_latest_s()
         metrics = self._observer.close_pass(self._ranks)
+        digests = {"dense": dense, "pushes": f"{pushes:032x}"}
+        if self._chronicle is not None:
+            self._write_down(self._chronicle, plan, reading, digests)
         said = {
             "metrics": metrics,
             "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
@@ -109,15 +110,50 @@ class PassCloser:
             "freshness_s": None if latest_s is None else time.time() - latest_s,
             "tables": {
                 name: {"rows": stats.num_rows, "bytes": stats.num_bytes, "new_rows": stats.new_rows}
-                for name, stats in self._shards.stats(deadline).items()
-            }
-            if self._ranks.rank == 0
-            else {},
+                for name, stats in self._take_stats(deadline).items()
+            },
         }
         if self._planner is not None:
             said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             said["jumped"] = self._planner.jumped
-        self._progress.closed(plan, reading.num_events, reading.num_samples, reading.rejected, said)
+        self._progress.closed(plan, reading, said)
+
+    def _write_down(self, chronicle: Chronicle, plan: Plan, reading: Reading, digests: Mapping[str, str]) -> None:
+        """Chief: the close in the log."""
+        chronicle.close(
+            {
+                "number": plan.number,
+                "day": self._day,
+                "events": reading.num_events,
+                "samples": reading.num_samples,
+                "rejected": dict(reading.rejected),
+                "digests": dict(digests) | {"metrics": self._observer.fingerprint()},
+            }
+        )
+
+    def _take_stats(self, deadline: Deadline) -> Mapping[str, TableStats]:
+        """Chief: counts of the tables, and whether rows that wait for a commit half fill a bound."""
+        stats = self._shards.stats(deadline) if self._ranks.rank == 0 else {}
+        self.memory_waits = any(
+            each.max_dirty_rows is not None and 2 * each.dirty_rows > each.max_dirty_rows for each in stats.values()
+        )
+        return stats
+
+    # -- commits
+
+    def state(self) -> dict[str, Any]:
+        """What a commit holds of it, as JSON-able data; `arrays` beside it."""
+        return {"day": self._day, "first_day": self._first_day, "bad": self._bad.state()}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Copies of the counters by slot."""
+        return {"sums": self._slots.sums_SK.copy(), "registers": self._slots.registers_SR.copy()}
+
+    def load_state(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a commit."""
+        self._day, self._first_day = int(state["day"]), state["first_day"]
+        self._bad.load_state(state["bad"])
+        self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
 
     def _count_slots(self, tally: Tally) -> dict[str, Any]:
         """Counters by slot over all ranks and the job's life; on the chief."""
@@ -136,14 +172,15 @@ class PassCloser:
             else {}
         )
 
-    def _agree(self, plan: Plan, tally: Tally) -> Reading:
+    def _agree(self, plan: Plan, tally: Tally) -> tuple[Reading, str]:
+        """What all ranks read, and the hash of the dense state, alike on all."""
         message = {
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
             "num_judged": tally.num_judged,
             "rejected": tally.rejected,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
-            "dense": self._dense.digest() if self._ranks.world > 1 else "",
+            "dense": self._dense.digest(),
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:
@@ -160,4 +197,4 @@ class PassCloser:
         said = Reading(**self._ranks.broadcast(answer))
         assert said.day is not None, "the chief names a day"
         self._day = said.day
-        return said
+        return said, str(message["dense"])

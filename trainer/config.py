@@ -7,7 +7,10 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
 from millrace.config import Duration, Section, Size
+from millrace.errors import SpecError
+from millrace.points import Fault
 from pserver.config import TableSection
+from trainer.mirror.address import parse as parse_address
 
 
 class TaskSection(Section):
@@ -158,11 +161,43 @@ class MetricsSection(Section):
     """On bounded sources: also the first and the last half of the samples, in training order."""
 
 
+class CommitSection(Section):
+    """When everything learnt so far is made durable, and how much of the past is kept."""
+
+    every: Duration = 30.0
+    """Seconds between commits; training goes on meanwhile. There is always one at an orderly end."""
+    every_passes: int | None = Field(default=None, ge=1)
+    """Commit at least after so many passes, too."""
+    keep: int = Field(default=3, ge=1, le=1000)
+    """Newest commits kept; pinned ones are kept beside."""
+    deadline: Duration = 600.0
+    """How long writing one may take."""
+    max_failing: Duration = 900.0
+    """How long commits may go on failing (a full disk) before the job stops."""
+    on_replay_mismatch: Literal["fail", "warn"] = "fail"
+    """What it means that a pass trained again after a restart differs from what the log says of it."""
+
+
 class StoreSection(Section):
     """Where a job keeps what it makes."""
 
     path: str
     """Folder, relative to the spec's."""
+    mirror: str | None = None
+    """Where commits and log are copied to: "s3://bucket/prefix", "file:///folder" or a folder, relative to the spec's.
+
+    Options of S3 follow a "?": endpoint_override, region, scheme. Credentials come from the environment."""
+
+    @field_validator("mirror")
+    @classmethod
+    def _is_an_address(cls, mirror: str | None) -> str | None:
+        try:
+            if mirror is not None:
+                parse_address(mirror)
+        except ValueError as error:
+            # Not a mistake among others, whose message shows the value: there may be a password in this one.
+            raise SpecError(str(error), "store.mirror") from None
+        return mirror
 
 
 class TrainerJob(Section):
@@ -192,6 +227,8 @@ class TrainerJob(Section):
     """Passes."""
     metrics: MetricsSection = MetricsSection()
     """Measurements."""
+    commit: CommitSection = CommitSection()
+    """Commits."""
     store: StoreSection
     """Where results go."""
 
@@ -201,6 +238,15 @@ class TrainerJob(Section):
         if len(sources) != 1:
             raise ValueError(f"several sources are not built yet; {len(sources)} given")
         return sources
+
+
+class Rerun(Section):
+    """Train what another store's log says again, and compare."""
+
+    store: Path
+    """The store whose log and commits are read."""
+    commit: str | None
+    """Name of the commit to begin from; None: the initial state."""
 
 
 class WorkerConfig(Section):
@@ -224,6 +270,14 @@ class WorkerConfig(Section):
     """What shards and roles ask for."""
     generation: int = 1
     """How many times the workers were started."""
+    live: Path | None = None
+    """Folder for the embedded shard's open row stores; made anew."""
+    until: Literal["logged"] | None = None
+    """"logged": train what the log says, commit, and end; nothing new is planned."""
+    rerun: Rerun | None = None
+    """Train another store's log again instead of planning."""
+    faults: tuple[Fault, ...] = ()
+    """Where a fault run has this process killed."""
     address_file: Path
     """Where this process writes the address of its Role service."""
     cores: int = 1

@@ -5,11 +5,13 @@ restart. Every parameter begins at a multiple of 64 bytes: kernels of matrix lib
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
+from millrace.errors import BadInput
 from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
 from trainer.ranks import Ranks
 
@@ -93,6 +95,28 @@ class DensePart:
             for name, value in sorted(self._optimizer.state[self._flat].items()):
                 found[f"optimizer.{name}"] = torch.as_tensor(value)
         return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `tensors` gave. Raises BadInput where it is of another model."""
+        own = {f"model.{name}": value for name, value in self._names.items()}
+        saved = {name: value for name, value in tensors.items() if name.startswith("model.")}
+        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
+            differ = sorted(
+                n for n in {*own, *saved} if n not in own or n not in saved or own[n].shape != saved[n].shape
+            )
+            raise BadInput(
+                f"the commit's dense part is of another model than the spec's: {', '.join(differ[:5])}; "
+                f"go back to the model it was trained with, or start over with --fresh"
+            )
+        for name, value in own.items():
+            value.detach().copy_(saved[name])
+        if self._optimizer is not None:
+            prefix, device = "optimizer.", self._flat.device
+            self._optimizer.state[self._flat] = {
+                name.removeprefix(prefix): value.to(device).clone()
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
 
     def digest(self) -> str:
         """SHA-256 over names and bytes of all tensors."""

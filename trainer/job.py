@@ -1,10 +1,12 @@
 """Builds one trainer out of its configuration: the composition root of a trainer process."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,29 +20,40 @@ from dataset.sources import open_source
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.points import Point, arm, reach
 from millrace.seeds import derive
 from pserver.client import Shards
 from pserver.embedded import EmbeddedShards
 from pserver.remote import RemoteShards
 from trainer.batches import Batch, BatchMaker
+from trainer.chronicle import Chronicle, Journal
 from trainer.close import PassCloser
+from trainer.commit import Committer, Origin
+from trainer.commits import Commits, read_commit
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
+from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
+from trainer.log import Log
 from trainer.loop import Parts, TrainLoop
+from trainer.mirror.uploader import Uploader
 from trainer.models.registry import load_model
 from trainer.observe import Observer
 from trainer.planner import Planner
 from trainer.pooling import pooling_on
 from trainer.progress import Progress
-from trainer.ranks import Alone, Ranks, TorchRanks
+from trainer.ranks import Alone, Ranks, TorchRanks, by_chief
+from trainer.recovery import Beginning, again, begin
+from trainer.saved import Holders, Saved
 from trainer.step import Stepper
 
 OPEN_S = 120.0
 """How long peers and the source may take to answer at the start."""
 CLOSE_S = 300.0
-"""How long a close, or the save at the end, may take."""
+"""How long a close, or the digest at the end, may take."""
+RESTORE_S = 3600.0
+"""How long reading a commit's rows back may take."""
 
 HALVES = "halves"
 """Folder in the store for what the metrics of the two halves need."""
@@ -58,10 +71,11 @@ class Trainer:
 
 @contextmanager
 def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator[Trainer]:
-    """Everything one trainer process needs, let go of in the opposite order at the end.
+    """Everything one trainer process needs, restored to where the job stands; let go of in the opposite order.
 
     A `reader` given takes the place of the spec's source and pipe; the source still says what there is to read.
     """
+    arm(config.faults)
     job = validate(TrainerJob, config.job, only_known=True)
     schema = Schema.of(job.slots)
     device = pick_device(job.train.device, config.rank)
@@ -69,10 +83,13 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
     with ExitStack() as held:
         ranks = _ranks(config, device, job.train)
         held.callback(ranks.close)
+        beginning = by_chief(ranks, lambda: begin_at(config, job))
         progress = Progress(job.name)
-        planner = _planner(config, job) if config.rank == 0 else None
+        journal = Journal(beginning.joblog) if beginning is not None and beginning.joblog is not None else None
+        planner = _planner(config, job, beginning, journal) if beginning is not None else None
         if planner is not None:
             held.callback(planner.close)
+        chronicle = _chronicle(config, job, beginning, journal, planner) if beginning is not None else None
         shards = _shards(config, job)
         held.callback(shards.close)
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
@@ -90,12 +107,131 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         observer = Observer(job, schema, halves)
         bad = BadFraction(job.pipe.max_bad_fraction)
         closer = PassCloser(
-            ranks, shards, loader, dense, observer, progress, planner, bad, dead_letters, schema, CLOSE_S
+            ranks, shards, loader, dense, observer, progress, planner, chronicle, bad, dead_letters, schema, CLOSE_S
         )
+        holders = Holders(dense, observer, closer, progress, stepper.scale)
+        restore(ranks, beginning, shards, holders)
+        committer = None
+        if beginning is not None and beginning.joblog is not None and chronicle is not None:
+            capture = partial(_capture, config, beginning, holders, chronicle, planner)
+            committer = held.enter_context(_committing(config, job, beginning, shards, capture, planner, device))
+            progress.says = partial(_told, config, beginning, chronicle, committer, planner)
         parts = Parts(
-            job.train, job.tasks, ranks, shards, loader, maker, stepper, dense, observer, closer, progress, planner
+            job.train,
+            job.tasks,
+            ranks,
+            shards,
+            loader,
+            maker,
+            stepper,
+            dense,
+            observer,
+            closer,
+            progress,
+            chronicle,
+            committer,
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store)
+
+
+def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
+    """Chief: where to go on; claims the generation, but for a rerun."""
+    if config.rerun is not None:
+        return again(config.rerun.store, config.rerun.commit)
+    facts = {"world": config.world, "shards": len(config.shards)}
+    return begin(config.store, config.generation, config.job, job.store.mirror, facts)
+
+
+def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: Holders) -> None:
+    """Every rank's state, and the shards' rows, as the commit chosen by the chief holds them."""
+
+    def rows() -> None:
+        assert beginning is not None, "the chief's"
+        commit = beginning.commit
+        if commit is None:
+            shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
+        else:
+            shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
+        reach(Point.RESTORED)
+
+    by_chief(ranks, rows)
+    commit = None if beginning is None else beginning.commit
+    message = ranks.broadcast({"commit": None if commit is None else str(commit.folder)} if ranks.rank == 0 else None)
+    if message["commit"] is not None:
+        commit = commit or read_commit(Path(message["commit"]))
+        holders.load(commit.folder, commit.state)
+    if beginning is not None:
+        holders.progress.withdrawn(beginning.last_number if not beginning.replay else 0)
+
+
+@contextmanager
+def _committing(
+    config: WorkerConfig,
+    job: TrainerJob,
+    beginning: Beginning,
+    shards: Shards,
+    capture: Callable[[], Saved],
+    planner: Planner | None,
+    device: torch.device,
+) -> Iterator[Committer]:
+    """The chief's committer; at the end, what it is writing is finished first."""
+    assert beginning.joblog is not None, "claimed"
+    origin = Origin(job.name, beginning.timeline, config.generation, config.world, fingerprint(device))
+
+    def show(positions: Mapping[str, int]) -> None:
+        if planner is not None:
+            planner.commit(positions)
+
+    mirror = _uploader(config, job, beginning.joblog)
+    committer = Committer(
+        config.store, job.commit, origin, beginning.joblog, shards, capture, show, beginning.commit, mirror
+    )
+    try:
+        yield committer
+    finally:
+        committer.close()
+        if mirror is not None:
+            mirror.stop(Deadline.after(job.commit.deadline))
+
+
+def _uploader(config: WorkerConfig, job: TrainerJob, joblog: Log) -> Uploader | None:
+    if job.store.mirror is None:
+        return None
+
+    def check_chief() -> None:
+        with joblog.exclusive():
+            pass
+
+    return Uploader(job.store.mirror, config.store, job.commit.keep, Commits(config.store).holders, check_chief)
+
+
+def _capture(
+    config: WorkerConfig, beginning: Beginning, holders: Holders, chronicle: Chronicle, planner: Planner | None
+) -> Saved:
+    """Chief, between passes: what a commit holds beside the rows."""
+    known = beginning.known if planner is None else planner.known
+    skips = beginning.skips if planner is None else planner.skips
+    facts = {
+        "spec": config.job,
+        "partitions": [each.message() for each in known.values()],
+        "skips": [list(skip) for skip in skips],
+    }
+    return holders.capture(chronicle.needed_from, facts)
+
+
+def _told(
+    config: WorkerConfig, beginning: Beginning, chronicle: Chronicle, committer: Committer, planner: Planner | None
+) -> dict[str, Any]:
+    """Chief: lines of the status about log, commits and recovery."""
+    return {
+        "generation": config.generation,
+        "timeline": beginning.timeline,
+        "commit": committer.status(),
+        "restored": None if beginning.commit is None else beginning.commit.name,
+        "passed_over": dict(beginning.passed_over),
+        "forked": chronicle.forked,
+        "trouble": chronicle.trouble or ("" if planner is None else planner.trouble),
+    }
 
 
 def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.device) -> nn.Module:
@@ -151,14 +287,34 @@ def _source(config: WorkerConfig, job: TrainerJob) -> Source:
     return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline)
 
 
-def _planner(config: WorkerConfig, job: TrainerJob) -> Planner:
+def _chronicle(
+    config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: Journal | None, planner: Planner | None
+) -> Chronicle:
+    on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
+    return Chronicle(beginning.joblog, journal, beginning.replay, planner, on_mismatch, job.commit.max_failing)
+
+
+def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: Journal | None) -> Planner | None:
+    """The chief's; none where nothing new is to be planned."""
+    if config.until is not None or journal is None:
+        return None
     on_gap = next(iter(job.sources.values())).on_gap
-    return Planner(_source(config, job), job.passes, config.world, job.train.learn_until, on_gap)
+    return Planner(
+        _source(config, job),
+        job.passes,
+        config.world,
+        job.train.learn_until,
+        on_gap,
+        journal=journal,
+        known=beginning.known,
+        skips=beginning.skips,
+        max_full_s=job.commit.max_failing,
+    )
 
 
 def _shards(config: WorkerConfig, job: TrainerJob) -> Shards:
     if not config.shards:
-        return EmbeddedShards(job.tables, job.seed, config.cores)
+        return EmbeddedShards(job.tables, job.seed, config.cores, live=config.live)
     return RemoteShards(
         config.shards,
         job.tables,

@@ -1,11 +1,12 @@
 """The life of a pass, on every rank: plan, read ahead, train, close.
 
-Every rank makes the same calls in the same order. Decisions are the chief's (rank 0): it plans, and its word goes out
-by `ranks.broadcast`. Parts are built by `trainer.job`; this module only composes them.
+Every rank makes the same calls in the same order. Decisions are the chief's (rank 0): it plans and leads commits, and
+its word goes out by `ranks.broadcast`. Parts are built by `trainer.job`; this module only composes them.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,18 +20,22 @@ from millrace.errors import MillraceError
 from millrace.seeds import derive
 from pserver.client import Gradients, Scale, Shards
 from trainer.batches import Batch, BatchMaker
+from trainer.chronicle import Chronicle
 from trainer.close import PassCloser
+from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
 from trainer.observe import Observer
 from trainer.plan import Plan
-from trainer.planner import Drained, Planner
+from trainer.planner import Drained
 from trainer.progress import Progress
 from trainer.ranks import Ranks
 from trainer.step import Stepper
 
 IDLE_WAIT_S = 0.2
 """How long the chief waits for a plan before it tells the others that there is none yet."""
+FINISH_WAIT_S = 0.02
+"""How often the chief looks whether the last commit is made."""
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +59,10 @@ class Parts:
     observer: Observer
     closer: PassCloser
     progress: Progress
-    planner: Planner | None
-    """The chief's; None on other ranks."""
+    chronicle: Chronicle | None
+    """The chief's, as all below; None on other ranks."""
+    committer: Committer | None
+    """None for a rerun, too: it keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +90,32 @@ class TrainLoop:
         self._draining.set()
 
     def run(self) -> None:
-        """Train until the stream is drained or a drain is asked for."""
-        progress = self._parts.progress
+        """Train until the stream is drained or a drain is asked for; the last version is committed then."""
+        parts, progress = self._parts, self._parts.progress
         self._ask()
         while (plan := self._wait_for_plan()) is not None:
-            progress.opened(plan)
+            replaying = parts.chronicle is not None and parts.chronicle.replaying
+            progress.opened(plan, "replaying" if replaying else "training")
             self._ask()
             self._train(plan)
-            self._parts.closer.close(plan)
-            self._accept_commit(plan)
+            parts.closer.close(plan)
+            self._commit_if_due()
         progress.ended()
 
     # -- plans
 
     def _ask(self) -> None:
         """Chief: ask for the pass after the last one known."""
-        planner, progress = self._parts.planner, self._parts.progress
-        if planner is not None and not self._end:
-            planner.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+        chronicle, progress = self._parts.chronicle, self._parts.progress
+        if chronicle is not None and not self._end:
+            chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
 
     def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
         """Chief: the message about the next pass, once there is one."""
-        planner = self._parts.planner
-        if planner is None or self._next is not None or self._end:
+        chronicle = self._parts.chronicle
+        if chronicle is None or self._next is not None or self._end:
             return None
-        answer = planner.take(wait_s)
+        answer = chronicle.take(wait_s)
         if isinstance(answer, Drained):
             return {"end": True}
         return None if answer is None else {"plan": answer.message()}
@@ -127,28 +135,35 @@ class TrainLoop:
         """The next pass to train, or None at the end."""
         ranks = self._parts.ranks
         while True:
-            message: dict[str, object] | None = None
-            if ranks.rank == 0:
-                if self._draining.is_set():
-                    message = {"end": True}
-                elif self._next is None and not self._end:
-                    message = self._poll_plan(IDLE_WAIT_S) or {"wait": True}
-                else:
-                    message = {"go": True}
-            message = ranks.broadcast(message)
-            if "wait" in message:
-                continue
-            if "go" not in message:
-                self._heard(message)
-            if self._end:
+            message = ranks.broadcast(self._word() if ranks.rank == 0 else None)
+            if "over" in message:
                 return None
-            plan, self._next = self._next, None
-            return plan
+            if "plan" in message or "end" in message:
+                self._heard(message)
+            if self._next is not None and "wait" not in message:
+                plan, self._next = self._next, None
+                return plan
 
-    def _accept_commit(self, plan: Plan) -> None:
-        planner = self._parts.planner
-        if planner is not None:
-            planner.commit(plan.positions())
+    def _word(self) -> dict[str, object]:
+        """Chief: what all ranks do next: begin the pass they know of, hear of one, wait, or end.
+
+        At a drain the pass that is known and not begun stays in the log, and is the first one of the next run.
+        """
+        if self._draining.is_set() or (self._end and self._next is None):
+            committer = self._parts.committer
+            if committer is None or committer.finish(self._parts.progress.version):
+                return {"over": True}
+            time.sleep(FINISH_WAIT_S)
+            return {"wait": True}
+        if self._next is not None:
+            return {"go": True}
+        self._commit_if_due()
+        return self._poll_plan(IDLE_WAIT_S) or {"wait": True}
+
+    def _commit_if_due(self) -> None:
+        parts = self._parts
+        if parts.committer is not None:
+            parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
 
     # -- steps
 

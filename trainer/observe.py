@@ -11,7 +11,7 @@ from dataset.config import SlotKind
 from dataset.schema import Schema
 from trainer.batches import Batch
 from trainer.config import TrainerJob
-from trainer.metrics.meter import Meter
+from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import Observed, ids_of
 from trainer.ranks import Ranks
 from trainer.step import Forward
@@ -63,6 +63,18 @@ class Observer:
         """Reduce the pass over ranks; on the chief, the metrics of pass, window and life."""
         closed = self._meter.close_pass(ranks)
         return {} if closed is None else self._meter.report()
+
+    def fingerprint(self) -> str:
+        """Chief: hash of the metrics of the last closed pass."""
+        return self._meter.fingerprint().hex()
+
+    def state(self) -> MeterState:
+        """Chief, between passes: what a commit holds of the metrics."""
+        return self._meter.state()
+
+    def load_state(self, state: MeterState) -> None:
+        """Go on from a commit, on every rank."""
+        self._meter.load_state(state)
 
     def report(self) -> dict[str, Any]:
         """Chief: the metrics of pass, window, life and halves."""

@@ -3,13 +3,31 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.plan import Plan
 
 RATE_WINDOW_S = 10.0
 """Rates are over the passes closed in the last so many seconds."""
+
+
+SAVED = ("version", "num_positions", "num_events", "num_samples", "skipped_steps")
+"""Counts that a commit holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all ranks read of a pass."""
+
+    num_events: int
+    num_samples: int
+    num_judged: int
+    """What `rejected` is a part of."""
+    rejected: Mapping[str, int]
+    day: int | None
+    """Median UTC day of its samples' event times; None without event time."""
 
 
 class Progress:
@@ -26,11 +44,15 @@ class Progress:
         """Pass being trained."""
         self.version = 0
         """Last closed pass."""
+        self.num_positions = 0
+        """Positions of all closed passes."""
         self.last_planned = 0
         self.planned_positions: dict[str, int] = {}
         self.num_planned = 0
         """Positions of all passes planned."""
         self.positions: dict[str, int] = {}
+        self.says: Callable[[], Mapping[str, Any]] = dict
+        """Further lines of the status, asked for each time."""
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
         self.learning = True
@@ -41,26 +63,46 @@ class Progress:
         self.planned_positions |= plan.positions()
         self.num_planned += plan.num_positions
 
-    def opened(self, plan: Plan) -> None:
+    def opened(self, plan: Plan, state: str) -> None:
         """A pass begins."""
-        self.current, self.state, self.learning = plan.number, "training", plan.learn
+        self.current, self.state, self.learning = plan.number, state, plan.learn
 
-    def closed(
-        self, plan: Plan, num_events: int, num_samples: int, rejected: Mapping[str, int], said: Mapping[str, Any]
-    ) -> None:
+    def withdrawn(self, number: int) -> None:
+        """A plan up to this number is void: the number is not used again."""
+        self.last_planned = max(self.last_planned, number)
+
+    def closed(self, plan: Plan, reading: Reading, said: Mapping[str, Any]) -> None:
         """A pass is closed; `said` are further lines of the status."""
         with self._lock:
             self.version = plan.number
+            self.num_positions += plan.num_positions
             self.positions |= plan.positions()
-            self.num_events += num_events
-            self.num_samples += num_samples
-            for reason, count in rejected.items():
+            self.num_events += reading.num_events
+            self.num_samples += reading.num_samples
+            for reason, count in reading.rejected.items():
                 self.rejected[reason] = self.rejected.get(reason, 0) + count
             self._said = dict(said)
             now_s = time.monotonic()
             self._closes.append((now_s, self.num_events, self.num_samples))
             while len(self._closes) > 2 and self._closes[0][0] < now_s - RATE_WINDOW_S:
                 self._closes.popleft()
+
+    def saved(self) -> dict[str, Any]:
+        """What a commit holds of it."""
+        return {name: getattr(self, name) for name in SAVED} | {
+            "positions": dict(self.positions),
+            "rejected": dict(self.rejected),
+        }
+
+    def load_saved(self, state: Mapping[str, Any]) -> None:
+        """Go on from a commit."""
+        with self._lock:
+            for name in SAVED:
+                setattr(self, name, int(state[name]))
+            self.positions, self.rejected = dict(state["positions"]), dict(state["rejected"])
+            self.last_planned, self.num_planned = self.version, self.num_positions
+            self.planned_positions = dict(self.positions)
+            self._closes = deque([(time.monotonic(), self.num_events, self.num_samples)])
 
     def ended(self) -> None:
         """The job is done."""
@@ -77,18 +119,22 @@ class Progress:
             first, last = self._closes[0], self._closes[-1]
             elapsed_s = max(last[0] - first[0], 1e-9)
             moving = last is not first and time.monotonic() - last[0] < 2 * RATE_WINDOW_S
-            return {
-                "job": self._job,
-                "state": self.state,
-                "pass": self.current,
-                "version": self.version,
-                "learning": self.learning,
-                "events": self.num_events,
-                "samples": self.num_samples,
-                "rejected": dict(self.rejected),
-                "skipped_steps": self.skipped_steps,
-                "events_per_s": (last[1] - first[1]) / elapsed_s if moving else 0.0,
-                "samples_per_s": (last[2] - first[2]) / elapsed_s if moving else 0.0,
-                "positions": dict(self.positions),
-                "wall_s": self.wall_s,
-            } | self._said
+            return (
+                {
+                    "job": self._job,
+                    "state": self.state,
+                    "pass": self.current,
+                    "version": self.version,
+                    "learning": self.learning,
+                    "events": self.num_events,
+                    "samples": self.num_samples,
+                    "rejected": dict(self.rejected),
+                    "skipped_steps": self.skipped_steps,
+                    "events_per_s": (last[1] - first[1]) / elapsed_s if moving else 0.0,
+                    "samples_per_s": (last[2] - first[2]) / elapsed_s if moving else 0.0,
+                    "positions": dict(self.positions),
+                    "wall_s": self.wall_s,
+                }
+                | self._said
+                | dict(self.says())
+            )

@@ -5,10 +5,11 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+Result = TypeVar("Result")
+
+TELL_S = 0.2
+"""How often ranks that wait for the chief hear that it is at work."""
 BUCKET_FLOATS = 1 << 20
 """Floats of one all-reduce: fixed, so that the order of sums is."""
 
@@ -167,3 +172,21 @@ def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, 
     text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
     gathered = ranks.gather({"json": text})
     return None if gathered is None else [json.loads(columns["json"].tobytes()) for columns in gathered]
+
+
+def by_chief(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
+    """What `work` gives on the chief, which may take long: the others wait for its end, told so again and again."""
+    if ranks.world == 1:
+        return work()
+    if ranks.rank:
+        while "wait" in ranks.broadcast(None):
+            pass
+        return None
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(work)
+        while not doing.done():
+            ranks.broadcast({"wait": True})
+            wait([doing], timeout=TELL_S)
+        result = doing.result()
+    ranks.broadcast({})
+    return result

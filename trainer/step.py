@@ -57,6 +57,14 @@ class LossScale:
         elif self._good == self.GROW_AFTER:
             self.value, self._good = self.value * 2, 0
 
+    def state(self) -> list[float]:
+        """What a commit holds of it."""
+        return [self.value, self._good]
+
+    def load_state(self, state: Sequence[float]) -> None:
+        """The inverse of `state`."""
+        self.value, self._good = float(state[0]), int(state[1])
+
 
 class Stepper:
     """The model and how a batch goes through it."""

@@ -30,7 +30,8 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
         address = folder / f"shard-{number}.address"
         config = folder / f"shard-{number}.json"
         told = {"shard": number, "num_shards": num_shards, "num_ranks": 1, "tables": spec["tables"], "seed": 1}
-        config.write_text(json.dumps(told | {"secret": SECRET, "address_file": str(address)}))
+        told |= {"secret": SECRET, "address_file": str(address), "live": str(folder / f"live-{number}")}
+        config.write_text(json.dumps(told))
         command = [sys.executable, "-m", "pserver", "--config", str(config)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
         files.append(address)
@@ -54,6 +55,7 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int) -> dict:
             world=1,
             shards=tuple(where),
             secret=SECRET,
+            live=folder / "live",
             address_file=folder / "role",
             cores=2,
         )

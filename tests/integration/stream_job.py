@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,11 +92,18 @@ class Run:
     report: dict | None
 
 
-def millrace(job: Path, *settings: str, store: str = "store", command: str = "run", timeout_s: float = 110) -> Run:
+def millrace(
+    job: Path,
+    *settings: str,
+    store: str = "store",
+    command: str = "run",
+    timeout_s: float = 110,
+    options: Sequence[str] = (),
+) -> Run:
     """`millrace run` with `--set` for each setting, in a store of its own."""
     more = [part for setting in (*settings, f"store.path={store}") for part in ("--set", setting)]
     process = subprocess.run(
-        [sys.executable, "-m", "service", command, str(job), *more],
+        [sys.executable, "-m", "service", command, str(job), *more, *options],
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -57,7 +57,10 @@ def test_a_frozen_twin_learns_no_more(job):
     assert short.report["metrics"]["life"]["ctr"]["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_store_that_holds_a_run_is_refused_unless_fresh(job, embedded):
-    refused = millrace(job, store="embedded")
-    assert refused.code == 2
-    assert "--fresh" in refused.output
+def test_a_run_that_ended_is_resumed_and_finds_nothing_left_to_do(job, embedded):
+    again = millrace(job, store="embedded")
+    assert again.code == 0, again.output
+    same = ("digest", "events", "samples", "passes", "positions", "metrics", "halves")
+    assert {name: again.report[name] for name in same} == {name: embedded[name] for name in same}
+    anew = millrace(job, store="embedded", options=["--fresh"])
+    assert anew.code == 0 and anew.report["digest"] == embedded["digest"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dataset.source import Segment
 from trainer.close import median_day, merge_tallies
 from trainer.plan import Plan
-from trainer.progress import Progress
+from trainer.progress import Progress, Reading
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 9), min_size=1))
@@ -37,10 +37,21 @@ def test_progress_tells_closed_passes_and_plans_apart():
     progress = Progress("job")
     plan = Plan(1, ((Segment("t/0", 0, 0, 5),), (Segment("t/0", 0, 5, 9),)))
     progress.planned(plan)
-    progress.opened(plan)
+    progress.opened(plan, "training")
     assert progress.status()["positions"] == {} and progress.planned_positions == {"t/0": 9}
-    progress.closed(plan, 9, 20, {"bad": 1}, {"lag": {"t/0": 3}})
+    progress.closed(plan, Reading(9, 20, 10, {"bad": 1}, None), {"lag": {"t/0": 3}})
     status = progress.status()
     assert status["version"] == 1 and status["events"] == 9 and status["samples"] == 20
     assert status["positions"] == {"t/0": 9} and status["lag"] == {"t/0": 3} and status["rejected"] == {"bad": 1}
     assert status["samples_per_s"] > 0
+
+
+def test_progress_goes_on_from_what_a_commit_holds():
+    progress, again = Progress("job"), Progress("job")
+    first, second = (Plan(n, ((Segment("t/0", 0, 9 * (n - 1), 9 * n),),)) for n in (1, 2))
+    for plan in (first, second):  # the second is planned and not closed when the commit is made
+        progress.planned(plan)
+    progress.closed(first, Reading(9, 20, 10, {"bad": 1}, None), {})
+    again.load_saved(progress.saved())
+    assert (again.version, again.num_events, again.num_samples, again.rejected) == (1, 9, 20, {"bad": 1})
+    assert again.last_planned == 1 and again.planned_positions == {"t/0": 9} and again.num_planned == 9

@@ -4,6 +4,7 @@ The chief appends each pass to a file, 12 bytes a sample and task and 8 for the 
 until the end, when one half at a time is read: some 60 bytes a sample of the half.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
 from trainer.metrics.auc import exact_auc, sum_group_aucs
 from trainer.metrics.measures import Measures, measures, set_gauc
 from trainer.metrics.samples import row_type
@@ -19,6 +19,8 @@ from trainer.metrics.totals import add_samples, carry, empty
 
 FILE_NAME = "predictions.bin"
 CHUNK = 1 << 20
+
+log = logging.getLogger(__name__)
 
 
 class Halves:
@@ -29,25 +31,35 @@ class Halves:
         self._path, self._tasks, self._grouped = folder / FILE_NAME, tuple(tasks), grouped
         self._type = row_type(len(tasks), grouped)
         self.num_samples = 0
+        self._lost = False
 
     def append(self, rows_N: NDArray[Any]) -> None:
-        """Add the samples of a pass, in training order. Raises BadInput where the file holds less than was saved."""
+        """Add the samples of a pass, in training order."""
+        if self._lost:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = self.num_samples * self._type.itemsize
         with self._path.open("r+b" if size else "wb") as file:
-            if (there := file.seek(0, 2)) < size:
-                raise BadInput(f"{self._path} holds {there} bytes; the commit counts on {size}")
             file.truncate(size)
             file.seek(size)
             file.write(rows_N.tobytes())
         self.num_samples += len(rows_N)
 
     def resume(self, num_samples: int) -> None:
-        """Go on after `num_samples`, as saved with a commit; the next append cuts off what was written after them."""
-        self.num_samples = num_samples
+        """Go on after `num_samples`, as saved with a commit; the next append cuts off what was written after them.
 
-    def measures(self) -> dict[str, dict[str, Measures]]:
-        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more."""
+        The file is no part of a commit: where it holds less (another machine, a lost disk), halves are not measured.
+        """
+        self.num_samples = num_samples
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < num_samples * self._type.itemsize:
+            self._lost = True
+            log.warning("%s holds %d bytes of %d samples; halves are not measured", self._path, size, num_samples)
+
+    def measures(self) -> dict[str, dict[str, Measures]] | None:
+        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more. None once lost."""
+        if self._lost:
+            return None
         middle = self.num_samples // 2
         return {"first": self._half(0, middle), "last": self._half(middle, self.num_samples)}
 

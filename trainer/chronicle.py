@@ -1,0 +1,167 @@
+"""The chief's line to the log: which passes come next, and what the log says of each that ended.
+
+After a restart the logged passes come first, exactly as logged, and their closes are compared; then the planner's.
+Writing and reading the log's files is trainer.log's, choosing where to begin trainer.recovery's.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.points import Point, reach
+from trainer.log import Kind, Log, LogFull
+from trainer.plan import Plan
+from trainer.planner import FULL_WAIT_S, Drained, Planner
+
+COMPARED = ("events", "samples", "rejected", "day", "digests")
+"""What of a close must come out again."""
+
+log = logging.getLogger(__name__)
+
+
+class ReplayDiffers(MillraceError):
+    """A pass trained again is not what the log says: something outside of the log had a say in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A pass that the log knows."""
+
+    plan: Plan
+    planned_at: int
+    """Number of the plan's record."""
+    close: Mapping[str, Any] | None
+    """As logged; None: it was planned and never closed."""
+    closed_at: int = 0
+    """Number of the close's record."""
+
+
+def differences(logged: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What of two closes differs, in words."""
+    return [
+        f"{what} {'differ' if what == 'digests' else f'were {logged[what]}, are {found[what]}'}"
+        + (f" in {', '.join(k for k in found[what] if logged[what].get(k) != found[what][k])}" * (what == "digests"))
+        for what in COMPARED
+        if logged[what] != found[what]
+    ]
+
+
+class Journal:
+    """What the planner writes down before it hands out an answer; on its thread."""
+
+    def __init__(self, joblog: Log) -> None:
+        self._log = joblog
+        self.planned_at: dict[int, int] = {}
+        """Record of each plan not yet closed, by number."""
+
+    def operation(self, body: Mapping[str, Any]) -> None:
+        """Log an operation."""
+        self._log.append(Kind.OPERATION, body)
+
+    def plan(self, plan: Plan) -> None:
+        """Log a plan."""
+        self.planned_at[plan.number] = self._log.append(Kind.PLAN, plan.message()).number
+        reach(Point.PLAN_LOGGED)
+
+
+class Chronicle:
+    """See module docstring. One thread."""
+
+    def __init__(
+        self,
+        joblog: Log | None,
+        journal: Journal | None,
+        replay: Iterable[Logged],
+        planner: Planner | None,
+        on_mismatch: Literal["fail", "warn"],
+        max_full_s: float,
+    ) -> None:
+        """Without `joblog` nothing is written (a rerun); without `planner` nothing follows the logged passes.
+
+        A log that cannot be written, for its disk is full, is tried for `max_full_s`; training waits.
+        """
+        self._log, self._planner, self._on_mismatch, self._max_full_s = joblog, planner, on_mismatch, max_full_s
+        self._ahead = deque(replay)
+        self._open: dict[int, Logged] = {}
+        self._planned_at = {} if journal is None else journal.planned_at
+        self._planned_at |= {logged.plan.number: logged.planned_at for logged in self._ahead}
+        self.needed_from = 0
+        """The first log record that a replay after the last close would need."""
+        self.trouble = ""
+        """Why training waits, for a status."""
+        self.compared: list[tuple[int, list[str]]] = []
+        """Replayed passes, each with what differed."""
+
+    @property
+    def replaying(self) -> bool:
+        """Whether a pass that was closed before is still to be closed again."""
+        return any(logged.close is not None for logged in (*self._open.values(), *self._ahead))
+
+    @property
+    def forked(self) -> bool:
+        """Whether a replayed pass came out otherwise."""
+        return any(found for _, found in self.compared)
+
+    def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
+        """Ask for the next pass; see Planner."""
+        if not self._ahead and self._planner is not None:
+            self._planner.request(number, positions, num_positions)
+
+    def take(self, wait_s: float) -> Plan | Drained | None:
+        """The next pass, if it is known; see Planner."""
+        if self._ahead:
+            logged = self._ahead.popleft()
+            self._open[logged.plan.number] = logged
+            return logged.plan
+        return Drained() if self._planner is None else self._planner.take(wait_s)
+
+    def close(self, body: Mapping[str, Any]) -> None:
+        """A pass ended: log its close, or compare it with the one logged.
+
+        Raises ReplayDiffers where the spec says so.
+        """
+        number = int(body["number"])
+        logged = self._open.pop(number, None)
+        if logged is None or logged.close is None:
+            closed_at = 0 if self._log is None else self._append(self._log, body)
+            reach(Point.CLOSED)
+        else:
+            closed_at = logged.closed_at
+            found = differences(logged.close, body)
+            self.compared.append((number, found))
+            if found:
+                self._tell(number, found)
+            reach(Point.REPLAYED)
+        self._planned_at.pop(number, None)
+        self.needed_from = min([*list(self._planned_at.values()), closed_at + 1])
+
+    def _append(self, joblog: Log, body: Mapping[str, Any]) -> int:
+        deadline = Deadline.after(self._max_full_s)
+        while True:
+            try:
+                record = joblog.append(Kind.CLOSE, body)
+            except LogFull as error:
+                if deadline.passed():
+                    raise
+                if not self.trouble:
+                    log.warning("training waits, since the log cannot be written: %s", error)
+                self.trouble = f"the log cannot be written, the job stops in {deadline.left_s():.0f} s: {error}"
+                time.sleep(FULL_WAIT_S)
+            else:
+                self.trouble = ""
+                return record.number
+
+    def _tell(self, number: int, found: list[str]) -> None:
+        text = (
+            f"pass {number}, trained again, is not what the log says of it: {'; '.join(found)}. The same events gave "
+            f"something else: a pipe command whose output depends on more than its input (time, randomness, state "
+            f"carried between segments), or other libraries or hardware"
+        )
+        if self._on_mismatch == "fail":
+            raise ReplayDiffers(f'{text}; mend it, or go on from here with commit.on_replay_mismatch = "warn"')
+        log.warning("%s; going on, forked", text)

@@ -1,0 +1,244 @@
+"""Leads commits, on the chief: when one is due, its numbered steps, what a failed one leaves, and what goes afterwards.
+
+What a commit holds and how it is read again is trainer.commits'; the chief's own state comes from trainer.saved.
+The loop calls `tick` between passes; writing happens on a thread, while training goes on.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.points import Point, reach
+from pserver.client import ShardPart, Shards
+from trainer.commits import FORMAT, Commit, Commits, hash_of, name_of, read_commit, sync_tree, write_manifest
+from trainer.config import CommitSection
+from trainer.log import Log, Superseded
+from trainer.saved import Saved, write_saved
+
+RETRY_S = 5.0
+"""Pause after a failed commit, at most `commit.every`."""
+STEP_S = 60.0
+"""How long the shards may take for a snapshot, and to hear how a commit ended."""
+
+log = logging.getLogger(__name__)
+
+
+class CommitsFail(MillraceError):
+    """No commit succeeded for longer than `commit.max_failing`."""
+
+
+class Mirroring(Protocol):
+    """Where finished commits are copied to, in the background."""
+
+    def offer(self, commit: Commit) -> None:
+        """Copy this one next; returns at once."""
+        ...
+
+    def holding(self) -> set[str]:
+        """Names of commits that are being read and must not be pruned."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose commits these are."""
+
+    job: str
+    timeline: str
+    generation: int
+    world: int
+    fingerprint: Mapping[str, str]
+
+
+class Committer:
+    """See module docstring. `tick` and `finish` from the loop's thread; `ask` and `status` from any."""
+
+    def __init__(
+        self,
+        store: Path,
+        section: CommitSection,
+        origin: Origin,
+        joblog: Log,
+        shards: Shards,
+        capture: Callable[[], Saved],
+        show_positions: Callable[[Mapping[str, int]], None],
+        parent: Commit | None,
+        mirror: Mirroring | None = None,
+    ) -> None:
+        self._commits, self._section, self._origin = Commits(store), section, origin
+        self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
+        self._parent, self._mirror = parent, mirror
+        self.version = 0 if parent is None else parent.version
+        """Last version committed."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._flight: Future[Commit] | None = None
+        self._flying = 0
+        self._begun_s = self._done_s = time.monotonic()
+        self._failing: tuple[float, str] | None = None
+        self._not_before_s = 0.0
+        self._asked = threading.Event()
+        self._pause_s = self._write_s = 0.0
+        self._num_rows = 0
+
+    def ask(self) -> None:
+        """Have a commit made at the next close."""
+        self._asked.set()
+
+    def tick(self, version: int, *, full: bool = False) -> None:
+        """Between passes: take note of a commit that ended, begin one if it is due. `full`: memory waits for it.
+
+        Raises CommitsFail, and Superseded where a newer generation has taken over.
+        """
+        self._reap()
+        now_s = time.monotonic()
+        if self._flight is not None or version <= self.version or now_s < self._not_before_s:
+            return
+        passes = self._section.every_passes
+        due = now_s - self._begun_s >= self._section.every or (passes and version - self.version >= passes)
+        if due or full or self._asked.is_set():
+            self._asked.clear()
+            self._begin(version)
+
+    def finish(self, version: int) -> bool:
+        """At an orderly end: whether `version` is committed; begins what is missing. To be called again until it is."""
+        self._reap()
+        if self._flight is None and version > self.version and time.monotonic() >= self._not_before_s:
+            self._begin(version)
+        return self._flight is None and version <= self.version
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        failing = self._failing
+        return {
+            "version": self.version,
+            "age_s": time.monotonic() - self._done_s,
+            "writing": self._flight is not None,
+            "rows": self._num_rows,
+            "pause_s": self._pause_s,
+            "write_s": self._write_s,
+            "failing": None if failing is None else failing[1],
+            "failing_s": 0.0 if failing is None else time.monotonic() - failing[0],
+            "mirror": None if self._mirror is None else self._mirror.status(),
+        }
+
+    def close(self) -> None:
+        """Wait for the thread; a commit that is being written ends first."""
+        self._thread.shutdown()
+
+    def _begin(self, version: int) -> None:
+        self._begun_s = time.monotonic()
+        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S))  # 2
+        saved = self._capture()
+        self._flying = version
+        self._pause_s = time.monotonic() - self._begun_s
+        self._flight = self._thread.submit(self._make, version, saved)
+
+    def _reap(self) -> None:
+        """How the commit in flight ended, if it did."""
+        flight = self._flight
+        if flight is None or not flight.done():
+            self._check_patience()
+            return
+        self._flight = None
+        try:
+            self._parent = flight.result()
+        except Superseded:
+            raise
+        except (MillraceError, OSError) as error:
+            now_s = time.monotonic()
+            self._not_before_s = now_s + min(RETRY_S, self._section.every)
+            self._failing = (now_s if self._failing is None else self._failing[0], str(error))
+            log.error("commit of version %d failed, and leaves nothing: %s", self._flying, error)
+            self._check_patience()
+            return
+        if self._failing is not None:
+            log.warning("commits succeed again, at version %d", self._flying)
+        self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
+        self._write_s = self._done_s - self._begun_s - self._pause_s
+
+    def _check_patience(self) -> None:
+        if self._failing is not None and time.monotonic() - self._failing[0] > self._section.max_failing:
+            raise CommitsFail(
+                f"no commit succeeded for {self._section.max_failing:g} s (commit.max_failing); version {self.version} "
+                f"is the last one: {self._failing[1]}"
+            )
+
+    def _make(self, version: int, saved: Saved) -> Commit:
+        """Make `version` restorable. Until step 4 a restart uses the previous commit.
+
+        1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
+        3. The shards write their parts, the chief its own.
+        4. The manifest: the commit exists from its rename on. The shards hear of it.
+        5. Lag tools are shown the positions; older commits and their log go; the mirror is told.
+        """
+        deadline = Deadline.after(self._section.deadline)
+        name = name_of(self._origin.timeline, version, self._origin.generation)
+        folder = self._commits.folder / name
+        try:
+            folder.mkdir(parents=True)
+            parts = self._shards.write_snapshot(folder, deadline)  # 3
+            own = write_saved(folder, saved)
+            reach(Point.DENSE_WRITTEN)
+            sync_tree(folder)
+            reach(Point.PARTS_WRITTEN)
+            with self._log.exclusive():
+                write_manifest(folder, self._manifest(name, saved, parts, own))  # 4
+        except (MillraceError, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+            self._shards.settle(False, Deadline.after(STEP_S))
+            raise
+        reach(Point.COMMITTED)
+        self._shards.settle(True, Deadline.after(STEP_S))
+        commit = read_commit(folder)
+        self._clean_up(commit)  # 5
+        return commit
+
+    def _manifest(self, name: str, saved: Saved, parts: list[ShardPart], own: list[str]) -> dict[str, Any]:
+        folder = self._commits.folder / name
+        files = {file: stored for part in parts for file, stored in part.files.items()}
+        files |= {file: hash_of(folder / file) for file in own}
+        return {
+            "format": FORMAT,
+            "job": self._origin.job,
+            "timeline": self._origin.timeline,
+            "version": saved.version,
+            "name": name,
+            "parent": None if self._parent is None else self._parent.name,
+            "generation": self._origin.generation,
+            "world": self._origin.world,
+            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fingerprint": dict(self._origin.fingerprint),
+            "positions": dict(saved.positions),
+            "log_from": saved.log_from,
+            "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
+            "shards": [part.message() for part in parts],
+            "state": dict(saved.state),
+        }
+
+    def _clean_up(self, commit: Commit) -> None:
+        """Step 5. What fails here is told and tried again at the next commit: this one stands."""
+        self._show_positions(commit.manifest["positions"])
+        try:
+            held = set() if self._mirror is None else self._mirror.holding()
+            self._commits.prune(self._section.keep, self._log.exclusive(), held)
+            self._log.roll()
+            self._log.prune(min(kept.log_from for kept in self._commits.whole()))
+        except Superseded:
+            raise
+        except (MillraceError, OSError) as error:
+            log.warning("older commits cannot be removed now: %s", error)
+        if self._mirror is not None:
+            self._mirror.offer(commit)

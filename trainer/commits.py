@@ -1,0 +1,250 @@
+"""Commits on disk: what is in one, which are whole and sound, which may go.
+
+A commit is a folder `commits/<name>` of immutable files; it exists once its manifest.json does. Making one is
+trainer.commit's work, choosing one after a crash trainer.recovery's. Imports no torch: the control plane reads commits.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.durable import REAL, Disk, write_whole
+from millrace.errors import MillraceError
+from millrace.points import Point, reach
+from pserver.client import ShardPart
+from pserver.store.base import StoredFile
+
+FORMAT = 1
+"""Number of the manifest's layout; a reader that meets a newer one says so."""
+FOLDER = "commits"
+MANIFEST = "manifest.json"
+NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
+HASH_CHUNK_BYTES = 1 << 20
+HASH_THREADS = 4
+
+
+class CommitDamaged(MillraceError):
+    """A commit is not what was written: a file is missing, shorter, or has other bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit with its manifest."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of its folder: timeline, version, generation."""
+        return self.folder.name
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Timeline, version, generation as numbers: commits in order of time."""
+        return order_of(self.name)
+
+    @property
+    def version(self) -> int:
+        """Last closed pass."""
+        return int(self.manifest["version"])
+
+    @property
+    def timeline(self) -> str:
+        """Its branch of the job's history."""
+        return str(self.manifest["timeline"])
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The chief's own state."""
+        state: Mapping[str, Any] = self.manifest["state"]
+        return state
+
+    @property
+    def log_from(self) -> int:
+        """The first log record that a replay from here needs."""
+        return int(self.manifest["log_from"])
+
+    @property
+    def shards(self) -> list[ShardPart]:
+        """The shards' parts."""
+        return [ShardPart.of_message(part) for part in self.manifest["shards"]]
+
+    @property
+    def files(self) -> dict[str, StoredFile]:
+        """Every file by its path in the folder."""
+        return {name: StoredFile(file["sha256"], int(file["bytes"])) for name, file in self.manifest["files"].items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files; those shared with other commits count in each."""
+        return sum(file.num_bytes for file in self.files.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(int(table["rows"]) for part in self.shards for table in part.tables.values())
+
+
+def name_of(timeline: str, version: int, generation: int) -> str:
+    """The name of a commit's folder."""
+    return f"{timeline}-{version:010d}-g{generation}"
+
+
+def order_of(name: str) -> tuple[int, int, int]:
+    """Timeline, version and generation of a commit's name."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not the name of a commit")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def canonical(manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest that its own hash covers."""
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
+    """Step 4 of a commit: from the rename on it exists."""
+    text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
+    write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode())
+
+
+def read_commit(folder: Path) -> Commit:
+    """The commit in `folder`, its manifest checked, its files not. Raises CommitDamaged."""
+    try:
+        text = json.loads((folder / MANIFEST).read_bytes())
+        manifest, sha256 = text["manifest"], text["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommitDamaged(f"{folder / MANIFEST}: cannot be read: {error}") from error
+    if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
+        raise CommitDamaged(f"{folder / MANIFEST}: its content has not the hash written beside it")
+    if manifest.get("format") != FORMAT:
+        raise CommitDamaged(f"{folder}: is of format {manifest.get('format')}; this Millrace reads format {FORMAT}")
+    return Commit(folder, manifest)
+
+
+def hash_of(path: Path) -> StoredFile:
+    """Hash and size of a file. Raises OSError."""
+    total, num_bytes = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            total.update(chunk)
+            num_bytes += len(chunk)
+    return StoredFile(total.hexdigest(), num_bytes)
+
+
+def problems_of(commit: Commit) -> dict[str, str]:
+    """Reads every file back: what is wrong, by file; empty where all is sound."""
+
+    def problem(entry: tuple[str, StoredFile]) -> str | None:
+        name, wanted = entry
+        try:
+            found = hash_of(commit.folder / name)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if found.num_bytes != wanted.num_bytes:
+            return f"has {found.num_bytes:,} bytes, not {wanted.num_bytes:,}"
+        return None if found == wanted else "has other bytes than were written"
+
+    files = commit.files
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash") as pool:
+        found = dict(zip(files, pool.map(problem, files.items()), strict=True))
+    return {name: text for name, text in found.items() if text is not None}
+
+
+class Commits:
+    """The commits of one store."""
+
+    def __init__(self, store: Path) -> None:
+        self.folder = store / FOLDER
+        self._holds = store / "holds"
+
+    def names(self) -> list[str]:
+        """Folders that have a manifest, whole or not, in order of time."""
+        found = (path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
+        return sorted((name for name in found if NAME.fullmatch(name)), key=order_of)
+
+    def read(self, name: str) -> Commit:
+        """One of them. Raises CommitDamaged."""
+        return read_commit(self.folder / name)
+
+    def whole(self) -> list[Commit]:
+        """Those whose manifest can be read, in order of time."""
+        return list(self._whole())
+
+    def _whole(self) -> Iterator[Commit]:
+        for name in self.names():
+            try:
+                yield self.read(name)
+            except CommitDamaged:
+                continue
+
+    # -- holds: pins of people, leases of exports and reruns
+
+    def hold(self, name: str, who: str) -> None:
+        """Keep a commit from being pruned, until `release`."""
+        self._holds.mkdir(exist_ok=True)
+        write_whole(REAL, self._holds / f"{name}.{who}", b"")
+
+    def release(self, name: str, who: str) -> bool:
+        """Let it go; whether it was held."""
+        path = self._holds / f"{name}.{who}"
+        held = path.exists()
+        path.unlink(missing_ok=True)
+        return held
+
+    def holders(self) -> dict[str, list[str]]:
+        """Who holds what, by commit."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(self._holds.glob("*")):
+            name, _, who = path.name.partition(".")
+            found.setdefault(name, []).append(who)
+        return found
+
+    # -- pruning
+
+    def prune(
+        self, keep: int, exclusive: AbstractContextManager[None], held: Collection[str] = (), spare: str | None = None
+    ) -> list[str]:
+        """Remove all but the newest `keep` and those held; then folders without a manifest, but for `spare`.
+
+        `exclusive` holds the store's lock, under which a manifest goes; its parts follow. -> what was removed.
+        """
+        names = self.names()
+        with exclusive:
+            gone = to_prune(names, keep, {*held, *self.holders()})
+            for name in gone:
+                (self.folder / name / MANIFEST).unlink()
+            if gone:
+                REAL.sync_folder(self.folder)
+        if gone:
+            reach(Point.PRUNE_BEGUN)
+        kept = {*names, spare} - {*gone}
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
+        return gone
+
+
+def to_prune(names: Sequence[str], keep: int, held: Collection[str]) -> list[str]:
+    """Which of these, given in order of time, are neither among the newest `keep` nor held."""
+    return [name for name in names[: max(0, len(names) - keep)] if name not in held]
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync a folder's own entry list, and its parent's."""
+    for path in (folder, folder.parent):
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

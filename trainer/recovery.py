@@ -1,0 +1,195 @@
+"""Where a chief begins: claims its generation, picks the newest sound commit, and says what must be replayed.
+
+Reading commits is trainer.commits', the log trainer.log's; loading state into a trainer is trainer.saved's and the
+shards'. What of a changed spec may go on is trainer.respec's decision.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.points import Point, reach
+from trainer import respec
+from trainer.chronicle import Logged
+from trainer.commits import MANIFEST, Commit, Commits, order_of, problems_of
+from trainer.history import History, HistoryMissing
+from trainer.log import Kind, Log, read
+from trainer.mirror.content import lookup
+from trainer.mirror.fetch import repair
+from trainer.partitions import Known, Skip
+from trainer.plan import Plan
+
+CLAIM_S = 60.0
+"""How long the store's lock may be held by others."""
+MIRROR_S = 3600.0
+"""How long reading from the mirror may take."""
+
+log = logging.getLogger(__name__)
+
+
+class NothingSound(MillraceError):
+    """No commit can be restored, and the log does not reach back to the beginning."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """From where a trainer goes on."""
+
+    timeline: str
+    commit: Commit | None
+    """To be restored; None: the initial state."""
+    replay: Sequence[Logged]
+    last_number: int
+    """Highest number of a plan ever logged: it is not used again."""
+    known: Mapping[str, Known] = field(default_factory=dict)
+    """Partitions met before."""
+    skips: Sequence[Skip] = ()
+    """Ranges of partitions that an operator went past."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Commits that are damaged, and how."""
+    joblog: Log | None = None
+    """The log, claimed; None for a rerun, which only reads."""
+
+
+def begin(
+    store: Path, generation: int, spec: Mapping[str, Any], uri: str | None, facts: Mapping[str, Any]
+) -> Beginning:
+    """Claim `generation` and decide where to go on.
+
+    1. The claim: no older generation can change the store from here on.
+    2. The newest commit of the timeline whose every byte is as written; files that are not come from the mirror.
+    3. What the log says after it, to be run again exactly so.
+    """
+    commits, folder = Commits(store), store / "log"
+    old = History.of(read(folder))
+    timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri)
+    claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), **facts}
+    joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
+    reach(Point.CLAIMED)
+    history = History.of(read(folder))
+    commit, passed_over = newest_sound(commits, history, uri)  # 2
+    for name in passed_over:
+        log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
+    found = after(history, commit, passed_over)  # 3
+    replay = _under_spec(joblog, history, spec_in_force(history, commit), spec, found.replay)
+    if commit is not None or passed_over:
+        chosen = {"op": "restore", "commit": None if commit is None else commit.name, "passed_over": passed_over}
+        joblog.append(Kind.OPERATION, chosen)
+    with joblog.exclusive():
+        discard(commits, list(passed_over))
+    return replace(found, replay=replay, joblog=joblog)
+
+
+def again(store: Path, name: str | None) -> Beginning:
+    """Where a rerun of another store's log begins: at a commit, or at the initial state; nothing is written there."""
+    history = History.of(read(store / "log"))
+    commit = None if name is None else Commits(store).read(name)
+    found = after(history, commit, {})
+    return Beginning(history.timeline, commit, [each for each in found.replay if each.close], 0, found.known)
+
+
+def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
+    """The timeline of a store without a log: begun anew, or from a commit that came from the mirror."""
+    whole = commits.whole()
+    last = max([commit.order[0] for commit in whole], default=0)
+    if uri is not None:
+        catalog = lookup(uri, Deadline.after(MIRROR_S))
+        last = max([last, *(order_of(commit.name)[0] for commit in catalog.commits)])
+    return f"t{last + 1}", whole[-1].name if whole else None
+
+
+def newest_sound(commits: Commits, history: History, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
+    """The newest commit of the present timeline that reads back as written, and why newer ones do not."""
+    passed_over: dict[str, str] = {}
+    for name in reversed(commits.names()):
+        if name != history.base and not name.startswith(f"{history.timeline}-"):
+            continue
+        try:
+            commit = commits.read(name)
+            problems = problems_of(commit)
+            if problems and uri is not None:
+                repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
+                log.warning("commit %s: %d damaged files are replaced from the mirror", name, len(problems))
+                problems = problems_of(commit)
+        except MillraceError as error:
+            passed_over[name] = str(error)
+            continue
+        if not problems:
+            return commit, passed_over
+        passed_over[name] = "; ".join(f"{file} {problem}" for file, problem in sorted(problems.items())[:3])
+    return None, passed_over
+
+
+def after(history: History, commit: Commit | None, passed_over: Mapping[str, str]) -> Beginning:
+    """What the log says after a commit; what it says of partitions and skips in all."""
+    state: Mapping[str, Any] = {} if commit is None else commit.state
+    version = 0 if commit is None else commit.version
+    try:
+        replay = [
+            Logged(
+                Plan.of_message(each.plan),
+                history.plans[each.plan["number"]].number,
+                each.close,
+                0 if each.close is None else each.record,
+            )
+            for each in history.after(version)
+        ]
+        if commit is None and history.base is not None:
+            raise HistoryMissing(0, f"beginning: the timeline began from commit {history.base}")
+    except HistoryMissing as error:
+        if commit is not None:
+            raise
+        raise NothingSound(
+            "no commit can be restored, and the log does not reach back to the first pass: "
+            + ("; ".join(f"{name}: {how}" for name, how in passed_over.items()) or "there is no commit")
+            + "; put a whole copy of a commit's folder back, name a store.mirror that holds one, or start with --fresh"
+        ) from error
+    known = {each["name"]: Known.of_message(each) for each in state.get("partitions", ())}
+    skips = [Skip(*each) for each in state.get("skips", ())]
+    for body in (operation.body for operation in history.operations):
+        match body["op"]:
+            case "partitions":
+                known |= {each["name"]: Known.of_message(each) for each in body["partitions"]}
+            case "skip":
+                skips.append(Skip(body["partition"], body["begin"], body["end"]))
+            case "gap":
+                skips.append(Skip(body["partition"], body["position"], body["go_on"]))
+    last = max(version, history.last_number)
+    return Beginning(history.timeline, commit, replay, last, known, list(dict.fromkeys(skips)), passed_over)
+
+
+def _under_spec(
+    joblog: Log, history: History, old: Mapping[str, Any] | None, spec: Mapping[str, Any], replay: Sequence[Logged]
+) -> Sequence[Logged]:
+    """What is replayed under `spec`, which is logged where it is new; plans that were never closed are void then."""
+    if old is not None and not respec.changed(old, spec):
+        return replay
+    keys = [] if old is None else respec.significant(old, spec)
+    if keys and any(each.close for each in replay):
+        raise MillraceError(f"passes must be replayed before {', '.join(keys)} may change; start the job again")
+    joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
+    if not keys:
+        return replay
+    for each in replay:
+        joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
+    return []
+
+
+def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] | None:
+    """The last one logged; once that record is pruned, the commit's. None for a job that never began."""
+    if history.spec is not None or commit is None:
+        return history.spec
+    spec: Mapping[str, Any] = commit.state["spec"]
+    return spec
+
+
+def discard(commits: Commits, names: Sequence[str]) -> None:
+    """Take damaged commits out of use; the next pruning removes what is left of them."""
+    for name in names:
+        (commits.folder / name / MANIFEST).rename(commits.folder / name / f"{MANIFEST}.damaged")

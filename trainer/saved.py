@@ -1,0 +1,88 @@
+"""The chief's part of a commit: dense tensors, metrics, counters and positions; captured in a pause, written after it.
+
+Shards save rows themselves. What is read here after a restart goes on exactly as if nothing had happened.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
+from torch import Tensor
+
+from trainer.close import PassCloser
+from trainer.dense import DensePart
+from trainer.metrics.meter import MeterState
+from trainer.observe import Observer
+from trainer.progress import Progress
+from trainer.step import LossScale
+
+DENSE, ARRAYS = "dense.safetensors", "metrics.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Copies, of one version."""
+
+    version: int
+    log_from: int
+    """First log record that a replay from here needs."""
+    positions: Mapping[str, int]
+    dense: Mapping[str, Tensor]
+    arrays: Mapping[str, NDArray[Any]]
+    state: Mapping[str, Any]
+    """JSON."""
+
+
+@dataclass(frozen=True)
+class Holders:
+    """The parts of a trainer whose state is saved."""
+
+    dense: DensePart
+    observer: Observer
+    closer: PassCloser
+    progress: Progress
+    scale: LossScale
+
+    def capture(self, log_from: int, facts: Mapping[str, Any]) -> Saved:
+        """Everything, as it is now, on the chief between passes. `facts` join the state."""
+        meter, progress = self.observer.state(), self.progress
+        arrays = {f"meter/{name}": array for name, array in meter.arrays.items()}
+        arrays |= {f"slots/{name}": array for name, array in self.closer.arrays().items()}
+        state = {
+            "progress": progress.saved(),
+            "closer": self.closer.state(),
+            "meter": dict(meter.facts),
+            "loss_scale": self.scale.state(),
+            **facts,
+        }
+        dense = {name: tensor.detach().cpu().clone() for name, tensor in self.dense.tensors().items()}
+        return Saved(progress.version, log_from, dict(progress.positions), dense, arrays, state)
+
+    def load(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Go on from a commit, on every rank. Raises BadInput where dense part or metrics are of another spec."""
+        self.dense.load(load_tensors(folder / DENSE))
+        arrays = load_arrays(folder / ARRAYS)
+        meter = {name.removeprefix("meter/"): array for name, array in arrays.items() if name.startswith("meter/")}
+        self.observer.load_state(MeterState(meter, state["meter"]))
+        slots = {name.removeprefix("slots/"): array for name, array in arrays.items() if name.startswith("slots/")}
+        self.closer.load_state(state["closer"], slots)
+        self.progress.load_saved(state["progress"])
+        self.scale.load_state(state["loss_scale"])
+
+
+def write_saved(folder: Path, saved: Saved) -> list[str]:
+    """Write and sync the chief's files of a commit; their names."""
+    save_tensors(dict(saved.dense), folder / DENSE)
+    save_arrays({name: np.ascontiguousarray(array) for name, array in saved.arrays.items()}, folder / ARRAYS)
+    for name in (DENSE, ARRAYS):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+    return [DENSE, ARRAYS]
