@@ -38,7 +38,7 @@ def _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows):  # type: ign
 @njit(nogil=True, cache=True)
 def find(index_I, keys_R, keys_U, rows_U):  # type: ignore[no-untyped-def]
     """Write the row number of each key to `rows_U`, EMPTY where it has none."""
-    shift, mask = _shift_of(index_I), np.uint64(len(index_I) - 1)
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     rows = np.empty(BLOCK, np.int32)
     for begin in range(0, len(keys_U), BLOCK):
         end = min(begin + BLOCK, len(keys_U))
@@ -60,7 +60,7 @@ def find_or_reserve(index_I, keys_R, group_R, keys_U, group_U, rows_U, done, num
 
     Starts at key `done` with `num_rows` rows and stops early when `max_rows` are in use. -> (done, num_rows).
     """
-    shift, mask = _shift_of(index_I), np.uint64(len(index_I) - 1)
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     rows = np.empty(BLOCK, np.int32)
     for begin in range(done, len(keys_U), BLOCK):
         end = min(begin + BLOCK, len(keys_U))
@@ -99,7 +99,7 @@ def find_or_reserve_reference(row_of: dict[int, int], keys_U: list[int], max_row
 @njit(nogil=True, cache=True)
 def rebuild_index(index_I, keys_R, num_rows):  # type: ignore[no-untyped-def]
     """Enter rows 0 .. num_rows - 1 into an index full of EMPTY."""
-    shift, mask = _shift_of(index_I), np.uint64(len(index_I) - 1)
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     for row in range(num_rows):
         slot = keys_R[row] >> shift
         while index_I[slot] != EMPTY:
@@ -108,8 +108,8 @@ def rebuild_index(index_I, keys_R, num_rows):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _shift_of(index_I):  # type: ignore[no-untyped-def]
-    # The top bits of a key choose its slot: the low ones chose its shard, so they are not spread within one.
+def shift_of(index_I):  # type: ignore[no-untyped-def]
+    """Right shift of a key to its first slot: its top bits choose. The low ones chose its shard, and do not spread."""
     bits = np.uint64(0)
     while (1 << bits) < len(index_I):
         bits += np.uint64(1)

@@ -1,7 +1,8 @@
 """The rows of one table that are in memory: an index, a slab, and a column for each statistic.
 
-A key has a row number from its reservation on, at its initial value. What rows learn and when they count is
-pserver.table's work, which changes are not committed yet pserver.dirty's.
+A key has a row number from its reservation on, at its initial value. `Rows` grow and keep every row for good;
+pserver.residency has those of a table whose memory is bounded. What rows learn and when they count is pserver.table's
+work, which changes are not committed yet pserver.dirty's.
 
 Threads: any number may reserve and find. `moving` keeps growth, which moves arrays, apart from writers; readers take
 the array they find, which holds every row number given out before.
@@ -9,6 +10,7 @@ the array they find, which holds every row number given out before.
 
 import mmap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ MAX_LOAD = 0.65
 START_ROWS = 1 << 16
 MAX_ROWS = (1 << 31) - 2
 """Row numbers are int32; a table at this bound refuses more keys."""
+NO_VERSION = 0xFFFFFFFF
+"""Stands for the version of the open pass while none has learnt."""
 COLUMNS = {
     "keys": np.uint64,
     "show": np.float32,
@@ -46,7 +50,13 @@ MIN_MAPPED_BYTES = 1 << 20
 class Rows:
     """Arrays of R rows and the numbers of those in use."""
 
-    def __init__(self, name: str, section: TableSection, optimizer: RowOptimizer, seed: int) -> None:
+    max_dirty: int | None = None
+    """Rows that may wait for a commit; None: as many as like."""
+
+    def __init__(
+        self, name: str, section: TableSection, optimizer: RowOptimizer, seed: int, room: int | None = None
+    ) -> None:
+        """`room` is how many rows there is room for at first."""
         self._name, self._init_range = name, np.float32(section.init_range)
         self._optimizer, self._first_order = optimizer, int(section.first_order)
         self.num_weights = self._first_order + section.dim
@@ -57,11 +67,16 @@ class Rows:
         )
         self._numbering = threading.Lock()
         self.moving = threading.Lock()
+        self.still = threading.Lock()
+        """Held while rows leave memory or come back."""
+        self.open_version = NO_VERSION
+        """Rows that changed at this version are touched by the open pass: they stay in memory."""
         self.num_numbers = 0
-        self.index_I = np.full(2 * START_ROWS, kernels.EMPTY, np.int32)
-        self.slab_RW = np.empty((START_ROWS, self.width), np.float32)
-        self.columns: dict[str, NDArray[Any]] = {name: np.empty(START_ROWS, dtype) for name, dtype in COLUMNS.items()}
-        self.marks_R = np.empty(START_ROWS, np.uint8)
+        room = room or START_ROWS
+        self.index_I = empty_index(room)
+        self.slab_RW = roomy((room, self.width), np.float32)
+        self.columns: dict[str, NDArray[Any]] = {column: roomy((room,), dtype) for column, dtype in COLUMNS.items()}
+        self.marks_R = roomy((room,), np.uint8)
         """What pserver.dirty notes of each row."""
 
     @property
@@ -72,7 +87,7 @@ class Rows:
     @property
     def row_bytes(self) -> int:
         """Memory of a row, its share of the index apart."""
-        return 4 * self.width + sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()) + self.marks_R.itemsize
+        return row_bytes_of(self.width)
 
     @property
     def num_bytes(self) -> int:
@@ -83,15 +98,22 @@ class Rows:
         """The slab and the columns as digests and row words take them: floats as their bits."""
         return bits_of(self.slab_RW, self.columns)
 
-    def find(self, keys_U: U64) -> I32:
-        """Row number of each key; EMPTY for a key without one."""
-        rows_U = np.empty(len(keys_U), np.int32)
+    def resident(self, keys_U: U64) -> I32:
+        """Row number of each key that has one now, else EMPTY."""
         with self._numbering:
-            kernels.find(self.index_I, self.columns["keys"], frozen(keys_U), rows_U)
+            return self._look_up(keys_U)
+
+    def _look_up(self, keys_U: U64) -> I32:
+        rows_U = np.empty(len(keys_U), np.int32)
+        kernels.find(self.index_I, self.columns["keys"], frozen(keys_U), rows_U)
         return rows_U
 
+    def find(self, keys_U: U64) -> I32:
+        """Row number of each key, until `release`; EMPTY for a key without a row."""
+        return self.resident(keys_U)
+
     def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
-        """Row number of each key, which is given one where it has none.
+        """Row number of each key, until `release`; it is given one where it has none.
 
         A new row starts at its initial value, or, without `start`, must be written by the caller at once.
         """
@@ -112,6 +134,23 @@ class Rows:
                 if done == len(keys_U):
                     return rows_U
                 self._grow(end + 1)
+
+    def release(self, rows_U: I32) -> None:
+        """A batch needs the numbers no longer that `find` or `reserve` gave it, EMPTY ones among them."""
+
+    def made_room(self) -> None:
+        """Rows became clean."""
+
+    def gather_present(self, keys_U: U64, out_UD: F32) -> I32:
+        """Write the weights of keys as they are now; zeros for absent rows. -> the numbers of those that have one."""
+        with self._numbering, self.moving:
+            rows_U = frozen(self._look_up(keys_U))
+            kernels.gather_present(self.slab_RW, self.columns["changed_version"], rows_U, out_UD)
+            return rows_U
+
+    def away(self) -> Iterator[tuple[U64, U32]]:
+        """Rows of the table that are not in memory, keys and words; while `still` is held."""
+        return iter(())
 
     def make_room(self, num_rows: int) -> None:
         """Have room for as many rows in all, at once rather than by doubling."""
@@ -140,11 +179,7 @@ class Rows:
         if num_rows > MAX_ROWS:
             raise BadRequest(f"table {self._name!r} holds {MAX_ROWS:,} rows on one shard; use more shards")
         if num_rows > int(MAX_LOAD * len(self.index_I)):
-            num_slots = len(self.index_I)
-            while num_rows > int(MAX_LOAD * num_slots):
-                num_slots *= 2
-            index_I = roomy((num_slots,), np.int32)
-            index_I.fill(kernels.EMPTY)
+            index_I = empty_index(num_rows)
             kernels.rebuild_index(index_I, self.columns["keys"], self.num_numbers)
             self.index_I = index_I
         if num_rows > len(self.slab_RW):
@@ -159,6 +194,21 @@ class Rows:
         larger = roomy((num_rows, *array.shape[1:]), array.dtype)
         larger[: self.num_numbers] = array[: self.num_numbers]
         return larger
+
+
+def row_bytes_of(width: int) -> int:
+    """Memory of a row of `width` floats with its columns and its mark."""
+    return 4 * width + sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()) + 1
+
+
+def empty_index(num_rows: int) -> I32:
+    """An index with room for `num_rows`."""
+    num_slots = 2
+    while num_rows > int(MAX_LOAD * num_slots):
+        num_slots *= 2
+    index_I = roomy((num_slots,), np.int32)
+    index_I.fill(kernels.EMPTY)
+    return index_I
 
 
 def bits_of(slab_RW: F32, columns: Any) -> tuple[U32, tuple[NDArray[Any], ...]]:

@@ -2,11 +2,11 @@
 
 A row number is found or reserved ahead of time; the row *is* from its first push on, which gives it a
 `changed_version` above 0. A reserved row holds its initial value and is otherwise absent: not counted, hashed or
-saved. Reservations that never see a push (keys of skipped or abandoned batches) keep their memory until the process
-ends; a key is reserved once however often it comes, so they are at most the keys of those batches.
+saved. Where memory is not bounded, reservations that never see a push (keys of skipped or abandoned batches) keep
+theirs until the process ends; a key is reserved once however often it comes, so they are at most those batches' keys.
 
-Where rows lie is pserver.rows' work. Threads: any number may reserve and find; gather, apply, close and snapshot are
-the step's; any one may settle.
+Where rows lie is pserver.rows' work, which of them are in memory pserver.residency's: nothing here depends on it.
+Threads: any number may reserve, find and release; gather, apply, close and snapshot are the step's; any may settle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from pserver import kernels
 from pserver.client import F32, U16, U64, Gradients, TableStats
 from pserver.config import TableSection
-from pserver.digest import digest_rows, join, multipliers_of
+from pserver.digest import add, digest_rows, join, multipliers_of
 from pserver.dirty import Dirty
 from pserver.errors import StoreDamaged
 from pserver.optim import optimizer_of
+from pserver.residency import BoundedRows
 from pserver.row_words import HEAD, groups_of, pack, unpack
 from pserver.rows import COLUMNS as COLUMNS
 from pserver.rows import I32 as I32
-from pserver.rows import U32, Rows, bits_of, roomy
+from pserver.rows import NO_VERSION, U32, Rows, bits_of, roomy
 from pserver.rows import frozen as frozen
 from pserver.store.base import RowStore
 
@@ -43,8 +44,12 @@ class Table:
         self.name, self.section = name, section
         self._pool = pool
         self._optimizer = optimizer_of(section)
-        self._rows = Rows(name, section, self._optimizer, seed)
         self._dirty = Dirty()
+        self._rows = (
+            Rows(name, section, self._optimizer, seed)
+            if section.memory is None
+            else BoundedRows(name, section, self._optimizer, seed, lambda: self.num_dirty + self._num_touched)
+        )
         self._multipliers = multipliers_of(self.width)
         self._rows_by_group = np.zeros(1 << 16, np.int64)
         self._touched = np.empty(CHUNK_ROWS, np.int32)
@@ -69,12 +74,19 @@ class Table:
     # --- keys to row numbers -------------------------------------------------------------------------------------
 
     def find(self, keys_U: U64) -> I32:
-        """Row number of each key; EMPTY for a key without one."""
+        """Row number of each key, until `release`; EMPTY for a key without one."""
         return self._rows.find(keys_U)
 
     def reserve(self, keys_U: U64, group_U: U16) -> I32:
-        """Row number of each key, reserved at its initial value for a key without one."""
+        """Row number of each key, until `release`; reserved at its initial value for a key without one.
+
+        Raises OutOfMemory where memory is bounded and rows that wait for a commit, or for a step, fill it.
+        """
         return self._rows.reserve(keys_U, group_U)
+
+    def release(self, rows_U: I32) -> None:
+        """The batch that got these numbers from `find` or `reserve` needs them no longer. Once a batch."""
+        self._rows.release(rows_U)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -85,11 +97,19 @@ class Table:
         self._ranges(len(rows_U), lambda begin, end: kernels.gather(slab_RW, rows_U, begin, end, out_UD))
         return out_UD
 
-    def gather_present(self, rows_U: I32) -> F32:
-        """(U, D) weights of rows; zeros for EMPTY and for rows that are only reserved."""
+    def gather_present(self, rows_U: I32, keys_U: U64 | None = None) -> F32:
+        """(U, D) weights of rows; zeros for EMPTY and for rows that are only reserved.
+
+        With `keys_U`, EMPTY ones are looked up again by key: they may have become rows since `find`.
+        """
         out_UD = np.empty((len(rows_U), self.num_weights), np.float32)
         with self._rows.moving:
             kernels.gather_present(self._rows.slab_RW, self._rows.columns["changed_version"], rows_U, out_UD)
+        unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        if keys_U is not None and len(unknown_U):
+            again_UD = np.empty((len(unknown_U), self.num_weights), np.float32)
+            self._rows.gather_present(keys_U[unknown_U], again_UD)
+            out_UD[unknown_U] = again_UD
         return out_UD
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
@@ -101,6 +121,7 @@ class Table:
             grads_UD = frozen(scaled_UD)
         kernel, settings, first_order = self._optimizer.kernel, self._optimizer.settings, int(self.section.first_order)
         with self._rows.moving:
+            self._rows.open_version = version
             slab_RW = self._rows.slab_RW
             self._ranges(
                 len(rows_U), lambda begin, end: kernel(slab_RW, rows_U, grads_UD, begin, end, first_order, settings)
@@ -150,7 +171,7 @@ class Table:
         with self._rows.moving:
             self._rows.columns["last_seen_day"][touched] = day
             self._dirty.touch(self._rows.marks_R, touched)
-            self._num_touched = 0
+            self._num_touched, self._rows.open_version = 0, NO_VERSION
             return self._digest_of(touched)
 
     def _digest_of(self, rows_U: I32) -> int:
@@ -184,12 +205,19 @@ class Table:
         """The rows in flight are clean; or, where their commit failed, dirty again."""
         with self._rows.moving:
             self._dirty.settle(self._rows.marks_R, committed)
+        self._rows.made_room()
 
     def attach(self, store: RowStore, rows_by_group: Mapping[int, int]) -> None:
         """After a restore, into an empty table: the committed rows are those of `store`, counted in `rows_by_group`.
 
-        Raises StoreDamaged where the store holds other counts.
+        All are loaded at once, or, where memory is bounded, come on demand. Raises StoreDamaged where the store holds
+        other counts.
         """
+        if isinstance(self._rows, BoundedRows):
+            self._rows.attach(store, sum(rows_by_group.values()))
+            for group, count in rows_by_group.items():
+                self._rows_by_group[group] = count
+            return
         self._rows.make_room(sum(rows_by_group.values()))
         self.load(store.scan())
         if self.rows_by_group != dict(rows_by_group):
@@ -218,12 +246,26 @@ class Table:
 
     def digest(self) -> int:
         """128-bit hash over all rows."""
-        return self._digest_of(np.flatnonzero(self._present()).astype(np.int32))
+        with self._rows.still:
+            resident = self._digest_of(np.flatnonzero(self._present()).astype(np.int32))
+            return add([resident, *(self._digest_of_words(*chunk) for chunk in self._rows.away())])
+
+    def _digest_of_words(self, keys_U: U64, words_UW: U32) -> int:
+        slab_UW = np.empty((len(keys_U), self.width), np.float32)
+        columns = {column: np.empty(len(keys_U), dtype) for column, dtype in COLUMNS.items()} | {"keys": keys_U}
+        rows_U = np.arange(len(keys_U), dtype=np.int32)
+        unpack(frozen(words_UW), rows_U, 0, len(rows_U), *bits_of(slab_UW, columns))
+        return self._digest(*bits_of(slab_UW, columns), rows_U)
 
     def stats(self) -> TableStats:
         """Counts; the memory of rows with a number and of the index."""
         return TableStats(
-            self.num_rows, self._rows.num_bytes, self._new_rows, self.rows_by_group, dirty_rows=self.num_dirty
+            self.num_rows,
+            self._rows.num_bytes,
+            self._new_rows,
+            self.rows_by_group,
+            dirty_rows=self.num_dirty,
+            max_dirty_rows=self._rows.max_dirty,
         )
 
     def _present(self) -> NDArray[np.bool_]:

@@ -1,0 +1,263 @@
+"""The rows in memory of a table whose memory is bounded: cold ones leave, and come back from the store on demand.
+
+Only a clean row leaves, so the store holds its value; a row that was only reserved leaves, too, and starts anew.
+Which rows go is pserver.eviction's choice.
+
+A key is resident, or in the store, or has no row. Threads: one at a time moves rows in or out (`still`), and asks the
+store meanwhile; a step reads, learns and releases pinned rows without waiting for it. Whoever waits for room holds no
+lock and no pin.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+from pserver import eviction, kernels
+from pserver.client import F32, U16, U64
+from pserver.config import TableSection
+from pserver.errors import OutOfMemory
+from pserver.eviction import FREE
+from pserver.optim import RowOptimizer
+from pserver.row_words import HEAD, unpack
+from pserver.rows import I32, MAX_LOAD, MAX_ROWS, U32, Rows, frozen, row_bytes_of
+from pserver.store.base import RowStore
+
+COPIES_SHARE = 0.25
+"""Of a table's memory: copies of rows that a commit takes. The rest is rows and index."""
+BOOKKEEPING_BYTES = 2 + 1 + 3 * 4
+"""Of a row beside those of `Rows`: pins, uses, and its place in three lists (free, touched, in flight)."""
+LEAVE_SHARE = 32
+"""One row in so many leaves when room is needed, so that the next batches find room."""
+LOOKS_AT_ONCE, LEAVE_AT_ONCE = 1 << 16, 1 << 12
+"""Rows that the hand passes, and that leave, while steps cannot release theirs: well below a millisecond."""
+ROOM_WAIT_S = 60.0
+"""So long a batch waits for rows to become clean or unpinned; then the table raises OutOfMemory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a table's memory is enough for."""
+
+    max_rows: int
+    """Rows resident at once."""
+    max_dirty: int
+    """Rows that may wait for a commit: as many are copied at once. A few more may, of batches made ready before."""
+
+    @classmethod
+    def of(cls, memory_bytes: int, width: int) -> "Bound":
+        """Of rows with `width` floats."""
+        copies_bytes = int(memory_bytes * COPIES_SHARE)
+        rows_bytes, row_bytes = memory_bytes - copies_bytes, row_bytes_of(width) + BOOKKEEPING_BYTES
+        max_rows, num_slots = 0, 2
+        while 4 * num_slots < rows_bytes:
+            within = min(int(MAX_LOAD * num_slots), (rows_bytes - 4 * num_slots) // row_bytes)
+            max_rows, num_slots = max(max_rows, within), 2 * num_slots
+        return cls(min(max_rows, MAX_ROWS), copies_bytes // (8 + 4 * (HEAD + width)))
+
+
+class BoundedRows(Rows):
+    """See module docstring."""
+
+    max_dirty: int
+
+    def __init__(
+        self, name: str, section: TableSection, optimizer: RowOptimizer, seed: int, waiting: Callable[[], int]
+    ) -> None:
+        """`waiting` tells how many rows changed since the last snapshot."""
+        assert section.memory is not None
+        width = int(section.first_order) + section.dim + len(optimizer.start_state)
+        bound = Bound.of(section.memory, width)
+        self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
+        super().__init__(name, section, optimizer, seed, room=self.max_rows)
+        self._store: RowStore | None = None
+        self._num_away = 0
+        self._waiting = waiting
+        self._pins_R = np.full(self.max_rows, FREE, np.uint16)
+        self._uses_R = np.zeros(self.max_rows, np.uint8)
+        self._free = np.empty(self.max_rows, np.int32)
+        self._num_free = self._hand = 0
+        self._room = threading.Condition()
+        self._num_room_made = 0
+
+    def attach(self, store: RowStore, num_rows: int) -> None:
+        """Before any row: the `num_rows` rows of `store` are this table's."""
+        self._store, self._num_away = store, num_rows
+
+    def find(self, keys_U: U64) -> I32:
+        """See Rows. Rows in the store come into memory."""
+        return self._pinned(keys_U, None)
+
+    def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
+        """See Rows. Raises OutOfMemory."""
+        assert start
+        return self._pinned(keys_U, group_U)
+
+    def release(self, rows_U: I32) -> None:
+        """See Rows."""
+        self._unpin(rows_U)
+        self.made_room()
+
+    def _unpin(self, rows_U: I32) -> None:
+        with self._numbering:
+            sound = eviction.unpin(frozen(rows_U), self._pins_R)
+        assert sound, f"table {self._name!r}: rows released that no batch held"
+
+    def made_room(self) -> None:
+        """See Rows."""
+        with self._room:
+            self._num_room_made += 1
+            self._room.notify_all()
+
+    def gather_present(self, keys_U: U64, out_UD: F32) -> I32:
+        """See Rows. Nothing comes into memory, so that nobody waits for room."""
+        rows_U = super().gather_present(keys_U, out_UD)
+        away_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        found_A, words_FW = self._stored(keys_U[away_U])
+        out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
+        return rows_U
+
+    def away(self) -> Iterator[tuple[U64, U32]]:
+        """See Rows."""
+        for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
+            away_U = self.resident(keys_U) == kernels.EMPTY
+            yield keys_U[away_U], words_UW[away_U]
+
+    # --- coming in ---------------------------------------------------------------------------------------------------
+
+    def _pinned(self, keys_U: U64, group_U: U16 | None) -> I32:
+        """Row number of each key, pinned; without `group_U`, EMPTY for a key without a row."""
+        deadline = Deadline.after(ROOM_WAIT_S)
+        while True:
+            room_made = self._num_room_made
+            if group_U is None or self._waiting() < self.max_dirty:
+                complete = self._resident_pinned(keys_U, or_none=group_U is not None or self._num_away > 0)
+                if complete is not None:
+                    return complete
+                with self.still:
+                    brought = self._brought(keys_U, group_U)
+                if brought is not None:
+                    return brought
+            self._await_room(room_made, len(keys_U), deadline)
+
+    def _resident_pinned(self, keys_U: U64, *, or_none: bool) -> I32 | None:
+        """Numbers of keys, pinned; with `or_none`, of all of them or nothing."""
+        with self._numbering:
+            rows_U = self._look_up(keys_U)
+            if or_none and (rows_U == kernels.EMPTY).any():
+                return None
+            eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+            return rows_U
+
+    def _brought(self, keys_U: U64, group_U: U16 | None) -> I32 | None:
+        """As `_pinned`, with what is missing brought in; None: there is no room. Others are kept still meanwhile."""
+        rows_U = self.resident(keys_U)
+        missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        found_M, words_FW = self._stored(keys_U[missing_U])
+        fresh_U = missing_U[~found_M] if group_U is not None else missing_U[:0]
+        with self._numbering:
+            eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+        if not self._make_room(len(fresh_U) + len(words_FW)):
+            self._unpin(rows_U)
+            return None
+        if group_U is not None:
+            rows_U[fresh_U] = self._started(keys_U[fresh_U], group_U[fresh_U])
+        rows_U[missing_U[found_M]] = self._returned(keys_U[missing_U[found_M]], words_FW)
+        return rows_U
+
+    def _stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+        """What the store has of keys that are not resident."""
+        if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
+            return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
+        return self._store.get(keys_U)
+
+    def _started(self, keys_U: U64, group_U: U16) -> I32:
+        """New rows at their initial values."""
+        slab_UW = np.empty((len(keys_U), self.width), np.float32)
+        self.initialise(slab_UW, np.array(keys_U), 0, len(keys_U))
+        with self._numbering:
+            rows_U = self._numbered(keys_U)
+            self.slab_RW[rows_U] = slab_UW
+            for column in ("show", "click", "delta_score", "last_seen_day", "changed_version"):
+                self.columns[column][rows_U] = 0
+            self.columns["group"][rows_U] = group_U
+        return rows_U
+
+    def _returned(self, keys_U: U64, words_UW: U32) -> I32:
+        """Rows that were in the store alone."""
+        with self._numbering:
+            rows_U = self._numbered(keys_U)
+            unpack(frozen(words_UW), rows_U, 0, len(rows_U), *self.bits())
+            self._num_away -= len(rows_U)
+        return rows_U
+
+    def _numbered(self, keys_U: U64) -> I32:
+        """Numbers for new rows, pinned once: free ones, then fresh ones; there is room."""
+        reused = min(len(keys_U), self._num_free)
+        end = self.num_numbers + len(keys_U) - reused
+        self._num_free -= reused
+        again_U = self._free[self._num_free : self._num_free + reused]
+        rows_U = np.concatenate([again_U, np.arange(self.num_numbers, end, dtype=np.int32)])
+        self.num_numbers = end
+        self.columns["keys"][rows_U] = keys_U
+        self.marks_R[rows_U] = self._uses_R[rows_U] = 0
+        self._pins_R[rows_U] = 1
+        eviction.enter(self.index_I, self.columns["keys"], rows_U)
+        return rows_U
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _spare(self) -> int:
+        return self.max_rows - self.num_numbers + self._num_free
+
+    def _make_room(self, num_rows: int) -> bool:
+        """Have room for `num_rows` more: if it is short, cold rows leave. Whether there is."""
+        if self._spare >= num_rows:
+            return True
+        wanted = max(num_rows, self.max_rows // LEAVE_SHARE)
+        looks = (int(eviction.MAX_USES) + 1) * self.num_numbers
+        while self._spare < wanted and looks > 0:
+            looks -= self._leave(min(wanted - self._spare, LEAVE_AT_ONCE), min(looks, LOOKS_AT_ONCE, self.num_numbers))
+        return self._spare >= num_rows
+
+    def _leave(self, max_rows: int, max_looks: int) -> int:
+        """Let some rows go; how many the hand passed."""
+        rows_U = np.empty(max_rows, np.int32)
+        changed_R = self.columns["changed_version"]
+        with self._numbering:
+            self._hand, looks, count = eviction.sweep(
+                self._hand,
+                self.num_numbers,
+                max_looks,
+                self._uses_R,
+                self._pins_R,
+                self.marks_R,
+                changed_R,
+                np.uint32(self.open_version),
+                rows_U,
+            )
+            rows_U = rows_U[:count]
+            self._num_away += int(eviction.leave(self.index_I, self.columns["keys"], changed_R, self._pins_R, rows_U))
+            self._free[self._num_free : self._num_free + count] = rows_U
+            self._num_free += count
+        return int(looks)
+
+    def _await_room(self, room_made: int, num_keys: int, deadline: Deadline) -> None:
+        """Wait until more room was made than `room_made` times."""
+        with self._room:
+            if num_keys <= self.max_rows and self._room.wait_for(
+                lambda: self._num_room_made > room_made, deadline.left_s()
+            ):
+                return
+        with self._numbering:
+            pinned = int(np.count_nonzero((self._pins_R != 0) & (self._pins_R != FREE)))
+        raise OutOfMemory(
+            f"table {self._name!r}: no room for a batch of {num_keys:,} keys, waited for up to {ROOM_WAIT_S:g} s: "
+            f"{self._waiting():,} rows wait for a commit (at most {self.max_dirty:,}), {pinned:,} are in use by "
+            f"batches, {self.max_rows:,} fit; raise tables.{self._name}.memory, or lower passes.max_events, "
+            "commit.every or train.batch_size"
+        )

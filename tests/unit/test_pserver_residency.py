@@ -1,0 +1,353 @@
+"""A table with bounded memory: the same rows as one without, whatever is resident; waiting for room, and its end."""
+
+import threading
+from collections import deque
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from pserver import residency
+from pserver.client import Gradients
+from pserver.config import Adagrad, TableSection
+from pserver.errors import OutOfMemory
+from pserver.kernels import EMPTY
+from pserver.residency import Bound
+from pserver.rows import frozen, row_bytes_of
+from pserver.store.memory import MemoryRows
+from pserver.table import Table
+
+SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
+BOUNDED = SECTION.model_copy(update={"memory": 8 << 20})
+NUM_WORDS = Table("t", SECTION, 1).num_words
+ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
+
+
+def bounded(max_rows=24, max_dirty=1000, store=None, rows_by_group=None):
+    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(max_rows, max_dirty)):
+        table = Table("t", BOUNDED, 1)
+    table.attach(MemoryRows(NUM_WORDS) if store is None else store, rows_by_group or {})
+    return table
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Nobody waits for room."""
+    monkeypatch.setattr(residency, "ROOM_WAIT_S", 0.0)
+
+
+def reserve(table, keys_U):
+    return frozen(table.reserve(frozen(keys_U), (keys_U % np.uint64(5)).astype(np.uint16)))
+
+
+def push(table, rows_U, version, value=1.0):
+    ones_U, grads_UD = np.ones(len(rows_U), np.float32), np.full((len(rows_U), 4), value, np.float32)
+    table.apply(rows_U, Gradients(frozen(grads_UD), frozen(ones_U), frozen(ones_U * 0)), 1, version)
+
+
+def learn(table, keys_U, version, value=1.0):
+    """A pass of one batch: what the batch read, and the digest of the close."""
+    rows_U = reserve(table, keys_U)
+    table.open_pass()
+    read_UD = table.gather(rows_U)
+    push(table, rows_U, version, value)
+    table.release(rows_U)
+    return read_UD.tolist(), table.close_pass(version)
+
+
+def predict(table, keys_U):
+    rows_U = frozen(table.find(frozen(keys_U)))
+    read_UD = table.gather_present(rows_U, keys_U)
+    table.release(rows_U)
+    return read_UD.tolist()
+
+
+def commit(table, store):
+    store.write(*table.snapshot())
+    table.settle(True)
+
+
+def resident(table):
+    return sum(len(chunk["keys"]) for chunk in table.chunks())
+
+
+class Pair:
+    """A bounded table and one that is not, which must not be told apart."""
+
+    def __init__(self):
+        self.store, self.version, self.in_flight = MemoryRows(NUM_WORDS), 0, False
+        self.small, self.whole = bounded(store=self.store), Table("t", SECTION, 1)
+
+    def learn(self, keys_U, value):
+        self.version += 1
+        try:
+            of_small = learn(self.small, keys_U, self.version, value)
+        except OutOfMemory:
+            self.settle(True)
+            self.snapshot(True)
+            self.settle(True)
+            of_small = learn(self.small, keys_U, self.version, value)
+        assert of_small == learn(self.whole, keys_U, self.version, value)
+
+    def predict(self, keys_U):
+        try:
+            assert predict(self.small, keys_U) == predict(self.whole, keys_U)
+        except OutOfMemory:
+            assert self.small.num_dirty or self.in_flight
+
+    def snapshot(self, written):
+        if not self.in_flight:
+            keys_U, words_UW = self.small.snapshot()
+            whole_keys_U, whole_words_UW = self.whole.snapshot()
+            assert dict(zip(keys_U.tolist(), words_UW.tolist(), strict=True)) == dict(
+                zip(whole_keys_U.tolist(), whole_words_UW.tolist(), strict=True)
+            )
+            if written:
+                self.store.write(keys_U, words_UW)
+            self.in_flight, self.written = True, written
+
+    def settle(self, committed):
+        if self.in_flight:
+            self.small.settle(committed and self.written)
+            self.whole.settle(committed and self.written)
+            self.in_flight = False
+        assert self.small.num_dirty == self.whole.num_dirty
+
+    def restart(self):
+        if not self.in_flight and not self.small.num_dirty:
+            self.small = bounded(store=self.store, rows_by_group=self.whole.rows_by_group)
+
+    def compare(self):
+        assert self.small.digest() == self.whole.digest()
+        assert self.small.rows_by_group == self.whole.rows_by_group
+        assert self.small.stats().num_bytes <= 24 * row_bytes_of(self.small.width) + 256
+
+
+def chosen(max_size):
+    places = st.lists(st.integers(0, len(ALL_KEYS) - 1), unique=True, min_size=1, max_size=max_size)
+    return places.map(lambda chosen: ALL_KEYS[chosen])
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("learn"), chosen(9), st.sampled_from([0.25, 1.0, -2.0])),
+        st.tuples(st.just("learn"), chosen(9), st.sampled_from([0.25, 1.0, -2.0])),
+        st.tuples(st.just("predict"), chosen(20)),
+        st.tuples(st.just("snapshot"), st.booleans()),
+        st.tuples(st.just("settle"), st.booleans()),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("compare")),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None)
+@given(ACTS)
+def test_what_is_resident_changes_nothing_that_is_read_learnt_committed_or_counted(acts):
+    with patch.object(residency, "ROOM_WAIT_S", 0.0):
+        pair = Pair()
+        for name, *args in acts:
+            getattr(pair, name)(*args)
+        pair.compare()
+
+
+def test_memory_stays_within_its_bound_however_many_rows_there_are():
+    for width in (2, 18, 49_000):
+        for memory in (8 << 20, 512 << 20):
+            bound = Bound.of(memory, width)
+            index_bytes = 4 * 2 ** int(np.ceil(np.log2(bound.max_rows / 0.65)))
+            row_bytes = row_bytes_of(width) + residency.BOOKKEEPING_BYTES
+            used = index_bytes + bound.max_rows * row_bytes + bound.max_dirty * (4 * (5 + width) + 8)
+            assert 0.7 * memory < used <= memory
+
+
+def test_cold_clean_rows_leave_and_hot_ones_stay():
+    store, asked = MemoryRows(NUM_WORDS), []
+    table = bounded(max_rows=24, store=store)
+    hot_U, cold = ALL_KEYS[:6], deque(np.split(ALL_KEYS[6:60], 9))
+    store_get = store.get
+    store.get = lambda keys_U: (asked.extend(keys_U.tolist()), store_get(keys_U))[1]
+    for version in range(1, 40):
+        learn(table, np.concatenate([hot_U, cold[0]]), version)
+        commit(table, store)
+        cold.rotate(-1)
+    assert table.num_rows == 60 and resident(table) <= 24
+    assert set(cold[0].tolist()) <= set(asked) and not set(hot_U.tolist()) & set(asked)
+
+
+def test_rows_that_were_only_reserved_leave_and_start_anew():
+    table = bounded(max_rows=24)
+    first_U = reserve(table, ALL_KEYS[:20])
+    before_UD = table.gather(first_U)
+    table.release(first_U)
+    for begin in (20, 40):
+        table.release(reserve(table, ALL_KEYS[begin : begin + 20]))
+    assert (table.find(ALL_KEYS[:20]) == EMPTY).all() and table.num_rows == 0
+    assert (table.gather(reserve(table, ALL_KEYS[:20])) == before_UD).all()
+
+
+def test_a_table_whose_rows_are_all_in_memory_never_asks_its_store():
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=64, store=store)
+    store.get = None
+    for version in range(1, 4):
+        learn(table, ALL_KEYS[:50], version)
+        commit(table, store)
+        predict(table, ALL_KEYS)
+    assert table.num_rows == 50
+
+
+def test_steps_go_on_while_the_store_is_asked():
+    store, asking, answer = MemoryRows(NUM_WORDS), threading.Event(), threading.Event()
+    table = bounded(max_rows=24, store=store)
+    for version, begin in enumerate((0, 20, 40), 1):
+        learn(table, ALL_KEYS[begin : begin + 20], version)
+        commit(table, store)
+    rows_U, store_get = reserve(table, ALL_KEYS[40:50]), store.get
+
+    def slow_get(keys_U):
+        asking.set()
+        assert answer.wait(20)
+        return store_get(keys_U)
+
+    store.get = slow_get
+    loader = threading.Thread(daemon=True, target=reserve, args=(table, ALL_KEYS[:10]))
+    loader.start()
+    assert asking.wait(20)
+    table.open_pass()
+    push(table, rows_U, 4)
+    again_U = reserve(table, ALL_KEYS[40:50])
+    assert (again_U == rows_U).all() and table.gather(rows_U).any()
+    table.release(rows_U)
+    table.close_pass(4)
+    assert len(table.snapshot()[0]) == 10 and loader.is_alive()
+    answer.set()
+    loader.join(20)
+    assert not loader.is_alive() and (table.find(ALL_KEYS[:10]) != EMPTY).all()
+
+
+@pytest.mark.parametrize("freed", ["release", "settle"])
+def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=24, store=store)
+    learn(table, ALL_KEYS[:20], 1)
+    store.write(*table.snapshot())
+    pinned_U = reserve(table, ALL_KEYS[:20])
+    (table.release(pinned_U) if freed == "settle" else table.settle(True))
+    done = threading.Event()
+    loader = threading.Thread(daemon=True, target=lambda: (reserve(table, ALL_KEYS[20:30]), done.set()))
+    loader.start()
+    assert not done.wait(0.05)
+    (table.settle(True) if freed == "settle" else table.release(pinned_U))
+    assert done.wait(20)
+    loader.join()
+    assert table.num_rows == 20 and len(table.snapshot()[0]) == 0
+
+
+def test_rows_that_wait_for_a_commit_fill_the_memory_and_it_says_what_to_do(impatient):
+    table = bounded(max_rows=24)
+    learn(table, ALL_KEYS[:20], 1)
+    before = table.digest()
+    with pytest.raises(OutOfMemory, match=r"table 't'.* 20 rows wait for a commit.*raise tables\.t\.memory.*commit"):
+        reserve(table, ALL_KEYS[10:30])
+    assert table.digest() == before and table.num_dirty == 20 and (table.find(ALL_KEYS[20:30]) == EMPTY).all()
+
+
+def test_a_batch_that_found_no_room_holds_none(impatient):
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=24, store=store)
+    learn(table, ALL_KEYS[:20], 1)
+    with pytest.raises(OutOfMemory):
+        reserve(table, ALL_KEYS[10:30])
+    commit(table, store)
+    assert len(set(reserve(table, ALL_KEYS[40:64]).tolist())) == 24
+
+
+def test_more_rows_than_their_copies_have_memory_for_do_not_become_dirty(impatient):
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=60, max_dirty=16, store=store)
+    learn(table, ALL_KEYS[:16], 1)
+    assert (table.stats().dirty_rows, table.stats().max_dirty_rows) == (16, 16)
+    with pytest.raises(OutOfMemory, match="at most 16"):
+        reserve(table, ALL_KEYS[:1])
+    commit(table, store)
+    learn(table, ALL_KEYS[16:20], 2)
+    assert table.stats().dirty_rows == 4
+
+
+def test_a_batch_that_could_never_fit_is_refused_at_once():
+    with pytest.raises(OutOfMemory, match="a batch of 40 keys.*24 fit"):
+        reserve(bounded(max_rows=24), ALL_KEYS[:40])
+
+
+def test_rows_of_the_open_pass_stay_though_their_commit_of_before_succeeds(impatient):
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=24, store=store)
+    learn(table, ALL_KEYS[:20], 1)
+    store.write(*table.snapshot())
+    rows_U = reserve(table, ALL_KEYS[:20])
+    table.open_pass()
+    push(table, rows_U, 2)
+    table.release(rows_U)
+    table.settle(True)
+    with pytest.raises(OutOfMemory):
+        reserve(table, ALL_KEYS[20:30])
+    table.close_pass(2)
+    commit(table, store)
+    reserve(table, ALL_KEYS[20:30])
+
+
+def test_a_row_made_after_a_batch_was_looked_up_is_read_though_it_left_meanwhile():
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=24, store=store)
+    rows_U = frozen(table.find(ALL_KEYS[:20]))
+    assert (rows_U == EMPTY).all()
+    for version, begin in enumerate((0, 20, 40), 1):
+        learn(table, ALL_KEYS[begin : begin + 20], version)
+        commit(table, store)
+    assert (table.find(ALL_KEYS[40:60]) != EMPTY).all()
+    read_UD, whole = table.gather_present(rows_U, ALL_KEYS[:20]), Table("t", SECTION, 1)
+    learn(whole, ALL_KEYS[:20], 1)
+    assert read_UD.any(axis=1).all() and read_UD.tolist() == predict(whole, ALL_KEYS[:20])
+
+
+def test_a_loader_ahead_of_steps_and_commits_ends_with_the_rows_of_a_table_without_bound():
+    store, draw = MemoryRows(NUM_WORDS), np.random.default_rng(3)
+    table, whole = bounded(max_rows=40, store=store), Table("t", SECTION, 1)
+    batches = [draw.choice(ALL_KEYS, 8, replace=False) for _ in range(300)]
+    ready, spare = deque(), threading.Semaphore(2)
+
+    def prepare():
+        for keys_U in batches:
+            assert spare.acquire(timeout=20)
+            ready.append(reserve(table, keys_U))
+
+    loader = threading.Thread(daemon=True, target=prepare)
+    loader.start()
+    for step, keys_U in enumerate(batches):
+        while not ready:
+            assert loader.is_alive() or ready
+            loader.join(0.001)
+        rows_U = ready.popleft()
+        whole_U = reserve(whole, keys_U)
+        assert table.gather(rows_U).tolist() == whole.gather(whole_U).tolist()
+        for each, numbers in ((table, rows_U), (whole, whole_U)):
+            each.open_pass()
+            push(each, numbers, step + 1)
+            each.close_pass(step)
+        table.release(rows_U)
+        spare.release()
+        if step % 2:
+            commit(table, store)
+    loader.join()
+    assert table.digest() == whole.digest() and table.rows_by_group == whole.rows_by_group
+
+
+def test_too_little_memory_is_refused_in_words():
+    with pytest.raises(SpecError, match="memory: is less than 8MiB, .*4MiB"):
+        validate(TableSection, {"memory": "4MiB"})
