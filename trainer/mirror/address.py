@@ -22,7 +22,7 @@ class Address:
     """A mirror's place."""
 
     text: str
-    """As it is shown to people."""
+    """As it is shown to people, and passed on: absolute, and without anything secret."""
     kind: Kind
     root: str
     """Bucket and prefix, or the folder's path."""

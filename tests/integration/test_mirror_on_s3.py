@@ -1,0 +1,318 @@
+"""The mirror on a real S3 server, over a way to it that breaks."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.locks import locked
+from tests.mirrored_store import files_below, make_commit
+from tests.s3_server import proxy, s3  # noqa: F401
+from trainer.mirror import objects as objects_module
+from trainer.mirror.content import Mirror, lookup
+from trainer.mirror.errors import MirrorEmpty, MirrorUnavailable
+from trainer.mirror.fetch import fetch, repair
+from trainer.mirror.uploader import LOCK, Uploader
+
+MIB = 1 << 20
+SOON = 30.0
+
+
+def soon():
+    return Deadline.after(SOON)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Tries follow each other at once, and a silent connection is given up early."""
+    monkeypatch.setattr(objects_module, "PAUSES_S", (0.02, 0.05))
+    monkeypatch.setattr(objects_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(objects_module, "CLIENT_TRIES", 1)
+
+
+@pytest.fixture
+def prefix():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def uri(s3, prefix):  # noqa: F811
+    return s3.uri("bucket", prefix)
+
+
+@pytest.fixture
+def shaky(s3, proxy, prefix):  # noqa: F811
+    """The same mirror, by way of the proxy."""
+    return s3.uri("bucket", prefix, proxy.port)
+
+
+def commit(tmp_path, version, files=None):
+    own = b"%d" % version
+    return make_commit(tmp_path / "store", version, files or {"dense": own * MIB, "shard-0/t/1.sst": b"s" * MIB})
+
+
+def assert_whole(uri):
+    """Every commit that has a manifest has its files, with the right bytes."""
+    mirror = Mirror.open(uri, soon())
+    for found in mirror.catalog(soon()).commits:
+        for file in found.files.values():
+            content = mirror.objects.get(f"files/{file.sha256}", 1 << 30, soon())
+            assert content is not None and hashlib.sha256(content).hexdigest() == file.sha256
+
+
+def versions(uri):
+    return [found.version for found in lookup(uri, soon()).commits]
+
+
+def test_a_commit_goes_to_s3_and_comes_back_byte_for_byte(tmp_path, uri):
+    made = commit(tmp_path, 1, {"a": os.urandom(21 * MIB), "b/c": b"small", "empty": b""})  # a in several parts
+    log = tmp_path / "00000001-0001.log"
+    log.write_bytes(b"record\n")
+    mirror = Mirror.open(uri, soon())
+    mirror.upload(made, [log], soon())
+    assert mirror.objects.sizes("log", soon()) == {log.name: 7}
+    assert fetch(uri, tmp_path / "new", "job", soon()).name == made.name
+    assert files_below(tmp_path / "new" / "commits" / made.name) == files_below(made.folder)
+
+
+def test_two_machines_files_of_the_same_content_are_there_once(tmp_path, uri):
+    here, there = (
+        make_commit(tmp_path / name, v, {"a": b"same", "b": name.encode()}) for name, v in (("x", 1), ("y", 2))
+    )
+    for made in (here, there):
+        Mirror.open(uri, soon()).upload(made, [], soon())
+    contents = {hashlib.sha256(c).hexdigest() for c in (b"same", b"x", b"y")}
+    assert Mirror.open(uri, soon()).objects.sizes("files", soon()).keys() == contents
+
+
+def test_pruning_leaves_what_commits_name(tmp_path, uri):
+    mirror = Mirror.open(uri, soon())
+    for version in (1, 2, 3):
+        mirror.upload(commit(tmp_path, version), [], soon())
+    assert mirror.prune(1, {"t1-0000000001-g1"}, soon()) == ["t1-0000000002-g1"]
+    assert versions(uri) == [3, 1] and len(mirror.objects.sizes("files", soon())) == 3
+    assert_whole(uri)
+
+
+def test_a_bucket_that_is_not_there_is_said(s3):  # noqa: F811
+    with pytest.raises(MirrorUnavailable, match=r"nowhere.*make it first"):
+        lookup(s3.uri("nowhere", "prefix"), soon())
+
+
+def test_a_server_that_is_not_there_is_said_within_the_deadline(s3):  # noqa: F811
+    with pytest.raises(MirrorUnavailable, match="looking for the bucket"):
+        lookup(s3.uri("bucket", "prefix", port=1), Deadline.after(1))
+
+
+def test_a_server_that_asks_to_slow_down_is_asked_again(tmp_path, proxy, shaky):  # noqa: F811
+    mirror = Mirror.open(shaky, soon())
+    proxy.refuse(2)
+    mirror.upload(commit(tmp_path, 1), [], soon())
+    assert proxy.refusals == 0 and versions(shaky) == [1]
+
+
+@pytest.mark.parametrize("cut_at", [0, 2_000, MIB // 2, MIB + 2_000, 2 * MIB + 20_000, 5 * MIB, 9 * MIB])
+def test_an_upload_cut_anywhere_leaves_whole_commits_and_the_next_one_completes(tmp_path, uri, proxy, shaky, cut_at):  # noqa: F811
+    Mirror.open(uri, soon()).upload(commit(tmp_path, 1), [], soon())
+    second = commit(tmp_path, 2, {"dense": b"2" * MIB, "1.sst": b"s" * MIB, "2.sst": os.urandom(9 * MIB)})
+    mirror = Mirror.open(shaky, soon())
+    proxy.cut_after(cut_at)
+    with pytest.raises(MirrorUnavailable):
+        mirror.upload(second, [], soon())
+    assert versions(uri) == [1]
+    assert_whole(uri)
+    assert fetch(uri, tmp_path / "meanwhile", "job", soon()).name == "t1-0000000001-g1"
+    proxy.heal()
+    mirror.upload(second, [], soon())
+    assert versions(uri) == [2, 1]
+    assert_whole(uri)
+    assert fetch(uri, tmp_path / "after", "job", soon()).name == second.name
+
+
+def test_a_pruning_cut_off_leaves_whole_commits(tmp_path, uri, proxy, shaky):  # noqa: F811
+    mirror = Mirror.open(shaky, soon())
+    for version in (1, 2, 3, 4):
+        mirror.upload(commit(tmp_path, version), [], soon())
+    for budget in range(1_000, 30_000, 3_000):
+        proxy.cut_after(budget)
+        try:
+            mirror.prune(1, (), soon())
+        except MirrorUnavailable:
+            assert_whole(uri)
+            assert versions(uri)[0] == 4
+        proxy.heal()
+    mirror.prune(1, (), soon())
+    assert versions(uri) == [4] and len(mirror.objects.sizes("files", soon())) == 2
+
+
+def test_an_uploader_killed_in_the_middle_leaves_no_manifest_without_files(tmp_path, uri):
+    Mirror.open(uri, soon()).upload(commit(tmp_path, 1), [], soon())
+    second = commit(tmp_path, 2)
+    program = f"""
+from pathlib import Path
+from millrace.deadline import Deadline
+from millrace.points import Fault, Point, arm
+from trainer.commits import read_commit
+from trainer.mirror.content import Mirror
+arm((Fault(point=Point.UPLOADED),))
+Mirror.open({uri!r}, Deadline.after(30)).upload(read_commit(Path({str(second.folder)!r})), [], Deadline.after(30))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    assert versions(uri) == [1]
+    assert fetch(uri, tmp_path / "new", "job", soon()).name == "t1-0000000001-g1"
+    Mirror.open(uri, soon()).upload(second, [], soon())
+    assert versions(uri) == [2, 1]
+    assert_whole(uri)
+
+
+def test_a_silent_server_ends_the_call_soon_after_its_deadline(tmp_path, proxy, shaky):  # noqa: F811
+    mirror = Mirror.open(shaky, soon())
+    proxy.stall()
+    with pytest.raises(MirrorUnavailable):
+        mirror.upload(commit(tmp_path, 1), [], Deadline.after(0.5))
+
+
+def test_a_fetch_cut_off_leaves_nothing_and_the_next_one_completes(tmp_path, proxy, shaky):  # noqa: F811
+    mirror = Mirror.open(shaky, soon())
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    for budget in (0, 700, 2_000, 3_500):
+        proxy.cut_after(budget)  # requests are what is counted
+        with pytest.raises(MirrorUnavailable):
+            fetch(shaky, tmp_path / "new", "job", Deadline.after(3))
+        assert files_below(tmp_path / "new") == {}
+        proxy.heal()
+    assert fetch(shaky, tmp_path / "new", "job", soon()).name == made.name
+
+
+def test_damage_in_the_bucket_is_passed_over_until_nothing_is_left(tmp_path, uri):
+    mirror = Mirror.open(uri, soon())
+    for version in (1, 2):
+        mirror.upload(commit(tmp_path, version), [], soon())
+    for version, name in ((2, "t1-0000000001-g1"), (1, None)):
+        damaged = hashlib.sha256(b"%d" % version * MIB).hexdigest()
+        mirror.objects.put_bytes(f"files/{damaged}", b"x" * MIB, soon())
+        if name is not None:
+            fetched = fetch(uri, tmp_path / "new", "job", soon())
+            assert fetched.name == name and damaged in fetched.passed_over[0]
+            shutil.rmtree(tmp_path / "new")
+    with pytest.raises(MirrorEmpty, match="no commit in it is whole"):
+        fetch(uri, tmp_path / "new", "job", soon())
+    assert files_below(tmp_path / "new") == {}
+
+
+def test_a_damaged_file_here_is_repaired_from_there(tmp_path, uri):
+    made = commit(tmp_path, 1)
+    Mirror.open(uri, soon()).upload(made, [], soon())
+    good = files_below(made.folder)
+    (made.folder / "dense").write_bytes(b"damaged")
+    repair(uri, made.folder, made.manifest, ["dense"], soon())
+    assert files_below(made.folder) == good
+
+
+# -- in the background
+
+
+class Chief:
+    """What an uploader is told by its chief."""
+
+    def __init__(self):
+        self.pinned, self.asked, self.superseded = set(), threading.Event(), False
+
+    def check(self):
+        self.asked.set()
+        if self.superseded:
+            raise MillraceError("a newer generation has taken over")
+
+
+@pytest.fixture
+def chief():
+    return Chief()
+
+
+@pytest.fixture
+def uploader(tmp_path, chief):
+    """Makes uploaders with a store; ends them."""
+    made = []
+    (tmp_path / "store").mkdir()
+
+    def make(uri, **more):
+        made.append(
+            Uploader(uri, tmp_path / "store", 2, lambda: chief.pinned, chief.check, **{"retry_s": 0.02, **more})
+        )
+        return made[-1]
+
+    yield make
+    for uploader in made:
+        uploader.stop(Deadline.after(0))
+
+
+def test_a_stop_waits_for_the_last_commit(tmp_path, uploader, uri):
+    background = uploader(uri)
+    made = commit(tmp_path, 1)
+    background.offer(made)
+    assert background.stop(soon())
+    assert versions(uri) == [1]
+    assert background.status() == {"version": 1, "behind_s": 0.0, "trouble": None}
+    assert background.holding() == set()
+
+
+def test_newer_commits_replace_those_not_begun_and_old_ones_are_pruned(tmp_path, uploader, uri):
+    background = uploader(uri)
+    with locked(tmp_path / "store" / LOCK, soon()):  # nothing can begin
+        for version in (1, 2, 3, 4):
+            background.offer(commit(tmp_path, version))
+        assert "t1-0000000004-g1" in background.holding() and len(background.holding()) <= 2
+    assert background.stop(soon())
+    assert versions(uri)[0] == 4 and len(versions(uri)) <= 2
+
+
+def test_pinned_commits_stay_in_the_mirror(tmp_path, uploader, uri, chief):
+    background = uploader(uri)
+    chief.pinned = {"t1-0000000001-g1"}
+    for version in (1, 2, 3, 4):
+        background.offer(commit(tmp_path, version))
+        wait_for(lambda version=version: background.status()["version"] == version)
+    assert background.stop(soon())
+    assert versions(uri) == [4, 3, 1]
+
+
+def test_trouble_is_in_status_and_goes_when_the_way_is_free(tmp_path, uploader, proxy, shaky):  # noqa: F811
+    background = uploader(shaky, max_behind_s=0.0)
+    proxy.cut_after(0)
+    background.offer(commit(tmp_path, 1))
+    wait_for(lambda: "mirror s3://" in (background.status()["trouble"] or ""))
+    assert background.status()["version"] is None and background.status()["behind_s"] > 0
+    assert background.holding() == {"t1-0000000001-g1"}
+    proxy.heal()
+    wait_for(lambda: background.status()["version"] == 1 and background.status()["trouble"] is None)
+
+
+def test_a_stop_without_a_way_ends_at_its_deadline_and_says_so(tmp_path, uploader, proxy, shaky):  # noqa: F811
+    background = uploader(shaky)
+    proxy.cut_after(0)
+    background.offer(commit(tmp_path, 1))
+    assert not background.stop(Deadline.after(0.3))
+    assert background.status()["version"] is None
+
+
+def test_a_chief_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chief):
+    chief.superseded = True
+    background = uploader(uri)
+    background.offer(commit(tmp_path, 1))
+    wait_for(lambda: background.status()["trouble"] == "a newer generation has taken over")
+    assert lookup(uri, soon()).commits == []
+
+
+def wait_for(condition):
+    deadline, pause = soon(), threading.Event()
+    while not condition():
+        deadline.check("waiting for the uploader")
+        pause.wait(0.01)

@@ -1,0 +1,49 @@
+"""Commits on disk without a trainer, and a look into a mirror that is a folder."""
+
+from pathlib import Path
+
+from trainer.commits import FORMAT, Commit, hash_of, name_of, read_commit, write_manifest
+
+
+class LocalCommit(Commit):
+    """A commit with the bytes of its manifest.json."""
+
+    @property
+    def text(self) -> bytes:
+        return (self.folder / "manifest.json").read_bytes()
+
+
+def make_commit(store: Path, version, files, *, job="job", timeline="t1", generation=1) -> LocalCommit:
+    name = name_of(timeline, version, generation)
+    folder = store / "commits" / name
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    stored = {path: hash_of(folder / path) for path in files}
+    manifest = {
+        "format": FORMAT,
+        "job": job,
+        "timeline": timeline,
+        "version": version,
+        "name": name,
+        "parent": None,
+        "generation": generation,
+        "world": 1,
+        "made_at": "2026-01-01T00:00:00+00:00",
+        "fingerprint": {},
+        "positions": {},
+        "record": version,
+        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
+        "shards": [],
+        "state": {},
+    }
+    write_manifest(folder, manifest)
+    return LocalCommit(folder, read_commit(folder).manifest)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def kept_in_mirror(root: Path) -> set[str]:
+    return {path.stem for path in (root / "commits").iterdir()}

@@ -1,0 +1,340 @@
+"""The mirror in a folder: what goes in comes back whole, or not at all."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
+from trainer.commits import CommitDamaged, read_commit
+from trainer.config import StoreSection
+from trainer.mirror.address import Kind, parse
+from trainer.mirror.catalog import NewerFormat, read_manifest
+from trainer.mirror.content import Mirror, lookup
+from trainer.mirror.errors import MirrorEmpty, MirrorUnavailable, StoreUnwritable
+from trainer.mirror.fetch import fetch, repair
+
+SOON = 30.0
+
+
+def soon():
+    return Deadline.after(SOON)
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return f"file://{tmp_path}/mirror"
+
+
+@pytest.fixture
+def mirror(uri):
+    return Mirror.open(uri, soon())
+
+
+def commit(tmp_path, version, files=None, **more) -> LocalCommit:
+    return make_commit(
+        tmp_path / "store", version, files or {"dense": b"d%d" % version, "shard-0/t/1.sst": b"s"}, **more
+    )
+
+
+def test_the_mirror_needs_no_torch():
+    program = "import sys, trainer.mirror.uploader, trainer.mirror.fetch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# -- addresses
+
+
+def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
+    s3 = parse("s3://bucket/a/b/?region=eu-west-1&endpoint_override=localhost:9000")
+    assert (s3.kind, s3.root, s3.bucket) == (Kind.S3, "bucket/a/b", "bucket")
+    assert s3.options == {"region": "eu-west-1", "endpoint_override": "localhost:9000"}
+    assert parse("file:///a%20b").root == "/a b"
+    assert parse("mirror", tmp_path).root == str(tmp_path / "mirror")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", "is empty"),
+        ("gs://bucket", "gs:// is not built"),
+        ("s3:///prefix", "names no bucket"),
+        ("s3://bucket?acl=x", "unknown options ['acl']"),
+        ("file://host/a", "no folder of this machine"),
+    ],
+)
+def test_another_address_is_refused_with_a_hint(text, hint):
+    with pytest.raises(SpecError) as caught:
+        StoreSection(path="store", mirror=text)
+    assert hint in str(caught.value) and caught.value.path == "store.mirror"
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated():
+    with pytest.raises(SpecError) as caught:
+        StoreSection(path="store", mirror="s3://someone:hunter2@bucket/prefix")
+    assert "environment" in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+# -- there and back
+
+
+def test_a_commit_comes_back_byte_for_byte(tmp_path, uri, mirror):
+    made = commit(tmp_path, 7, {"dense": b"d" * 100, "shard-0/t/1.sst": b"s", "empty": b""})
+    mirror.upload(made, [], soon())
+    fetched = fetch(uri, tmp_path / "new", "job", soon())
+    assert (fetched.name, fetched.passed_over) == (made.name, ())
+    assert files_below(tmp_path / "new") == {f"commits/{made.name}/{p}": b for p, b in files_below(made.folder).items()}
+    assert read_commit(tmp_path / "new" / "commits" / made.name).manifest == made.manifest
+
+
+def test_the_same_content_is_there_once(tmp_path, mirror):
+    mirror.upload(commit(tmp_path, 1, {"a": b"same", "b": b"same"}), [], soon())
+    mirror.upload(commit(tmp_path, 2, {"c": b"same", "d": b"other"}), [], soon())
+    there = [key for key in files_below(tmp_path / "mirror") if key.startswith("files/")]
+    assert sorted(there) == sorted(f"files/{hashlib.sha256(c).hexdigest()}" for c in (b"same", b"other"))
+
+
+def test_what_is_there_is_not_uploaded_again(tmp_path, mirror):
+    mirror.upload(commit(tmp_path, 1, {"a": b"same"}), [], soon())
+    second = commit(tmp_path, 2, {"a": b"same"})
+    (second.folder / "a").unlink()  # it could not even be read
+    mirror.upload(second, [], soon())
+    assert [c.version for c in mirror.catalog(soon()).commits] == [2, 1]
+
+
+def test_an_object_of_the_wrong_size_is_uploaded_again(tmp_path, uri, mirror):
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    for path in (tmp_path / "mirror" / "files").iterdir():
+        path.write_bytes(b"")
+    mirror.upload(made, [], soon())
+    assert fetch(uri, tmp_path / "new", "job", soon()).name == made.name
+
+
+@pytest.mark.parametrize("damaged", [b"D1", b"d", b"d1 and more", None])
+def test_a_file_damaged_here_does_not_get_there(tmp_path, uri, mirror, damaged):
+    made = commit(tmp_path, 1)
+    (made.folder / "dense").unlink()
+    if damaged is not None:
+        (made.folder / "dense").write_bytes(damaged)
+    with pytest.raises(CommitDamaged, match="dense"):
+        mirror.upload(made, [], soon())
+    assert mirror.catalog(soon()).commits == []
+    assert hashlib.sha256(b"d1").hexdigest() not in mirror.objects.sizes("files", soon())
+
+
+def test_the_log_goes_up_as_it_grows(tmp_path, mirror):
+    log = tmp_path / "00000001-0001.log"
+    for text in (b"one\n", b"one\ntwo\n"):
+        log.write_bytes(text)
+        mirror.upload(commit(tmp_path, 1), [log, tmp_path / "pruned.log"], soon())
+        assert files_below(tmp_path / "mirror" / "log") == {log.name: text}
+
+
+def test_a_mirror_of_another_job_is_left_alone(tmp_path, uri, mirror):
+    mirror.upload(commit(tmp_path, 1, job="mine"), [], soon())
+    before = files_below(tmp_path / "mirror")
+    with pytest.raises(SpecError, match="'mine'.*'yours'"):
+        mirror.upload(commit(tmp_path, 2, job="yours"), [], soon())
+    with pytest.raises(SpecError, match="'mine'.*'yours'"):
+        fetch(uri, tmp_path / "new", "yours", soon())
+    assert files_below(tmp_path / "mirror") == before and files_below(tmp_path / "new") == {}
+
+
+# -- what is damaged there
+
+
+def test_a_newer_commit_with_damage_is_passed_over_and_told(tmp_path, uri, mirror):
+    for version in (1, 2, 3, 4, 5):
+        mirror.upload(commit(tmp_path, version), [], soon())
+    objects = tmp_path / "mirror" / "files"
+    (objects / hashlib.sha256(b"d5").hexdigest()).write_bytes(b"D5")  # another byte
+    (objects / hashlib.sha256(b"d4").hexdigest()).write_bytes(b"d")  # too short
+    (objects / hashlib.sha256(b"d3").hexdigest()).unlink()
+    newest = commit(tmp_path, 6)
+    mirror.upload(newest, [], soon())
+    (tmp_path / "mirror" / "commits" / f"{newest.name}.json").write_bytes(newest.text[:-40])
+    fetched = fetch(uri, tmp_path / "new", "job", soon())
+    assert fetched.name == "t1-0000000002-g1"
+    assert [text.split(":")[0] for text in fetched.passed_over] == [
+        "t1-0000000006-g1",
+        "dense",
+        "t1-0000000004-g1",
+        "t1-0000000003-g1",
+    ]
+    assert [path.name for path in (tmp_path / "new" / "commits").iterdir()] == [fetched.name]
+
+
+def test_no_whole_commit_is_an_error_that_names_the_damage(tmp_path, uri, mirror):
+    with pytest.raises(MirrorEmpty, match="there is no commit in it"):
+        fetch(uri, tmp_path / "new", "job", soon())
+    mirror.upload(commit(tmp_path, 1), [], soon())
+    shutil.rmtree(tmp_path / "mirror" / "files")
+    with pytest.raises(MirrorEmpty, match=r"t1-0000000001-g1: 2 of its files are not in the mirror"):
+        fetch(uri, tmp_path / "new", "job", soon())
+    assert files_below(tmp_path / "new") == {}
+
+
+def test_a_commit_that_is_here_is_not_replaced(tmp_path, uri, mirror):
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    with pytest.raises(StoreUnwritable, match="there already"):
+        fetch(uri, tmp_path / "store", "job", soon())
+    assert read_commit(made.folder).manifest == made.manifest
+
+
+def test_what_a_fetch_that_died_left_is_no_hindrance(tmp_path, uri, mirror):
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    left = tmp_path / "new" / "commits" / f"{made.name}.unfinished"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"h")
+    fetch(uri, tmp_path / "new", "job", soon())
+    assert sorted(files_below(tmp_path / "new" / "commits" / made.name)) == [
+        "dense",
+        "manifest.json",
+        "shard-0/t/1.sst",
+    ]
+    assert not left.exists()
+
+
+def test_a_store_that_cannot_be_written_is_told_apart_from_the_mirror(tmp_path, uri, mirror):
+    mirror.upload(commit(tmp_path, 1), [], soon())
+    (tmp_path / "new").write_text("a file")
+    with pytest.raises(StoreUnwritable, match="new"):
+        fetch(uri, tmp_path / "new", "job", soon())
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ""])
+def test_a_manifest_cannot_write_outside_its_commit(path):
+    manifest = {"format": 1, "name": "t1-0000000001-g1", "job": "j", "files": {path: {"sha256": "0" * 64, "bytes": 1}}}
+    sha256 = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    with pytest.raises(CommitDamaged, match="no path in a commit"):
+        read_manifest("t1-0000000001-g1", json.dumps({"sha256": sha256, "manifest": manifest}).encode())
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"manifest": [], "sha256": ""}', b"\xff", b'{"manifest": {"format": 1}}']
+)
+def test_no_manifest_is_damage(text):
+    with pytest.raises(CommitDamaged):
+        read_manifest("t1-0000000001-g1", text)
+
+
+def test_single_files_are_repaired_and_the_rest_left(tmp_path, uri, mirror):
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    good = files_below(made.folder)
+    (made.folder / "dense").write_bytes(b"DAMAGED")
+    shutil.rmtree(made.folder / "shard-0")
+    repair(uri, made.folder, made.manifest, ["dense", "shard-0/t/1.sst"], soon())
+    assert files_below(made.folder) == good
+
+
+def test_a_repair_from_damage_leaves_what_was_there(tmp_path, uri, mirror):
+    made = commit(tmp_path, 1)
+    mirror.upload(made, [], soon())
+    (tmp_path / "mirror" / "files" / hashlib.sha256(b"d1").hexdigest()).write_bytes(b"xx")
+    (made.folder / "dense").write_bytes(b"DAMAGED")
+    with pytest.raises(CommitDamaged, match="other bytes"):
+        repair(uri, made.folder, made.manifest, ["dense"], soon())
+    assert (made.folder / "dense").read_bytes() == b"DAMAGED"
+    assert len(files_below(made.folder)) == 3
+
+
+def test_what_goes_on_begins_above_everything_the_mirror_knows(tmp_path, uri, mirror):
+    log = tmp_path / "00000006-0001.log"
+    log.write_bytes(b"record\n")
+    mirror.upload(commit(tmp_path, 1, timeline="t2", generation=4), [log], soon())
+    (tmp_path / "mirror" / "commits" / "t3-0000000009-g5.json").write_bytes(b"{half")
+    fetched = fetch(uri, tmp_path / "new", "job", soon())
+    assert (fetched.timeline, fetched.generation) == (3, 6)
+
+
+# -- what goes
+
+
+def test_pruning_keeps_the_newest_and_the_pinned_and_what_they_name(tmp_path, mirror):
+    for version in (1, 2, 3, 4):
+        mirror.upload(commit(tmp_path, version), [], soon())
+    assert mirror.prune(2, {"t1-0000000001-g1"}, soon()) == ["t1-0000000002-g1"]
+    assert kept_in_mirror(tmp_path / "mirror") == {"t1-0000000001-g1", "t1-0000000003-g1", "t1-0000000004-g1"}
+    contents = {hashlib.sha256(c).hexdigest() for c in (b"d1", b"d3", b"d4", b"s")}
+    assert set(mirror.objects.sizes("files", soon())) == contents
+
+
+def test_the_newest_is_that_of_the_newest_timeline(tmp_path, uri, mirror):
+    mirror.upload(commit(tmp_path, 9, timeline="t1"), [], soon())
+    rewound = commit(tmp_path, 5, timeline="t2")
+    mirror.upload(rewound, [], soon())
+    assert fetch(uri, tmp_path / "new", "job", soon()).name == rewound.name
+    assert mirror.prune(1, (), soon()) == ["t1-0000000009-g1"]
+
+
+def test_log_of_generations_before_every_commit_goes(tmp_path, mirror):
+    logs = [tmp_path / f"{generation:08d}-0001.log" for generation in (1, 2, 3)]
+    for path in logs:
+        path.write_bytes(b"record\n")
+    mirror.upload(commit(tmp_path, 1, generation=1), logs, soon())
+    mirror.upload(commit(tmp_path, 2, generation=2), logs, soon())
+    mirror.prune(1, (), soon())
+    assert set(mirror.objects.sizes("log", soon())) == {"00000002-0001.log", "00000003-0001.log"}
+
+
+def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
+    mirror.upload(commit(tmp_path, 1), [], soon())
+    before = files_below(tmp_path / "mirror")
+    for folder in ("files", "commits", "log"):
+        (tmp_path / "mirror" / folder).mkdir(exist_ok=True)
+        (tmp_path / "mirror" / folder / "x.0123.unfinished").write_bytes(b"half")
+    (tmp_path / "mirror" / "files" / ("0" * 64)).write_bytes(b"of an upload that died")
+    (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
+    mirror.prune(3, (), soon())
+    assert files_below(tmp_path / "mirror") == before
+
+
+def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, uri, mirror):
+    mirror.upload(commit(tmp_path, 1), [], soon())
+    mirror.upload(commit(tmp_path, 2), [], soon())
+    (tmp_path / "mirror" / "commits" / "t1-0000000003-g1.json").write_bytes(
+        b'{"sha256": "", "manifest": {"format": 2, "other": []}}'
+    )
+    before = files_below(tmp_path / "mirror")
+    with pytest.raises(NewerFormat, match="format 2"):
+        mirror.prune(1, (), soon())
+    with pytest.raises(NewerFormat, match="format 2"):
+        fetch(uri, tmp_path / "new", "job", soon())
+    assert files_below(tmp_path / "mirror") == before and files_below(tmp_path / "new") == {}
+
+
+# -- limits
+
+
+def test_no_time_left_is_said_and_nothing_appears(tmp_path, mirror):
+    with pytest.raises(MirrorUnavailable, match="out of time") as caught:
+        mirror.upload(commit(tmp_path, 1), [], Deadline.after(0))
+    assert caught.value.exit_code == 75
+    assert files_below(tmp_path / "mirror") == {}
+
+
+def test_a_mirror_that_cannot_be_written_is_unavailable_and_says_why(tmp_path, mirror):
+    (tmp_path / "mirror").write_text("a file where the folder should be")
+    with pytest.raises(MirrorUnavailable, match=r"mirror file://.*files"):
+        mirror.upload(commit(tmp_path, 1), [], Deadline.after(0.5))
+
+
+def test_lookup_says_what_is_there(tmp_path, uri, mirror):
+    mirror.upload(commit(tmp_path, 3), [], soon())
+    mirror.upload(commit(tmp_path, 5), [], soon())
+    (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
+    found = lookup(uri, soon())
+    assert [(c.name, c.version, c.timeline, c.job) for c in found.commits] == [
+        ("t1-0000000005-g1", 5, "t1", "job"),
+        ("t1-0000000003-g1", 3, "t1", "job"),
+    ]
+    assert list(found.damaged) == ["t1-0000000009-g1"]

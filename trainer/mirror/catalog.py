@@ -1,0 +1,107 @@
+"""What a mirror's manifests say, checked; pure, no network."""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from pserver.store.base import StoredFile
+from trainer.commits import FORMAT, NAME, CommitDamaged, canonical, order_of, to_prune
+
+
+class NewerFormat(CommitDamaged):
+    """A manifest that a newer Millrace wrote: not for this one to read, nor to remove."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredCommit:
+    """One commit of a mirror."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    text: bytes
+    """Its manifest.json."""
+
+    @property
+    def job(self) -> str:
+        """Whose it is."""
+        return str(self.manifest["job"])
+
+    @property
+    def timeline(self) -> str:
+        """Its branch of the job's history."""
+        return str(self.manifest["timeline"])
+
+    @property
+    def version(self) -> int:
+        """Last closed pass."""
+        return int(self.manifest["version"])
+
+    @property
+    def made_at(self) -> str:
+        """When, in UTC."""
+        return str(self.manifest["made_at"])
+
+    @property
+    def files(self) -> dict[str, StoredFile]:
+        """Every file by its path in the commit's folder."""
+        return files_of(self.manifest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files; those shared with other commits count in each."""
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """Every file that a manifest names, by its path."""
+    return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
+
+
+def read_manifest(name: str, text: bytes) -> MirroredCommit:
+    """The commit `name` whose manifest is `text`. Raises CommitDamaged, and NewerFormat."""
+    try:
+        whole = json.loads(text)
+        manifest, sha256 = whole["manifest"], whole["sha256"]
+        number = int(manifest["format"])
+        if number > FORMAT:
+            raise NewerFormat(f"{name}: its manifest is of format {number}; this Millrace reads up to {FORMAT}")
+        if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
+            raise CommitDamaged(f"{name}: its manifest has not the hash written in it")
+        if manifest["name"] != name or NAME.fullmatch(name) is None:
+            raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
+        if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
+            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is no path in a commit")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
+    return MirroredCommit(name, manifest, text)
+
+
+def _stays_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
+
+
+def newest_first(commits: Iterable[MirroredCommit]) -> list[MirroredCommit]:
+    """By timeline, version, generation."""
+    return sorted(commits, key=lambda commit: order_of(commit.name), reverse=True)
+
+
+def superfluous(names: Iterable[str], keep: int, pinned: Collection[str]) -> list[str]:
+    """Commits neither among the newest `keep` nor pinned, oldest first."""
+    return to_prune(sorted(names, key=order_of), keep, pinned)
+
+
+def unnamed(contents: Iterable[str], commits: Iterable[MirroredCommit]) -> list[str]:
+    """Contents that no commit names."""
+    named = {file.sha256 for commit in commits for file in commit.files.values()}
+    return sorted(set(contents) - named)
+
+
+def old_logs(names: Iterable[str], commits: Sequence[MirroredCommit]) -> list[str]:
+    """Files of the log, `<generation>-<part>.log`, of generations before that of every commit."""
+    oldest = min((order_of(commit.name)[2] for commit in commits), default=0)
+    generations = {name: name.partition("-")[0] for name in names}
+    return sorted(name for name, number in generations.items() if number.isdigit() and int(number) < oldest)

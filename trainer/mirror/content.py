@@ -1,0 +1,183 @@
+"""What is in a mirror: puts a commit there, says which there are, removes old ones.
+
+How objects travel is trainer.mirror.objects'; when, trainer.mirror.uploader's; the way back, trainer.mirror.fetch's.
+One process at a time may write to a mirror; its caller sees to that.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.points import Point, reach
+from trainer.commits import MANIFEST, Commit, CommitDamaged
+from trainer.mirror.catalog import (
+    MirroredCommit,
+    NewerFormat,
+    newest_first,
+    old_logs,
+    read_manifest,
+    superfluous,
+    unnamed,
+)
+from trainer.mirror.objects import UNFINISHED, Objects
+
+FILES, COMMITS, LOG = "files", "commits", "log"
+SUFFIX = ".json"
+KEY = "store.mirror"
+"""Of the spec: who names a mirror."""
+TRANSFERS = 3
+"""Files on their way at once."""
+MAX_MANIFEST_BYTES = 64 << 20
+
+Item = TypeVar("Item")
+
+
+def each(act: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Do `act` on every item, TRANSFERS at once; after the first error no other is begun, and it is raised."""
+    with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="mirror") as pool:
+        futures = [pool.submit(act, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The commits of a mirror, newest first, and what is wrong with manifests that are none."""
+
+    commits: list[MirroredCommit]
+    damaged: dict[str, CommitDamaged]
+
+    def refuse_newer(self) -> None:
+        """Raises NewerFormat where a newer Millrace has written to the mirror."""
+        for error in self.damaged.values():
+            if isinstance(error, NewerFormat):
+                raise error
+
+    def refuse_others(self, job: str) -> None:
+        """Raises SpecError where there are commits of another job."""
+        for other in {commit.job for commit in self.commits} - {job}:
+            raise SpecError(f"this mirror holds commits of the job {other!r}; give {job!r} a prefix of its own", KEY)
+
+
+class Mirror:
+    """See module docstring. Errors: MirrorUnavailable, unless stated."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self._read: dict[str, MirroredCommit] = {}  # manifests do not change; as many as the mirror keeps
+
+    @classmethod
+    def open(cls, uri: str, deadline: Deadline) -> "Mirror":
+        """Connect. Raises SpecError where the URI is wrong."""
+        return cls(Objects.open(uri, deadline))
+
+    def upload(self, commit: Commit, log_files: Sequence[Path], deadline: Deadline) -> None:
+        """Make `commit` restorable from the mirror. Until step 3 a restart uses the one before.
+
+        1. Files whose content is not there. 2. Files of the log, oldest first. 3. The manifest.
+
+        Raises CommitDamaged where a local file is not what the manifest says; it does not get into the mirror then.
+        """
+        text = _text_of(commit)
+        known = read_manifest(commit.name, text)
+        self.catalog(deadline).refuse_others(known.job)
+        self._put_files(commit, deadline)  # 1
+        reach(Point.UPLOADED)
+        self._put_log(log_files, deadline)  # 2
+        self.objects.put_bytes(f"{COMMITS}/{commit.name}{SUFFIX}", text, deadline)  # 3
+        self._read[commit.name] = known
+
+    def catalog(self, deadline: Deadline) -> Catalog:
+        """The commits that have a manifest, newest first. Whether their files are there is another question."""
+        present = self.objects.sizes(COMMITS, deadline)
+        names = [name.removesuffix(SUFFIX) for name in present if name.endswith(SUFFIX)]
+        self._read = {name: commit for name, commit in self._read.items() if name in names}
+        damaged: dict[str, CommitDamaged] = {}
+        for name in names:
+            if name not in self._read:
+                text = self.objects.get(f"{COMMITS}/{name}{SUFFIX}", MAX_MANIFEST_BYTES, deadline)
+                try:
+                    self._read[name] = read_manifest(name, text or b"")
+                except CommitDamaged as error:
+                    damaged[name] = error
+        return Catalog(newest_first(self._read.values()), damaged)
+
+    def generations(self, deadline: Deadline) -> list[int]:
+        """Those that wrote log files."""
+        numbers = [name.partition("-")[0] for name in self.objects.sizes(LOG, deadline)]
+        return [int(number) for number in numbers if number.isdigit()]
+
+    def missing(self, commit: MirroredCommit, deadline: Deadline) -> list[str]:
+        """Paths of the commit whose content is not there, or has another size."""
+        present = self.objects.sizes(FILES, deadline)
+        return [path for path, file in commit.files.items() if present.get(file.sha256) != file.num_bytes]
+
+    def prune(self, keep: int, pinned: Collection[str], deadline: Deadline) -> list[str]:
+        """Remove all but the newest `keep` commits and those pinned -> names of those removed.
+
+        1. Manifests, oldest first. 2. Contents that no manifest names any more. 3. Old files of the log.
+        Cut at any point it leaves whole commits, and things that the next prune removes.
+
+        Raises NewerFormat, having removed nothing, where a newer Millrace has written to the mirror.
+        """
+        catalog = self.catalog(deadline)
+        catalog.refuse_newer()
+        gone = superfluous([commit.name for commit in catalog.commits], keep, pinned)
+        for name in [*gone, *catalog.damaged]:  # 1
+            self.objects.remove(f"{COMMITS}/{name}{SUFFIX}", deadline)
+        kept = [commit for commit in catalog.commits if commit.name not in gone]
+        self._remove(FILES, unnamed(self.objects.sizes(FILES, deadline), kept), deadline)  # 2
+        logs = self.objects.sizes(LOG, deadline)
+        self._remove(LOG, [*old_logs(logs, kept), *_leftovers(logs)], deadline)  # 3
+        self._remove(COMMITS, _leftovers(self.objects.sizes(COMMITS, deadline)), deadline)
+        return gone
+
+    def _remove(self, folder: str, names: Sequence[str], deadline: Deadline) -> None:
+        each(lambda name: self.objects.remove(f"{folder}/{name}", deadline), names)
+
+    def _put_files(self, commit: Commit, deadline: Deadline) -> None:
+        present = self.objects.sizes(FILES, deadline)
+        wanted = {file.sha256: (path, file.num_bytes) for path, file in commit.files.items()}
+
+        def put(sha256: str) -> None:
+            path, num_bytes = wanted[sha256]
+            self.objects.put_file(f"{FILES}/{sha256}", commit.folder / path, sha256, num_bytes, deadline)
+
+        each(put, [sha256 for sha256, (_, num_bytes) in wanted.items() if present.get(sha256) != num_bytes])
+
+    def _put_log(self, log_files: Sequence[Path], deadline: Deadline) -> None:
+        """Files that are not there or have grown, up to their present length."""
+        present = self.objects.sizes(LOG, deadline)
+        for path in log_files:
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                continue  # pruned meanwhile: it is not needed any more
+            with file:
+                num_bytes = path.stat().st_size
+                if present.get(path.name) != num_bytes:
+                    self.objects.put_head(f"{LOG}/{path.name}", file, num_bytes, deadline)
+
+
+def _leftovers(names: Iterable[str]) -> list[str]:
+    """Of writers to a folder that died."""
+    return [name for name in names if name.endswith(UNFINISHED)]
+
+
+def _text_of(commit: Commit) -> bytes:
+    try:
+        return (commit.folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise CommitDamaged(f"{commit.folder / MANIFEST}: cannot be read: {error.strerror}") from error
+
+
+def lookup(uri: str, deadline: Deadline) -> Catalog:
+    """What the mirror at `uri` holds."""
+    return Mirror.open(uri, deadline).catalog(deadline)

@@ -1,0 +1,124 @@
+"""The way back: a whole commit onto an empty machine, or single files in place of damaged ones."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole
+from pserver.store.base import StoredFile
+from trainer.commits import FOLDER, MANIFEST, NAME, CommitDamaged, order_of
+from trainer.mirror.catalog import MirroredCommit, files_of
+from trainer.mirror.content import FILES, Catalog, Mirror, each
+from trainer.mirror.errors import MirrorEmpty, StoreUnwritable
+from trainer.mirror.objects import UNFINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A commit that came from the mirror."""
+
+    name: str
+    passed_over: tuple[str, ...]
+    """Newer ones that are damaged there, and how, for people."""
+    timeline: int
+    generation: int
+    """The highest the mirror knows of, in damaged commits and the log, too: what goes on begins above both."""
+
+
+def fetch(uri: str, store: Path, job: str, deadline: Deadline) -> Fetched:
+    """Bring the newest commit of `job` whose files are all in the mirror, and right, to `store`/commits/<name>.
+
+    Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, MirrorUnavailable,
+    StoreUnwritable; then nothing of it is left.
+    """
+    mirror = Mirror.open(uri, deadline)
+    catalog = mirror.catalog(deadline)
+    catalog.refuse_newer()
+    catalog.refuse_others(job)
+    passed_over = [str(error) for error in catalog.damaged.values()]
+    for commit in catalog.commits:
+        try:
+            _fetch(mirror, commit, store / FOLDER, deadline)
+        except CommitDamaged as error:
+            passed_over.append(str(error))
+        else:
+            return Fetched(commit.name, tuple(passed_over), *_highest(catalog, mirror.generations(deadline)))
+    if passed_over:
+        raise MirrorEmpty(f"mirror {uri}: no commit in it is whole: {'; '.join(passed_over)}")
+    raise MirrorEmpty(f"mirror {uri}: there is no commit in it; check store.mirror, or begin without it")
+
+
+def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[str], deadline: Deadline) -> None:
+    """Replace the files `bad` (paths in the commit's `folder`) by what the mirror has under their hashes.
+
+    Each is renamed over the damaged one when it is whole, right and synced. Other commits that share the damaged file
+    by a hard link keep it: repair them, too.
+
+    Raises CommitDamaged where the mirror has not the content, or not the right one; MirrorUnavailable, StoreUnwritable.
+    """
+    mirror, files = Mirror.open(uri, deadline), files_of(manifest)
+
+    def mend(path: str) -> None:
+        target = folder / path
+        unfinished = target.with_name(f"{target.name}{UNFINISHED}")
+        try:
+            _make_folder(target.parent)
+            _download(mirror, files[path], path, unfinished, deadline)
+            REAL.rename(unfinished, target)
+            REAL.sync_folder(target.parent)
+        except OSError as error:
+            raise StoreUnwritable(target, error) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    each(mend, bad)
+
+
+def _highest(catalog: Catalog, generations: Sequence[int]) -> tuple[int, int]:
+    """Timeline and generation."""
+    names = [*(commit.name for commit in catalog.commits), *filter(NAME.fullmatch, catalog.damaged)]
+    orders = [order_of(name) for name in names]
+    return max(order[0] for order in orders), max([*generations, *(order[2] for order in orders)])
+
+
+def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Deadline) -> None:
+    """One commit, whole or not at all.
+
+    1. Its files, under an unfinished name. 2. Their folders are synced. 3. The manifest. 4. The commit gets its name.
+    """
+    if missing := mirror.missing(commit, deadline):
+        raise CommitDamaged(f"{commit.name}: {len(missing)} of its files are not in the mirror, {missing[0]} for one")
+    folder = commits / f"{commit.name}{UNFINISHED}"
+    if (commits / commit.name).exists():
+        raise StoreUnwritable(commits / commit.name, FileExistsError("it is there already"))
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        targets = {path: folder / path for path in commit.files}
+        for parent in {folder, *(target.parent for target in targets.values())}:
+            _make_folder(parent)
+        each(lambda path: _download(mirror, commit.files[path], path, targets[path], deadline), targets)  # 1
+        for parent in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+            REAL.sync_folder(parent)  # 2
+        write_whole(REAL, folder / MANIFEST, commit.text)  # 3
+        REAL.rename(folder, commits / commit.name)  # 4
+        REAL.sync_folder(commits)
+    except OSError as error:
+        raise StoreUnwritable(folder, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _download(mirror: Mirror, file: StoredFile, path: str, target: Path, deadline: Deadline) -> None:
+    try:
+        found = mirror.objects.download(f"{FILES}/{file.sha256}", target, deadline)
+    except FileNotFoundError:
+        raise CommitDamaged(f"{path}: its content {file.sha256} is not in the mirror") from None
+    if found != (file.sha256, file.num_bytes):
+        raise CommitDamaged(f"{path}: the mirror has other bytes under {file.sha256}")
