@@ -22,7 +22,7 @@ from millrace.points import Point, reach
 from millrace.priority import Yielding
 from pserver.client import U64, ShardPart
 from pserver.errors import BadRequest, PserverError, StepTimedOut, StoreFailed
-from pserver.row_words import HEAD, groups_of
+from pserver.row_words import groups_of
 from pserver.store.base import U32, RowStore, StoredFile
 from pserver.store.rocks import RocksRows
 from pserver.table import Table
@@ -157,7 +157,7 @@ class Stores:
 
     def _copied(self, folder: Path, parts: Sequence[ShardPart], name: str) -> tuple[RowStore, dict[int, int]]:
         """A new store with this shard's rows of every part."""
-        store = RocksRows.open(self._live / name, None, num_words=HEAD + self._tables[name].width)
+        store = RocksRows.open(self._live / name, None, num_words=self._tables[name].num_words)
         count_G = np.zeros(1 << 16, np.int64)
         for part in parts:
             begin, end = max(self._buckets[0], part.buckets[0]), min(self._buckets[1], part.buckets[1])
@@ -174,7 +174,7 @@ class Stores:
         """A store of its own, linked from a part's."""
         below = f"{part.folder}/{name}/"
         known = {path.removeprefix(below): file for path, file in part.files.items() if path.startswith(below)}
-        num_words = HEAD + self._tables[name].width
+        num_words = self._tables[name].num_words
         return RocksRows.open(live, folder / part.folder / name, num_words=num_words, known=known)
 
     def close(self) -> None:

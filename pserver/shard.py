@@ -14,7 +14,6 @@ from pserver.commit import Stores
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
-from pserver.kernels import EMPTY
 from pserver.merge import merge
 from pserver.placement import Placement
 from pserver.table import I32, Table, frozen
@@ -75,13 +74,10 @@ class Shard:
         """(U, D) rows of a batch as they are now."""
         if batch.learn:
             return {name: self.tables[name].gather(rows_U) for name, rows_U in batch.rows.items()}
-        return {name: self.tables[name].gather_present(self._found(batch, name)) for name in batch.rows}
-
-    def _found(self, batch: Batch, name: str) -> I32:
-        rows_U = batch.rows[name]
-        if not (rows_U == EMPTY).any():
-            return rows_U
-        return frozen(self.tables[name].find(batch.keys[name].keys_U))
+        return {
+            name: self.tables[name].gather_present(rows_U, batch.keys[name].keys_U)
+            for name, rows_U in batch.rows.items()
+        }
 
     def apply(self, pushes: Sequence[Push], version: int) -> None:
         """Learn from the pushes of one step, given in rank order; they agree on its samples."""
@@ -107,8 +103,7 @@ class Shard:
     def release(self, batch: Batch) -> None:
         """Nobody comes back to a batch: its rows need not stay in memory."""
         for name, rows_U in batch.rows.items():
-            if hasattr(self.tables[name], "release"):
-                self.tables[name].release(rows_U)
+            self.tables[name].release(rows_U)
 
     def open_pass(self) -> None:
         """Begin a pass."""

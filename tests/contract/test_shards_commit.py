@@ -296,3 +296,31 @@ def test_points_of_death_come_in_the_order_of_the_steps(world, kind, tmp_path, m
     w.commit(world.one, tmp_path / "commit", 1)
     once = ["snapshot-taken", "rows-written", "rows-written", "checkpoint-made"]
     assert sorted(seen) == sorted(once * max(kind, 1)) and (kind > 1 or seen == once)
+
+
+@pytest.mark.parametrize("kind", [0, 2], ids=["embedded", "2-shards"])
+def test_a_table_larger_than_its_memory_ends_with_the_same_bits(kind, tmp_path):
+    """A shard has room for 5,900 of its rows; batches learnt or predicted keep none there once they are over."""
+
+    def key_range(begin, count=1500):
+        return {"default": w.keys(*range(begin, begin + count))}
+
+    digests = []
+    for name, memory in {"plain": None, "bounded": 8 << 20}.items():
+        tables = {"default": TableSection(dim=252, memory=memory)}
+        with job_at(tmp_path, name, kind, tables=tables) as world:
+            for number in range(1, 16, 2):  # learns and predicts in turn
+                w.train(world.one, number, [key_range(0), key_range(1500 * number)], seed=number, steps=2)
+                world.one.open_pass(number + 1, w.soon())
+                for begin, there in ((0, True), (1500 * number + 700, True), (100_000, False)):
+                    predicted = world.one.prepare(key_range(begin), learn=False)
+                    assert world.one.pull(predicted, w.soon())["default"].any() == there
+                world.one.close_pass(0, w.soon())
+                parts = w.commit(world.one, tmp_path / f"{name}-{number}", number + 1)
+            digests.append(digest_of(world))
+            stats = world.one.stats(w.soon())["default"]
+            assert stats.num_rows == 13_500 and (stats.max_dirty_rows is None) == (memory is None)
+            last = tmp_path / f"{name}-{number}"
+    assert digests[0] == digests[1]
+    with job_at(tmp_path, "again", kind, last, parts, number + 1, tables=tables) as world:
+        assert digest_of(world) == digests[0]
