@@ -1,4 +1,4 @@
-"""The command line: `millrace run | demo | spec | version`. Reads arguments; the work is done elsewhere."""
+"""The command line: reads arguments, the work is done elsewhere. Commands of a job's past: service.past.commands."""
 
 import json
 import sys
@@ -11,7 +11,9 @@ from rich.console import Console
 import millrace
 from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
+from service.arguments import Overrides, SpecFile
 from service.display import LiveShow
+from service.past.commands import past
 from service.running import PlainShow, Show, run_job
 from service.spec import Job, load_job
 
@@ -23,11 +25,8 @@ cli = typer.Typer(
 )
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
 cli.add_typer(spec, name="spec")
+cli.add_typer(past)
 
-SpecFile = Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The job spec.", show_default=False)]
-Overrides = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Put a value in the spec's place, as in a.b=1.")
-]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")
 ]

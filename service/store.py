@@ -40,11 +40,7 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
     Raises SpecError where the folder is no store, is in use, or holds another job's run and `fresh` is not asked for.
     """
     _make(store)
-    with (store / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SpecError(f"{store} is in use by a run that is still going on", "store.path") from None
+    with _locked(store, ""):
         if fresh:
             _clear(store)
         if (store / RUN).exists():
@@ -54,6 +50,34 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
             _check_empty(store)
             _write(store / RUN, {"job": job, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         yield store
+
+
+def check_run(store: Path, job: str) -> None:
+    """Raises SpecError where `store` holds no run of `job`."""
+    if not (store / MARKER).exists() or not (store / RUN).exists():
+        raise SpecError(f"{store} holds no run; `millrace run` begins one", "store.path")
+    _check_name(store, job)
+
+
+@contextmanager
+def stopped(store: Path, job: str) -> Iterator[None]:
+    """Hold the store of a job that was run and does not run now; none begins meanwhile.
+
+    Raises SpecError where it runs, or the store holds no run of it.
+    """
+    check_run(store, job)
+    with _locked(store, "; this can be done while it is stopped only"):
+        yield
+
+
+@contextmanager
+def _locked(store: Path, hint: str) -> Iterator[None]:
+    with (store / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(f"{store} is in use by a run that is still going on{hint}", "store.path") from None
+        yield
 
 
 def _make(store: Path) -> None:

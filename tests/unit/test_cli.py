@@ -67,9 +67,10 @@ def workers_do(monkeypatch):
                 name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file
             )
 
-        def plan_job(job, folder):
+        def plan_job(job, folder, *, generation):
             return planning.JobPlan(
                 job=job.spec.name,
+                generation=generation,
                 folder=job.folder,
                 run_folder=folder,
                 shards=tuple(fake("shard", n, folder, do) for n, do in enumerate(shards)),
@@ -136,24 +137,21 @@ def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tm
 
 
 def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, workers_do, tmp_path):
-    workers_do(["say", "error: the stream broke"], ["exit", 75])
+    workers_do(["say", "error: the stream broke"], ["exit", 1])
     code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
-    assert (code, out) == (75, "")
+    assert (code, out) == (1, "")
     assert err.endswith(
-        "last lines of trainer-0:\n  error: the stream broke\n"
-        "error: trainer-0 ended first: exit code 75 (unavailable or out of time)\n"
+        "last lines of trainer-0:\n  error: the stream broke\nerror: trainer-0 ended first: exit code 1\n"
     )
 
 
-def test_a_store_that_holds_a_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
+def test_a_store_that_holds_another_jobs_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
-    assert millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")[0] == 0
-    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
-    assert code == 2
-    assert err == (
-        f"error: store.path: {tmp_path} holds a run already; give --fresh to remove it and begin anew, "
-        "or choose another store.path\n"
-    )
+    store = f"store.path={tmp_path}"
+    assert millrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
+    assert millrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
+    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", store, "--set", "name=olds")
+    assert (code, "holds a run of job 'news', not of 'olds'; give --fresh" in err) == (2, True)
 
 
 def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touched(millrace_says, workers_do, tmp_path):

@@ -1,0 +1,86 @@
+"""The commands by which people look at a job's past and steer by it. Reads arguments; the work is done beside it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.arguments import Json, Overrides, SpecFile
+from service.past import commits as work
+from service.past.records import print_log
+from service.spec import LoadedJob, load_job
+from service.store import check_run, stopped
+
+past = typer.Typer()
+commits = typer.Typer(no_args_is_help=True, help="A job's commits: what is there, whether it is sound, what is kept.")
+past.add_typer(commits, name="commits")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A commit's name, or its version.", show_default=False)]
+Holder = Annotated[str, typer.Option("--as", metavar="WHO", help="Who keeps it; each may.")]
+
+
+def ran(job: Path, overrides: list[str]) -> LoadedJob:
+    """The job of a spec, whose store holds a run of it."""
+    loaded = load_job(job, overrides)
+    check_run(loaded.store, loaded.spec.name)
+    return loaded
+
+
+@past.command()
+def log(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    last: Annotated[int | None, typer.Option(min=1, help="Print only so many records, the newest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what happened: every claim, plan, operation and close of the job's log."""
+    print_log(ran(job, overrides).store / "log", last=last, as_json=as_json)
+
+
+@commits.command("list")
+def list_(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
+    """Print the commits, oldest first."""
+    work.list_commits(ran(job, overrides).store, as_json=as_json)
+
+
+@commits.command()
+def show(job: SpecFile, name: Name, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
+    """Print what a commit holds; as JSON, its whole manifest."""
+    work.show_commit(ran(job, overrides).store, name, as_json=as_json)
+
+
+@commits.command()
+def verify(
+    job: SpecFile,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this one, by name or version.")] = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Read every part of every commit back, and count the rows; exit code 1 where one is damaged."""
+    work.verify_commits(ran(job, overrides).store, name, as_json=as_json)
+
+
+@commits.command()
+def pin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
+    """Keep a commit from being pruned."""
+    work.pin(ran(job, overrides).store, name, who)
+
+
+@commits.command()
+def unpin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
+    """Let a pinned commit go, when its turn comes to be pruned."""
+    work.unpin(ran(job, overrides).store, name, who)
+
+
+@commits.command()
+def prune(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="How many of the newest stay; unless given, commit.keep.")
+    ] = None,
+) -> None:
+    """Remove all but the newest commits and the pinned ones, of a job that is stopped."""
+    loaded = ran(job, overrides)
+    with stopped(loaded.store, loaded.spec.name):
+        work.prune(loaded.store, keep or loaded.spec.commit.keep)

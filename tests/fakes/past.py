@@ -1,0 +1,105 @@
+"""A store with a past, made by hand: a log as a chief writes it, commits with real tables, linked as real ones are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from millrace.deadline import Deadline
+from pserver.client import ShardPart
+from pserver.store.rocks import RocksRows
+from trainer.commits import FORMAT, Commits, hash_of, name_of, write_manifest
+from trainer.log import Kind, Log
+from trainer.partitions import Known
+from trainer.plan import Plan
+
+SPEC = {"name": "news", "seed": 3}
+NUM_WORDS = 3
+DIGESTS = {"dense": "d" * 64, "pushes": "e" * 32, "metrics": "f" * 64}
+
+
+class Past:
+    """One job's store, from generation to generation."""
+
+    def __init__(self, store: Path) -> None:
+        self.store, self.generation, self.timeline, self.base = store, 0, "t1", None
+        store.mkdir(parents=True)
+        (store / "millrace.json").write_text(json.dumps({"kind": "store", "format": 1}))
+        (store / "run.json").write_text(json.dumps({"job": "news"}))
+        self.positions: dict[str, int] = {}
+        self.log: Log | None = None
+        self._rows: RocksRows | None = None
+        self._num_rows = 0
+
+    def begin(self, timeline="t1", base=None) -> "Past":
+        """A new generation."""
+        self.end()
+        self.generation += 1
+        self.timeline, self.base = timeline, base
+        body = {"timeline": timeline, "base": base, "host": "mill", "pid": 1}
+        self.log = Log.claim(self.store / "log", self.generation, body, Deadline.after(5))
+        return self
+
+    def end(self) -> None:
+        """The generation ends."""
+        if self.log is not None:
+            self.log.close()
+        if self._rows is not None:
+            self._rows.close()
+        self.log = self._rows = None
+
+    def meet(self, *names: str, end: int | None = None) -> None:
+        """Partitions are met."""
+        messages = [Known(name, number, 0, end, "").message() for number, name in enumerate(names)]
+        self.log.append(Kind.OPERATION, {"op": "partitions", "partitions": messages})
+
+    def plan(self, number: int, **ranges: tuple[int, int]) -> None:
+        """A pass over these positions by partition."""
+        ranks = [
+            {"partition": name, "number": n, "begin": begin, "end": end, "identity": ""}
+            for n, (name, (begin, end)) in enumerate(ranges.items())
+        ]
+        self.log.append(Kind.PLAN, Plan.of_message({"number": number, "segments": [ranks], "learn": True}).message())
+
+    def close(self, number: int, **ranges: tuple[int, int]) -> None:
+        """The pass, planned and closed."""
+        self.plan(number, **ranges)
+        events = sum(end - begin for begin, end in ranges.values())
+        body = {"number": number, "day": 0, "events": events, "samples": events, "rejected": {}, "digests": DIGESTS}
+        self.log.append(Kind.CLOSE, body)
+        self.positions |= {name: end for name, (_, end) in ranges.items()}
+
+    def commit(self, version: int, rows: int = 100) -> str:
+        """A commit, with so many rows more than the one before; its name."""
+        live = self.store / "live" / f"g{self.generation}"
+        if self._rows is None:
+            shutil.rmtree(live, ignore_errors=True)
+            self._rows = RocksRows.open(live, None, num_words=NUM_WORDS)
+            self._num_rows = 0
+        keys_U = np.arange(self._num_rows, self._num_rows + rows, dtype=np.uint64)
+        self._rows.write(keys_U, np.ones((rows, NUM_WORDS), np.uint32))
+        self._num_rows += rows
+        name = name_of(self.timeline, version, self.generation)
+        folder = Commits(self.store).folder / name
+        folder.mkdir(parents=True)
+        (folder / "dense.safetensors").write_bytes(b"weights %d" % version)
+        stored = self._rows.checkpoint(folder / "shard-0" / "default")
+        files = {f"shard-0/default/{file}": each for file, each in stored.items()}
+        tables = {"default": {"rows": self._num_rows, "rows_by_group": {"1": self._num_rows}}}
+        part = ShardPart("shard-0", (0, 4096), tables, files)
+        files = files | {"dense.safetensors": hash_of(folder / "dense.safetensors")}
+        self.write_manifest(name, version, [part], files)
+        return name
+
+    def write_manifest(self, name, version, parts, files) -> None:
+        """Step 4."""
+        manifest = {
+            "format": FORMAT, "job": "news", "timeline": self.timeline, "version": version, "name": name,
+            "parent": None, "generation": self.generation, "world": 1, "made_at": "2026-01-02T03:04:05+00:00",
+            "fingerprint": {"torch": "2.9"}, "positions": dict(self.positions), "log_from": 1,
+            "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
+            "shards": [part.message() for part in parts],
+            "state": {"progress": {"num_events": 40}, "partitions": [], "skips": [], "spec": SPEC},
+        }  # fmt: skip
+        write_manifest(Commits(self.store).folder / name, manifest)

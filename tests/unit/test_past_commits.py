@@ -1,0 +1,204 @@
+"""Commits for people: what is listed, what is found damaged, what is kept, what is removed."""
+
+import json
+
+import pytest
+
+from millrace.errors import MillraceError, SpecError
+from service.past import commits as work
+from service.past.choosing import chosen_name
+from tests.fakes.past import Past
+from trainer.commits import CommitDamaged, Commits
+from trainer.rewind import Lineage, rewind
+
+
+@pytest.fixture
+def past(tmp_path):
+    """A job with commits of versions 1, 2 and 3."""
+    made = Past(tmp_path / "store").begin()
+    made.meet("a")
+    for version in (1, 2, 3):
+        made.close(version, a=(100 * version - 100, 100 * version))
+        made.commit(version)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def said(capsys):
+    return lambda: capsys.readouterr().out
+
+
+def names(past):
+    return Commits(past.store).names()
+
+
+def first_sst(past, name):
+    return min((Commits(past.store).folder / name).rglob("*.sst"))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# What is there
+
+
+def test_commits_are_listed_in_order_with_what_their_removal_would_free(past):
+    work.pin(past.store, "2", "ann")
+    entries = work.entries_of(past.store)
+    assert [(entry["name"], entry["rows"], entry["held_by"], entry["next"]) for entry in entries] == [
+        ("t1-0000000001-g1", 100, [], False),
+        ("t1-0000000002-g1", 200, ["ann"], False),
+        ("t1-0000000003-g1", 300, [], True),
+    ]
+    shared = first_sst(past, names(past)[0]).stat().st_size
+    for entry in entries:
+        assert 0 < entry["own_bytes"] <= entry["bytes"] - shared
+        assert entry["damaged"] is None
+
+
+def test_a_list_shows_a_damaged_manifest_and_says_that_files_were_not_read(past, said):
+    flip(Commits(past.store).folder / names(past)[0] / "manifest.json")
+    work.list_commits(past.store, as_json=False)
+    head, first, second, _ = said().splitlines()
+    assert head.split() == ["name", "version", "timeline", "made", "at", "rows", "bytes", "own", "bytes", "held", "by",
+                            "sound"]  # fmt: skip
+    assert first.split() == ["t1-0000000001-g1", "1", "t1", "-", "-", "-", "-", "no"]
+    assert "not verified" in second
+
+
+def test_a_store_without_commits_says_so(tmp_path, said):
+    work.list_commits(Past(tmp_path / "store").store, as_json=False)
+    assert said() == f"{tmp_path / 'store'} holds no commit\n"
+
+
+def test_a_commit_shows_what_it_holds(past, said):
+    work.show_commit(past.store, "2", as_json=False)
+    told = said()
+    for words in ("t1-0000000002-g1", "2 of timeline t1", "a 200", "rows: default 200", "nobody", "torch 2.9"):
+        assert words in told
+    work.show_commit(past.store, "t1-0000000002-g1", as_json=True)
+    assert json.loads(said())["version"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("5", "t2-0000000005-g4"),  # the newest of the version
+        ("4", "t1-0000000004-g1"),
+        ("t1-0000000005-g1", "t1-0000000005-g1"),
+        ("6", "version 6 is one of another timeline only; name the commit: t1-0000000006-g1"),
+        ("7", "there is no commit of version 7; there are: t1-0000000004-g1, "),
+        ("x", "there is no commit 'x'; there are: t1-0000000004-g1, "),
+    ],
+)
+def test_a_version_means_the_newest_commit_of_it_that_led_to_the_present_one(text, answer):
+    names = [f"t1-000000000{n}-g1" for n in (4, 5, 6)] + ["t2-0000000005-g3", "t2-0000000005-g4"]
+    past = Lineage("t2", {"t1": None, "t2": "t1-0000000004-g1"})
+    if answer in names:
+        assert chosen_name(names, text, past) == answer
+    else:
+        with pytest.raises(SpecError) as caught:
+            chosen_name(names, text, past)
+        assert str(caught.value).startswith(answer)
+
+
+# Whether it is sound
+
+
+def test_sound_commits_are_told_with_what_was_read(past, said):
+    work.verify_commits(past.store, None, as_json=False)
+    assert [line.partition(";")[0] for line in said().splitlines()] == [f"{name}: sound" for name in names(past)]
+    assert not list((past.store / "holds").iterdir())
+    assert [path.name for path in (past.store / "live").iterdir()] == ["g1"]
+
+
+def test_verifying_leaves_a_commit_as_it_was(past, said):
+    def everything():
+        return {path: path.read_bytes() for path in (past.store / "commits").rglob("*") if path.is_file()}
+
+    before = everything()
+    work.verify_commits(past.store, None, as_json=False)
+    assert everything() == before
+
+
+def test_a_flipped_bit_is_told_with_every_commit_that_shares_the_file(past, said):
+    first, second, third = names(past)
+    damaged = first_sst(past, second)
+    flip(damaged)
+    with pytest.raises(CommitDamaged, match="3 of 3 commits are damaged; no other one is left to begin at"):
+        work.verify_commits(past.store, None, as_json=False)
+    file = damaged.relative_to(past.store / "commits" / second)
+    assert f"  {file} has other bytes than were written; the same file is part of {first}, {third}" in said()
+
+
+def test_damage_of_one_commit_alone_leaves_the_others_sound(past, said):
+    first, second, third = names(past)
+    (Commits(past.store).folder / third / "dense.safetensors").unlink()
+    with pytest.raises(CommitDamaged, match=f"1 of 3 commits are damaged; the next run begins at {second}"):
+        work.verify_commits(past.store, None, as_json=False)
+    assert said().splitlines()[2:] == [
+        f"{third}: damaged", "  dense.safetensors cannot be read: No such file or directory"
+    ]  # fmt: skip
+    work.verify_commits(past.store, first, as_json=True)
+    assert json.loads(said()) == [{"name": first, "sound": True, "damage": {}}]
+
+
+def test_a_damaged_manifest_is_told(past, said):
+    flip(Commits(past.store).folder / names(past)[2] / "manifest.json")
+    with pytest.raises(CommitDamaged, match="1 of 3"):
+        work.verify_commits(past.store, None, as_json=False)
+    assert "manifest.json" in said()
+
+
+def test_rows_that_the_manifest_does_not_count_are_told(past, said):
+    found = Commits(past.store).read(names(past)[2])
+    parts = found.shards
+    parts[0].tables["default"]["rows"] = 299
+    past.write_manifest(found.name, 3, parts, found.files)
+    with pytest.raises(CommitDamaged):
+        work.verify_commits(past.store, "3", as_json=False)
+    assert "  shard-0/default holds 300 rows, and the manifest says 299" in said()
+
+
+# What is kept, what goes
+
+
+def test_a_pruning_keeps_the_newest_and_the_pinned(past, said):
+    first, _, third = names(past)
+    work.pin(past.store, "1", "pin")
+    work.prune(past.store, 1)
+    assert names(past) == [first, third]
+    work.unpin(past.store, "1", "pin")
+    work.prune(past.store, 1)
+    assert names(past) == [third]
+    assert not (past.store / "commits" / first).exists()
+    assert f"{first} is removed\n1 commits removed, 1 left" in said()
+
+
+def test_a_pruning_keeps_the_commit_that_the_next_run_begins_at(past, said):
+    """After a rewind it is not among the newest."""
+    first, _, third = names(past)
+    past.end()
+    rewind(past.store, Commits(past.store).read(first), "t2")
+    work.prune(past.store, 1)
+    assert names(past) == [first, third]
+
+
+def test_every_holder_keeps_a_commit_for_himself(past, said):
+    for who in ("ann", "bob"):
+        work.pin(past.store, "1", who)
+    work.unpin(past.store, "1", "ann")
+    assert Commits(past.store).holders() == {names(past)[0]: ["bob"]}
+    with pytest.raises(MillraceError, match="t1-0000000001-g1 is not kept by ann; it is kept by bob"):
+        work.unpin(past.store, "1", "ann")
+
+
+@pytest.mark.parametrize("who", ["", "../x", "a.b", "a b"])
+def test_a_holder_is_a_plain_word(past, who):
+    with pytest.raises(SpecError, match="--as: .* may hold letters"):
+        work.pin(past.store, "1", who)
+    assert Commits(past.store).holders() == {}

@@ -1,0 +1,188 @@
+"""A job's log in words: each kind of record says on one line what a person wants to know of it."""
+
+import json
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from service.past.records import print_log
+from service.past.wording import MAX_NAMED, told
+from trainer.log import Kind, Log, LogDamaged, read
+
+
+def segment(partition, number, begin, end):
+    return {"partition": partition, "number": number, "begin": begin, "end": end, "identity": ""}
+
+
+def plan(number, *ranks, learn=True):
+    return {"number": number, "segments": [list(rank) for rank in ranks], "learn": learn}
+
+
+def close(number, rejected=()):
+    digests = {"dense": "1111111122222222", "pushes": "3" * 32, "metrics": "4" * 64}
+    return {
+        "number": number, "day": 2, "events": 1400, "samples": 2800, "rejected": dict(rejected), "digests": digests
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def claim(folder):
+    logs = []
+
+    def claimed(generation, **body):
+        logs.append(Log.claim(folder, generation, body, Deadline.after(5)))
+        return logs[-1]
+
+    yield claimed
+    for log in logs:
+        log.close()
+
+
+def words(folder):
+    return [line.words for line in told(read(folder))]
+
+
+def test_a_claim_says_who_and_where_and_a_new_timeline_from_where(claim, folder):
+    claim(1, timeline="t1", base=None, host="mill").close()
+    claim(2, timeline="t1", base=None, host="mill").close()
+    claim(3, timeline="t2", base="t1-0000000004-g2", host="race", by="millrace rewind")
+    assert words(folder) == [
+        "generation 1 on mill begins timeline t1 at the initial state",
+        "generation 2 on mill",
+        "generation 3 on race by millrace rewind begins timeline t2 at commit t1-0000000004-g2",
+    ]
+
+
+def test_a_plan_says_how_many_events_from_where_to_where(claim, folder):
+    log = claim(1)
+    log.append(Kind.PLAN, plan(1, [segment("a", 0, 0, 700)], [segment("b", 1, 5, 705)]))
+    log.append(Kind.PLAN, plan(2, [segment("a", 0, 700, 800)], [segment("a", 0, 800, 900)], learn=False))
+    log.append(Kind.PLAN, plan(3, [segment("a", 0, 900, 950), segment("a", 0, 960, 970)]))
+    assert words(folder)[1:] == [
+        "pass 1: 1,400 events: a 0-700, b 5-705",
+        "pass 2: 200 events, only predicted: a 700-900",
+        "pass 3: 60 events: a 900-950, a 960-970",
+    ]
+
+
+def test_a_line_names_so_many_partitions_and_counts_the_others(claim, folder):
+    claim(1).append(Kind.PLAN, plan(1, [segment(f"t/{n}", n, 0, 1) for n in range(MAX_NAMED + 3)]))
+    assert words(folder)[1].endswith(f"t/{MAX_NAMED - 1} 0-1, and 3 more")
+
+
+def test_a_close_says_what_was_read_and_how_its_digests_begin(claim, folder):
+    log = claim(1)
+    log.append(Kind.CLOSE, close(1))
+    log.append(Kind.CLOSE, close(2, {"unparsable": 3, "too_long": 0}))
+    digests = "day 2; dense 11111111 pushes 33333333 metrics 44444444"
+    assert words(folder)[1:] == [
+        f"pass 1: 1,400 events, 2,800 samples, 0 rejected, {digests}",
+        f"pass 2: 1,400 events, 2,800 samples, 3 rejected (unparsable 3), {digests}",
+    ]
+
+
+def test_operations_say_what_they_do(claim, folder):
+    log = claim(1)
+    known = {"name": "a", "number": 0, "start": 5, "end": 90, "identity": "x"}
+    bodies = [
+        {"op": "partitions", "partitions": [known, {**known, "name": "b", "number": 1, "end": None}]},
+        {"op": "gap", "partition": "a", "position": 10, "go_on": 1510},
+        {"op": "skip", "partition": "a", "begin": 3, "end": 7, "reason": "half a line"},
+        {"op": "restore", "commit": "t1-0000000004-g2", "passed_over": {"t1-0000000005-g2": "a file has 3 bytes"}},
+        {"op": "restore", "commit": None, "passed_over": {}},
+        {"op": "day-tick", "day": 3},
+    ]
+    for body in bodies:
+        log.append(Kind.OPERATION, body)
+    log.append(Kind.VOID, {"number": 3, "reason": "changed: seed"})
+    assert words(folder)[1:] == [
+        "partitions: 0 is a from 5 to 90, 1 is b from 5",
+        "gap: a: 1,500 positions from 10 on are no longer retained; goes on at 1510",
+        "skip: a 3-7: half a line",
+        "restore: begins at t1-0000000004-g2; t1-0000000005-g2 is passed over: a file has 3 bytes",
+        "restore: begins at the initial state",
+        'day-tick: {"day": 3}',
+        "pass 3 is withdrawn: changed: seed",
+    ]
+
+
+def test_a_spec_is_told_by_what_it_changes(claim, folder):
+    log = claim(1)
+    first = {"name": "news", "train": {"batch_size": 64}, "seed": 3}
+    log.append(Kind.OPERATION, {"op": "spec", "spec": first})
+    second = {"name": "news", "train": {"batch_size": 128, "amp": "bfloat16"}}
+    log.append(Kind.OPERATION, {"op": "spec", "spec": second})
+    assert words(folder)[1:] == [
+        "spec: of job news, 3 keys",
+        'spec: seed 3 -> (not given), train.amp (not given) -> "bfloat16", train.batch_size 64 -> 128',
+    ]
+
+
+def test_a_record_that_says_when_is_told_with_it(claim, folder):
+    claim(1, host="mill", at="2026-01-02T03:04:05+00:00")
+    line = next(told(read(folder)))
+    assert str(line) == "      1  2026-01-02T03:04:05+00:00  claim      generation 1 on mill"
+
+
+def test_the_last_records_are_told_by_what_came_before_them(claim, folder, capsys):
+    log = claim(1)
+    for seed in (3, 4):
+        log.append(Kind.OPERATION, {"op": "spec", "spec": {"seed": seed}})
+    print_log(folder, last=1, as_json=False)
+    assert capsys.readouterr().out == "      3  operation  spec: seed 3 -> 4\n"
+
+
+def test_json_is_the_records_one_a_line(claim, folder, capsys):
+    claim(1, host="mill").append(Kind.VOID, {"number": 1, "reason": "x"})
+    print_log(folder, last=1, as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"n": 2, "kind": "void", "number": 1, "reason": "x"}
+    ]
+
+
+def test_of_a_damaged_log_what_is_good_is_printed_before_the_error(claim, folder, capsys):
+    first = claim(1)
+    first.append(Kind.CLOSE, close(1))
+    first.close()
+    second = claim(2)
+    for number in (2, 3, 4):
+        second.append(Kind.CLOSE, close(number))
+    second.close()
+    path = folder / "00000002-0001.log"
+    content = bytearray(path.read_bytes())
+    content[content.index(b'"number":3') + 9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(LogDamaged, match=r"00000002-0001.log: byte \d+, record 5"):
+        print_log(folder, last=None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
+    assert "pass 2" in lines[-1]
+
+
+def test_a_log_whose_file_is_gone_is_told_up_to_there(claim, folder, capsys):
+    for generation in (1, 2, 3):
+        claim(generation).close()
+    (folder / "00000002-0001.log").unlink()
+    with pytest.raises(LogDamaged, match=r"goes on after 00000002-0001.log, which is not there"):
+        print_log(folder, last=None, as_json=False)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_what_lies_behind_a_seal_is_not_told(claim, folder, capsys):
+    claim(1).close()
+    claim(2).close()
+    path = folder / "00000001-0001.log"
+    path.write_bytes(path.read_bytes() * 2)
+    print_log(folder, last=None, as_json=False)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_store_without_a_log_says_so(tmp_path):
+    with pytest.raises(MillraceError, match="holds no log: nothing was ever run in this store"):
+        print_log(tmp_path / "log", last=None, as_json=False)

@@ -1,0 +1,147 @@
+"""Steering a stopped job's past: what the log says afterwards, and what the next chief makes of it."""
+
+import pytest
+
+from millrace.errors import MillraceError, SpecError
+from tests.fakes.past import Past
+from trainer.commits import Commits
+from trainer.history import History
+from trainer.log import Kind, newest_generation, read
+from trainer.partitions import Skip
+from trainer.rewind import Lineage, NotPossible, rewind, skip
+
+
+@pytest.fixture
+def past(tmp_path):
+    """A job that read partitions a and b: passes 1 to 3 closed, a commit of 2, passes 4 and 5 planned."""
+    made = Past(tmp_path / "store").begin()
+    made.meet("a", "b", end=1000)
+    made.close(1, a=(0, 100))
+    made.close(2, a=(100, 200), b=(0, 50))
+    made.name = made.commit(2)
+    made.close(3, a=(200, 300))
+    made.plan(4, a=(300, 400))
+    made.plan(5, a=(400, 500), b=(50, 60))
+    yield made
+    made.end()
+
+
+def history(past):
+    return History.of(read(past.store / "log"))
+
+
+def commit(past):
+    return Commits(past.store).read(past.name)
+
+
+def go_past(past, *wanted, reason="broken"):
+    past.end()
+    return skip(past.store, commit(past), Skip(*wanted), reason)
+
+
+# A new timeline
+
+
+def test_after_a_rewind_the_job_stands_at_the_commit_on_a_timeline_of_its_own(past):
+    past.end()
+    assert rewind(past.store, commit(past), "t2") == 2
+    now = history(past)
+    assert (now.timeline, now.base, now.closed, now.generation) == ("t2", past.name, 2, 2)
+    assert now.after(2) == []
+    assert not now.unclosed()
+
+
+def test_a_rewind_says_who_did_it_and_when(past):
+    past.end()
+    rewind(past.store, commit(past), "t2")
+    claim = history(past).claim
+    assert claim["by"] == "millrace rewind"
+    assert claim["at"].endswith("+00:00")
+
+
+def test_the_next_generation_goes_on_from_there(past):
+    past.end()
+    rewind(past.store, commit(past), "t2")
+    past.generation = 2
+    past.begin("t2", past.name).close(3, a=(200, 250))
+    now = history(past)
+    assert [each.plan["number"] for each in now.after(2)] == [3]
+    assert now.plans[3].body["segments"][0][0]["end"] == 250
+
+
+def test_a_timeline_is_named_as_none_was_before(past):
+    assert Lineage("t2", {"t1": None, "t2": None}).next_timeline([]) == "t3"
+    assert Lineage("t2", {"t1": None, "t2": None}).next_timeline(["t7-0000000002-g1"]) == "t8"
+    assert Lineage("", {}).next_timeline([]) == "t1"
+
+
+def test_a_lineage_holds_the_versions_that_led_to_the_present_one():
+    lineage = Lineage("t4", {"t1": None, "t2": "t1-0000000010-g1", "t3": None, "t4": "t2-0000000015-g2"})
+    held = {
+        "t4-0000000016-g9": True, "t2-0000000015-g2": True, "t2-0000000016-g2": False, "t1-0000000010-g1": True,
+        "t1-0000000011-g1": False, "t3-0000000001-g1": False, "t5-0000000001-g1": False,
+    }  # fmt: skip
+    assert {name: lineage.holds(name) for name in held} == held
+
+
+def test_a_store_whose_log_has_not_begun_has_every_commit_in_its_lineage():
+    assert Lineage.of([]).holds("t1-0000000010-g1")
+
+
+# A range gone past
+
+
+def test_a_skip_withdraws_the_plans_from_the_first_one_on_that_touches_it(past):
+    assert go_past(past, "a", 410, 420) == [5]
+    now = history(past)
+    assert [each.body["number"] for each in now.unclosed()] == [4]
+    assert now.operations[-1].body == {"op": "skip", "partition": "a", "begin": 410, "end": 420, "reason": "broken"}
+    assert now.voids[5].body["reason"] == "touches what is skipped: broken"
+
+
+def test_a_plan_that_comes_after_one_withdrawn_is_withdrawn_before_it(past):
+    assert go_past(past, "a", 399, 420) == [4, 5]
+    voids = [record.body["number"] for record in read(past.store / "log") if record.kind is Kind.VOID]
+    assert voids == [5, 4]
+    assert not history(past).unclosed()
+
+
+def test_a_skip_of_what_no_plan_touches_withdraws_none(past):
+    assert go_past(past, "b", 60, 70) == []
+    assert len(history(past).unclosed()) == 2
+
+
+def test_a_skip_stays_on_its_timeline(past):
+    go_past(past, "a", 300, 301)
+    now = history(past)
+    assert (now.timeline, now.base, now.closed, now.generation) == ("t1", None, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "text"),
+    [
+        (("c", 0, 1), SpecError, "the job knows no partition 'c'; it knows a, b"),
+        (("a", 5, 5), SpecError, "5 to 5 is no range"),
+        (("a", -1, 5), SpecError, "-1 to 5 is no range"),
+        (("a", 299, 310), NotPossible, "a: the job stands at position 300, so 299 to 300 is behind it"),
+        (("b", 20, 30), NotPossible, "b: the job stands at position 50, so 20 to 30 is behind it"),
+        (("a", 990, 1001), NotPossible, "a ends at position 1000; 1001 is beyond it"),
+    ],
+)
+def test_what_cannot_be_skipped_is_told_and_nothing_is_claimed(past, wanted, error, text):
+    with pytest.raises(error) as caught:
+        go_past(past, *wanted)
+    assert text in str(caught.value)
+    assert newest_generation(past.store / "log") == 1
+
+
+def test_what_only_the_commit_knows_of_a_partition_counts(past):
+    """The log before the commit may be gone."""
+    past.end()
+    found = commit(past)
+    partition = {"name": "c", "number": 2, "start": 7, "end": None, "identity": ""}
+    found.manifest["state"]["partitions"].append(partition)
+    found.manifest["positions"]["c"] = 30
+    with pytest.raises(MillraceError, match="c: the job stands at position 30"):
+        skip(past.store, found, Skip("c", 29, 40), "broken")
+    assert skip(past.store, found, Skip("c", 30, 40), "broken") == []

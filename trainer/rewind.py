@@ -1,0 +1,149 @@
+"""Steering a stopped job's past, as claims of generations of their own: a new timeline, a range that is gone past.
+
+Both only write the log; the next chief does what it says (trainer.recovery). The caller sees to it that no launcher
+runs. Imports no torch: the control plane calls this.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, SpecError
+from trainer.commits import Commit, order_of
+from trainer.history import History
+from trainer.log import Kind, Log, Record, newest_generation, read
+from trainer.partitions import Known, Skip
+from trainer.plan import Plan
+
+CLAIM_S = 60.0
+"""How long another process may keep the log's lock."""
+
+
+class NotPossible(MillraceError):
+    """What was asked for does not fit the job's past; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Which versions led to the present one: a timeline, up to where the next one begins."""
+
+    timeline: str
+    """The present one; "" where the log has none yet."""
+    bases: Mapping[str, str | None]
+    """By timeline the commit that it began from, as far back as the log goes."""
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Lineage":
+        """As the claims in the log have it."""
+        claims = [record.body for record in records if record.kind is Kind.CLAIM and record.body.get("timeline")]
+        bases = {claim["timeline"]: claim.get("base") for claim in claims}
+        return cls(claims[-1]["timeline"] if claims else "", bases)
+
+    def holds(self, name: str) -> bool:
+        """Whether the commit `name` is of a version that led to the present one."""
+        number, version, _ = order_of(name)
+        timeline, end = self.timeline, None
+        while timeline != f"t{number}":
+            base = self.bases.get(timeline)
+            if base is None:
+                return not self.timeline
+            base_number, end, _ = order_of(base)
+            timeline = f"t{base_number}"
+        return end is None or version <= end
+
+    def next_timeline(self, names: Sequence[str]) -> str:
+        """A name that no timeline has had, of the log and of these commits."""
+        numbers = [int(re.sub(r"\D", "", name) or 0) for name in self.bases]
+        return f"t{max([0, *numbers, *(order_of(name)[0] for name in names)]) + 1}"
+
+
+def rewind(store: Path, commit: Commit, timeline: str) -> int:
+    """Have the next run go on from `commit`, on the new timeline `timeline`; the generation claimed for this.
+
+    Raises as `Log.claim` does.
+    """
+    log = _claim(store / "log", {"timeline": timeline, "base": commit.name}, "millrace rewind")
+    log.close()
+    return log.generation
+
+
+def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[int]:
+    """Have the job go past the positions `wanted`, which it has not trained; the passes withdrawn for this.
+
+    `newest` is the last commit, which knows of partitions what the log may have lost.
+    1. The claim. 2. Plans that were never closed are void from the first one on that touches the range; the newest goes
+    first, so that what is left after a crash has no hole. 3. The operation: what is planned from here on goes past.
+
+    Raises what `check_skip` does; then nothing is claimed.
+    """
+    history = History.of(read(store / "log"))
+    check_skip(history, newest, wanted)
+    log = _claim(store / "log", {"timeline": history.timeline, "base": history.base}, "millrace skip")  # 1
+    withdrawn = touching(history, wanted)
+    for number in reversed(withdrawn):
+        log.append(Kind.VOID, {"number": number, "reason": f"touches what is skipped: {reason}"})  # 2
+    log.append(Kind.OPERATION, {"op": "skip", **wanted._asdict(), "reason": reason})  # 3
+    log.close()
+    return withdrawn
+
+
+def touching(history: History, wanted: Skip) -> list[int]:
+    """Numbers of the plans never closed, from the first one on that reads some of `wanted`."""
+    plans = [Plan.of_message(record.body) for record in history.unclosed()]
+    for index, plan in enumerate(plans):
+        for segment in (segment for rank in plan.segments for segment in rank):
+            if segment.partition == wanted.partition and segment.begin < wanted.end and wanted.begin < segment.end:
+                return [each.number for each in plans[index:]]
+    return []
+
+
+def check_skip(history: History, newest: Commit | None, wanted: Skip) -> None:
+    """Raises NotPossible or SpecError where `wanted` cannot be gone past."""
+    known = known_partitions(history, newest)
+    name, begin, end = wanted
+    if name not in known:
+        raise SpecError(f"the job knows no partition {name!r}; it knows {', '.join(sorted(known)) or 'none yet'}")
+    if not 0 <= begin < end:
+        raise SpecError(
+            f"{begin} to {end} is no range: its begin is its first position, its end the one after the last"
+        )
+    if (last := known[name].end) is not None and end > last:
+        raise NotPossible(f"{name} ends at position {last}; {end} is beyond it")
+    position = max(positions(history, newest).get(name, 0), known[name].start)
+    if begin < position:
+        raise NotPossible(
+            f"{name}: the job stands at position {position}, so {begin} to {min(end, position)} is behind it, trained "
+            "or gone past; `millrace rewind` to a version before that first, or begin the range there"
+        )
+
+
+def known_partitions(history: History, newest: Commit | None) -> dict[str, Known]:
+    """The partitions that the job has met, by name."""
+    messages = list(newest.state.get("partitions", ())) if newest is not None else []
+    for operation in history.operations:
+        if operation.body["op"] == "partitions":
+            messages += operation.body["partitions"]
+    return {message["name"]: Known.of_message(message) for message in messages}
+
+
+def positions(history: History, newest: Commit | None) -> dict[str, int]:
+    """Where the job stands by its last closed pass, in each partition that it has read of."""
+    found: dict[str, int] = dict(newest.manifest["positions"]) if newest is not None else {}
+    for number in sorted(history.closes):
+        if number in history.plans:
+            for name, end in Plan.of_message(history.plans[number].body).positions().items():
+                found[name] = max(end, found.get(name, 0))
+    return found
+
+
+def _claim(folder: Path, body: Mapping[str, Any], by: str) -> Log:
+    """The generation after the newest one."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "by": by}
+    return Log.claim(folder, newest_generation(folder) + 1, {**body, **facts}, Deadline.after(CLAIM_S))
