@@ -96,7 +96,7 @@ def test_pruning_leaves_what_commits_name(tmp_path, uri):
     mirror = Mirror.open(uri, soon())
     for version in (1, 2, 3):
         mirror.upload(commit(tmp_path, version), [], soon())
-    assert mirror.prune(1, {"t1-0000000001-g1"}, soon()) == ["t1-0000000002-g1"]
+    assert mirror.prune(1, {"t1-0000000001-g1"}, [], soon()) == ["t1-0000000002-g1"]
     assert versions(uri) == [3, 1] and len(mirror.objects.sizes("files", soon())) == 3
     assert_whole(uri)
 
@@ -143,12 +143,12 @@ def test_a_pruning_cut_off_leaves_whole_commits(tmp_path, uri, proxy, shaky):  #
     for budget in range(1_000, 30_000, 3_000):
         proxy.cut_after(budget)
         try:
-            mirror.prune(1, (), soon())
+            mirror.prune(1, (), [], soon())
         except MirrorUnavailable:
             assert_whole(uri)
             assert versions(uri)[0] == 4
         proxy.heal()
-    mirror.prune(1, (), soon())
+    mirror.prune(1, (), [], soon())
     assert versions(uri) == [4] and len(mirror.objects.sizes("files", soon())) == 2
 
 

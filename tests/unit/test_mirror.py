@@ -262,7 +262,7 @@ def test_what_goes_on_begins_above_everything_the_mirror_knows(tmp_path, uri, mi
 def test_pruning_keeps_the_newest_and_the_pinned_and_what_they_name(tmp_path, mirror):
     for version in (1, 2, 3, 4):
         mirror.upload(commit(tmp_path, version), [], soon())
-    assert mirror.prune(2, {"t1-0000000001-g1"}, soon()) == ["t1-0000000002-g1"]
+    assert mirror.prune(2, {"t1-0000000001-g1"}, [], soon()) == ["t1-0000000002-g1"]
     assert kept_in_mirror(tmp_path / "mirror") == {"t1-0000000001-g1", "t1-0000000003-g1", "t1-0000000004-g1"}
     contents = {hashlib.sha256(c).hexdigest() for c in (b"d1", b"d3", b"d4", b"s")}
     assert set(mirror.objects.sizes("files", soon())) == contents
@@ -273,17 +273,20 @@ def test_the_newest_is_that_of_the_newest_timeline(tmp_path, uri, mirror):
     rewound = commit(tmp_path, 5, timeline="t2")
     mirror.upload(rewound, [], soon())
     assert fetch(uri, tmp_path / "new", "job", soon()).name == rewound.name
-    assert mirror.prune(1, (), soon()) == ["t1-0000000009-g1"]
+    assert mirror.prune(1, (), [], soon()) == ["t1-0000000009-g1"]
 
 
-def test_log_of_generations_before_every_commit_goes(tmp_path, mirror):
-    logs = [tmp_path / f"{generation:08d}-0001.log" for generation in (1, 2, 3)]
+def test_log_that_neither_the_store_nor_a_commit_needs_goes(tmp_path, mirror):
+    names = ["00000001-0001.log", "00000002-0001.log", "00000002-0002.log", "00000003-0001.log"]
+    logs = [tmp_path / name for name in names]
     for path in logs:
         path.write_bytes(b"record\n")
     mirror.upload(commit(tmp_path, 1, generation=1), logs, soon())
     mirror.upload(commit(tmp_path, 2, generation=2), logs, soon())
-    mirror.prune(1, (), soon())
-    assert set(mirror.objects.sizes("log", soon())) == {"00000002-0001.log", "00000003-0001.log"}
+    mirror.prune(2, (), logs[3:], soon())
+    assert sorted(mirror.objects.sizes("log", soon())) == names[1:]  # the commit of generation 1 stays
+    mirror.prune(1, (), logs[2:], soon())
+    assert sorted(mirror.objects.sizes("log", soon())) == names[2:]
 
 
 def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
@@ -294,7 +297,7 @@ def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
         (tmp_path / "mirror" / folder / "x.0123.unfinished").write_bytes(b"half")
     (tmp_path / "mirror" / "files" / ("0" * 64)).write_bytes(b"of an upload that died")
     (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
-    mirror.prune(3, (), soon())
+    mirror.prune(3, (), [], soon())
     assert files_below(tmp_path / "mirror") == before
 
 
@@ -306,7 +309,7 @@ def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, ur
     )
     before = files_below(tmp_path / "mirror")
     with pytest.raises(NewerFormat, match="format 2"):
-        mirror.prune(1, (), soon())
+        mirror.prune(1, (), [], soon())
     with pytest.raises(NewerFormat, match="format 2"):
         fetch(uri, tmp_path / "new", "job", soon())
     assert files_below(tmp_path / "mirror") == before and files_below(tmp_path / "new") == {}

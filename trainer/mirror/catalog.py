@@ -100,8 +100,11 @@ def unnamed(contents: Iterable[str], commits: Iterable[MirroredCommit]) -> list[
     return sorted(set(contents) - named)
 
 
-def old_logs(names: Iterable[str], commits: Sequence[MirroredCommit]) -> list[str]:
-    """Files of the log, `<generation>-<part>.log`, of generations before that of every commit."""
+def old_logs(names: Iterable[str], commits: Sequence[MirroredCommit], oldest_here: str) -> list[str]:
+    """Files of the log, `<generation>-<part>.log`, that no commit needs.
+
+    They are older than those the store itself has kept (`oldest_here`), and of no generation after the oldest commit's.
+    """
     oldest = min((order_of(commit.name)[2] for commit in commits), default=0)
-    generations = {name: name.partition("-")[0] for name in names}
-    return sorted(name for name, number in generations.items() if number.isdigit() and int(number) < oldest)
+    generations = {name: name.partition("-")[0] for name in names if name < oldest_here}
+    return sorted(name for name, number in generations.items() if number.isdigit() and int(number) <= oldest)

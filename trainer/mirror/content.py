@@ -119,8 +119,8 @@ class Mirror:
         present = self.objects.sizes(FILES, deadline)
         return [path for path, file in commit.files.items() if present.get(file.sha256) != file.num_bytes]
 
-    def prune(self, keep: int, pinned: Collection[str], deadline: Deadline) -> list[str]:
-        """Remove all but the newest `keep` commits and those pinned -> names of those removed.
+    def prune(self, keep: int, pinned: Collection[str], log_files: Sequence[Path], deadline: Deadline) -> list[str]:
+        """Remove all but the newest `keep` commits and those pinned -> names of those removed. `log_files` stay.
 
         1. Manifests, oldest first. 2. Contents that no manifest names any more. 3. Old files of the log.
         Cut at any point it leaves whole commits, and things that the next prune removes.
@@ -135,7 +135,11 @@ class Mirror:
         kept = [commit for commit in catalog.commits if commit.name not in gone]
         self._remove(FILES, unnamed(self.objects.sizes(FILES, deadline), kept), deadline)  # 2
         logs = self.objects.sizes(LOG, deadline)
-        self._remove(LOG, [*old_logs(logs, kept), *_leftovers(logs)], deadline)  # 3
+        self._remove(
+            LOG,
+            [*old_logs(logs, kept, min((path.name for path in log_files), default="")), *_leftovers(logs)],
+            deadline,
+        )  # 3
         self._remove(COMMITS, _leftovers(self.objects.sizes(COMMITS, deadline)), deadline)
         return gone
 

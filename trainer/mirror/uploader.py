@@ -121,9 +121,10 @@ class Uploader:
             self._mirror = Mirror.open(self._uri, deadline)
         with locked(self._store / LOCK, Deadline.after(LOCK_S)):
             self._check_chief()
-            self._mirror.upload(commit, sorted((self._store / "log").glob("*.log")), deadline)
+            log_files = sorted((self._store / "log").glob("*.log"))
+            self._mirror.upload(commit, log_files, deadline)
             self._mirrored(commit)
-            self._mirror.prune(self._keep, {commit.name, *self._pinned()}, deadline)
+            self._mirror.prune(self._keep, {commit.name, *self._pinned()}, log_files, deadline)
         with self._changed:
             if self._trouble is not None:
                 log.info("the mirror is written to again, at version %d", commit.version)
