@@ -54,6 +54,9 @@ class Files:
         if not (self.bounded and known):
             self._find()
 
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """See Source: what has arrived is there."""
+
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source. The first call counts the lines of every file, however long that takes."""
         due = time.monotonic() - self._looked_at_s >= self._config.poll

@@ -63,6 +63,9 @@ class Kafka:
             self.close()
             raise
 
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """See Source: what has arrived is there."""
+
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source. The partitions of a bounded source are those of its opening."""
         if not self.bounded:

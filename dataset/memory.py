@@ -102,6 +102,9 @@ class MemorySource:
         """Nothing more will come."""
         self._final = True
 
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """See Source: what has arrived is there."""
+
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source."""
         return [

@@ -43,6 +43,11 @@ class Simulated:
         self._num_arrived = 0  # at least so many, whatever the clock says: a replay showed them
         self._chunks: OrderedDict[tuple[int, int], Events] = OrderedDict()
 
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """See Source: arrival goes on from there."""
+        for name, position in positions.items():
+            self._saw(int(name.removeprefix("simulated/")), position)
+
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source."""
         arrived, total = self._arrived(), self._total()
@@ -70,9 +75,8 @@ class Simulated:
                 yield _slice(self._chunk(number, chunk), begin, end)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source. What was committed has arrived, also after a restart."""
-        for name, position in positions.items():
-            self._saw(int(name.removeprefix("simulated/")), position)
+        """See Source. What was committed has arrived."""
+        self.resume(positions)
 
     def close(self) -> None:
         """See Source."""

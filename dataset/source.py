@@ -105,6 +105,10 @@ class Source(Protocol):
     bounded: bool
     """Whether the stream ends: every partition becomes final."""
 
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """A job that was there before goes on from these positions, by partition name: so they have arrived."""
+        ...
+
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """All partitions known now, by number; fresh ends. Cheap enough to call several times a second."""
         ...
@@ -130,8 +134,3 @@ def check_identity(name: str, was: str, now: str) -> None:
             f"deleted and made anew, or the file replaced, so positions no longer mean what they did. Bring the old "
             f"one back; or leave what is unread of an old file with `millrace skip`; or start anew with --fresh"
         )
-
-
-def lag(partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
-    """Positions between where the job is and the end, by partition."""
-    return {p.name: p.end - max(p.begin, positions.get(p.name, p.start)) for p in partitions}

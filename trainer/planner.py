@@ -13,7 +13,7 @@ from queue import Empty, Queue
 from typing import Any, Literal, Protocol
 
 from dataset.errors import SourceGap
-from dataset.source import Partition, Source, lag
+from dataset.source import Partition, Source
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from trainer.config import PassesSection
@@ -131,7 +131,9 @@ class Planner:
 
     def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Positions that wait, by partition, as last seen."""
-        return lag(self._partitions, positions)
+        partitions = self._partitions
+        places = {p.name: max(p.begin, positions.get(p.name, p.start)) for p in partitions}
+        return dict(zip(places, backlog(partitions, places, self.skips), strict=True))
 
     def commit(self, positions: Mapping[str, int]) -> None:
         """Show lag tools where the job is in these partitions, at the next poll."""
@@ -161,7 +163,10 @@ class Planner:
                     pass
                 deadline = Deadline.after(self._passes.max_outage)
                 self._show_positions(deadline)
-                positions = request.positions if request is not None else positions
+                if request is not None:
+                    if positions is None:
+                        self._source.resume(request.positions)
+                    positions = request.positions
                 if positions is None:
                     continue
                 self._look(positions, deadline)
@@ -203,7 +208,7 @@ class Planner:
         """The plan, if it may be cut now."""
         partitions = self._partitions
         positions = self._past_gaps(partitions, request.positions)
-        if drained(partitions, positions, self.skips):
+        if self._source.bounded and drained(partitions, positions, self.skips):
             return Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
@@ -211,7 +216,8 @@ class Planner:
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
         waiting = sum(backlog(partitions, positions, self.skips))
         if self._by_count:
-            due = waiting >= max_events or all(partition.final for partition in partitions)
+            ended = self._source.bounded and all(partition.final for partition in partitions)
+            due = waiting >= max_events or ended
         else:
             due = waiting >= max_events or (waiting > 0 and now_s - request.at_s >= self._passes.wait)
         if not due:

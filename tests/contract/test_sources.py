@@ -5,7 +5,7 @@ Each world makes a bounded source of two partitions: "the long one" of 2,500 eve
 
 import gzip
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from dataset.config import FilesSource, KafkaSource, SimulatedSource
 from dataset.errors import SourceGap
 from dataset.memory import Gap, MemorySource
-from dataset.source import Events, Partition, Segment, Source, lag
+from dataset.source import Events, Partition, Segment, Source
 from dataset.sources import open_source
 from millrace.deadline import Deadline
 
@@ -195,10 +195,27 @@ def test_a_partition_nobody_knows_is_a_gap(source):
         list(source.read(Segment(name, 9, 0, 1), soon()))
 
 
-def test_lag_counts_positions_from_the_job_to_the_end(source):
-    partitions = source.partitions(soon())
-    name, end = partitions[0].name, partitions[0].end
-    assert lag(partitions, {name: 100}) == {name: end - 100, partitions[1].name: partitions[1].end}
+def test_a_partition_has_an_identity_that_stays_and_a_segment_of_another_one_is_refused(source, world):
+    partition = long_one(source)
+    again = world.open()
+    assert partition.identity and long_one(again).identity == partition.identity
+    again.close()
+    segment = Segment(partition.name, partition.number, 0, 50, partition.identity)
+    assert sum(len(block) for block in source.read(segment, soon())) in (45, 50)
+    with pytest.raises(SourceGap, match=f"{partition.name} is not what it was"):
+        list(source.read(replace(segment, identity="another"), soon()))
+
+
+def test_the_name_of_a_partition_decides_what_is_read_whatever_its_number(source):
+    partition = long_one(source)
+    assert read(source, replace(partition, number=7), 3, 30) == read(source, partition, 3, 30)
+
+
+def test_resuming_changes_nothing_that_is_read(source):
+    partition = long_one(source)
+    source.resume({partition.name: 40})
+    assert long_one(source) == partition
+    assert len(read(source, partition, 0, 40)) in (35, 40)
 
 
 def test_committing_changes_nothing_that_is_read(source):

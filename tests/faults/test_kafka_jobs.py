@@ -62,3 +62,38 @@ def test_a_job_waits_for_a_broker_that_was_killed_says_so_and_goes_on(own_kafka,
     assert running.report["positions"] == {f"{topic}/0": 200, f"{topic}/1": 200}
     assert running.report["rejected"] == {}
     assert_gone(running)
+
+
+SLOW_CAT = """
+import sys, time
+for line in sys.stdin.buffer:
+    time.sleep(0.001)
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+"""
+
+
+def test_a_broker_killed_in_mid_pass_changes_no_bit_of_what_is_learnt(own_kafka, tmp_path):
+    spec = KAFKA_SPEC.replace('command = ["cat"]', 'command = ["python", "slow_cat.py"]')
+    job = write_job(tmp_path, num_parts=1, num_lines=2_500, spec=spec)
+    (tmp_path / "slow_cat.py").write_text(SLOW_CAT)
+    lines = (tmp_path / "part-0.txt").read_bytes().splitlines()
+    topic = own_kafka.create_topic(2)
+    own_kafka.produce(topic, 0, lines[:1_500])
+    own_kafka.produce(topic, 1, lines[1_500:])
+    settings = (broker(own_kafka.servers), f'sources.lines.topics=["{topic}"]', "sources.lines.end=latest")
+    undisturbed = millrace(job, *settings, store="undisturbed").report
+    running = RunningJob(job, tmp_path, *settings)
+    try:
+        running.until_events(400)
+        own_kafka.kill()
+        running.until_said("Kafka does not answer: waiting")
+        own_kafka.start()
+        code, said = running.end()
+    finally:
+        running.kill()
+    assert code == 0, said
+    assert "Kafka answers again" in said
+    assert running.report["positions"] == {f"{topic}/0": 1_500, f"{topic}/1": 1_000}
+    assert running.report | {"wall_s": 0} == undisturbed | {"wall_s": 0}
+    assert_gone(running)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dataset.config import SimulatedSource
 from dataset.errors import SourceGap, SourceUnavailable
 from dataset.memory import MemorySource
+from dataset.simulated import Simulated
 from dataset.source import Partition
 from millrace.deadline import Deadline
 from trainer import planner as planner_module
@@ -30,6 +32,9 @@ class Stream:
             raise SourceUnavailable(self.fails)
         end, final = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
         return [Partition("t/0", 0, 0, 0, end, final)]
+
+    def resume(self, positions):
+        self.resumed = positions
 
     def commit(self, positions, deadline):
         self.committed.append(dict(positions))
@@ -63,6 +68,14 @@ def test_by_count_the_last_pass_takes_what_is_left():
 def test_a_bounded_stream_at_its_end_is_drained():
     answer, _ = first(Stream((7, True), bounded=True), positions={"t/0": 7})
     assert isinstance(answer, Drained)
+
+
+@pytest.mark.parametrize("cut", ["count", "arrival"])
+def test_a_stream_without_an_end_is_never_drained_even_where_every_partition_is_final(cut):
+    planner = Planner(Stream((7, True)), PassesSection(cut=cut, wait="1ms"), 1, None)
+    planner.request(1, {"t/0": 7}, 7)
+    assert planner.take(0.3) is None
+    planner.close()
 
 
 def test_by_arrival_nothing_is_no_pass_and_what_came_is_one():
@@ -205,6 +218,18 @@ def test_a_restart_with_the_registry_plans_what_the_first_start_planned():
     assert rest.positions() == {"memory/0": 50, "memory/1": 50}
 
 
+def test_a_stream_that_arrives_by_the_clock_goes_on_after_a_restart_where_the_job_stands():
+    config = SimulatedSource(kind="simulated", rate=1000.0, partitions=2)
+    passes = PassesSection(max_events=50, wait="10ms")
+    first = Planner(Simulated(config, seed=1), passes, 1, None)
+    plan = plan_of(first)
+    positions = {name: position + 1_000_000 for name, position in plan.positions().items()}
+    again = plan_of(Planner(Simulated(config, seed=1), passes, 1, None, known=first.known), 2, positions)
+    assert {s.partition: s.begin for s in again.segments[0]}.items() <= positions.items()
+    with pytest.raises(SourceGap, match="simulated/0 is not what it was"):
+        plan_of(Planner(Simulated(config, seed=2), passes, 1, None, known=first.known), 2, positions)
+
+
 def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning():
     stream = MemorySource([[b"a"] * 5], bounded=False)
     passes = PassesSection(wait="10ms")
@@ -240,6 +265,7 @@ def test_what_is_skipped_is_in_no_plan():
     passes = PassesSection(max_events=100)
     planner = Planner(stream, passes, 1, None, skips=[Skip("memory/0", 10, 15), Skip("memory/0", 25, 99)])
     assert [(s.begin, s.end) for s in plan_of(planner).segments[0]] == [(0, 10), (15, 25)]
+    assert planner.lag({"memory/0": 12}) == {"memory/0": 10}
     over = Planner(stream, passes, 1, None, known=planner.known, skips=planner.skips)
     assert isinstance(plan_of(over, 2, {"memory/0": 25}), Drained)
 
