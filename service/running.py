@@ -10,21 +10,31 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataset.pipe.command import check_command
+from millrace.config import validate
+from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode
 from service.api.app import app
 from service.api.jobs import OneJob
 from service.api.server import bound, serving
 from service.config import ClusterSection
-from service.launcher.local import Launcher, LocalLauncher, NextPlan
+from service.launcher.local import LAUNCHER, Launcher, LocalLauncher, NextPlan
+from service.launcher.nursery import Nursery, able
 from service.launcher.plan import JobPlan, plan_job
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.supervision import Outcome
 from service.lines import labelled, progress_line, summary_lines
-from service.spec import LoadedJob
+from service.spec import Job, LoadedJob
 from service.status import Status
 from service.store import REPORT, WORKERS, claimed, clear_live
+from trainer.commits import Commits
+from trainer.log import newest_generation
+from trainer.mirror.content import lookup
+from trainer.mirror.fetch import fetch
+from trainer.recovery import replay_first
 
+FETCH_S = 3600.0
+"""How long bringing a commit from the mirror may take."""
 LINE_EVERY_S = 2.0
 """How often plain text says where the job stands."""
 
@@ -97,9 +107,14 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     with ExitStack() as held:
         listener = held.enter_context(bound(listen)) if listen else None
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
+        newest = 0 if fresh else fetch_from_mirror(job, show)
         folder = held.enter_context(run_folder(store / WORKERS))
         launcher = LocalLauncher(
-            job.spec.name, phases(job, folder), show.on_line, restarts=restart_limits(job.spec.cluster)
+            job.spec.name,
+            phases(job, folder, newest),
+            show.on_line,
+            starter=held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else None,
+            restarts=restart_limits(job.spec.cluster),
         )
         end: dict[str, Any] = {}
 
@@ -116,21 +131,47 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
         return tell_end(outcome, launcher, report, store / REPORT)
 
 
-def phases(job: LoadedJob, folder: Path) -> Iterator[NextPlan]:
-    """The ways in which generations of `job` are planned, one after another; private files go below `folder`."""
-    yield partial(next_plan, job, folder)
+def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
+    """The ways in which generations of `job` are planned, one after another; private files go below `folder`.
+
+    Their numbers are above `newest`.
+
+    Where the spec has changed, what is logged is first trained under the old one, which the log holds.
+    """
+    if (old := replay_first(job.store, job.raw)) is not None:
+        before = LoadedJob(spec=validate(Job, old), raw=dict(old), folder=job.folder, store=job.store)
+        yield partial(next_plan, before, folder, "logged", newest)
+    yield partial(next_plan, job, folder, None, newest)
 
 
-def next_plan(job: LoadedJob, folder: Path, last: int) -> JobPlan:
-    """The plan of the generation after `last` and after all that the log knows. No generation runs meanwhile."""
-    generation = max(last, newest_generation(job.store / "log")) + 1
+def next_plan(job: LoadedJob, folder: Path, until: str | None, newest: int, last: int) -> JobPlan:
+    """The plan of the generation after `newest`, `last` and all that the log knows. No generation runs meanwhile."""
+    generation = max(newest, last, newest_generation(job.store / "log")) + 1
     clear_live(job.store)
-    return plan_job(job, folder / f"g{generation}", generation=generation)
+    return plan_job(job, folder / f"g{generation}", generation=generation, until=until)
 
 
-def newest_generation(log: Path) -> int:
-    """The last generation that has a file in the log's folder; 0: none."""
-    return max((int(path.name.partition("-")[0]) for path in log.glob("[0-9]*-*.log")), default=0)
+def fetch_from_mirror(job: LoadedJob, show: Show) -> int:
+    """Bring the newest commit of `store.mirror` to a store that holds none: the job goes on from it.
+
+    -> the newest generation that the mirror knows of; 0 where nothing came from it.
+    """
+    if job.spec.store.mirror is None or newest_generation(job.store / "log") or Commits(job.store).names():
+        return 0
+    deadline = Deadline.after(FETCH_S)
+    catalog = lookup(job.spec.store.mirror, deadline)
+    if not catalog.commits and not catalog.damaged:
+        return 0
+    fetched = fetch(job.spec.store.mirror, job.store, job.spec.name, deadline)
+    for reason in fetched.passed_over:
+        show.on_line(LAUNCHER, f"passed over in the mirror: {reason}")
+    show.on_line(LAUNCHER, f"going on from the mirror, at commit {fetched.name}, on a new timeline")
+    return fetched.generation
+
+
+def preloaded(cluster: ClusterSection) -> list[str]:
+    """What workers import. Shards, the first to start, are forked before torch is loaded."""
+    return ["pserver.server", "trainer.job"] if cluster.num_shards else ["trainer.job"]
 
 
 def restart_limits(cluster: ClusterSection) -> RestartLimits:

@@ -34,7 +34,8 @@ def finish(trainer: Trainer) -> None:
     """Chief: the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
-    write_report(trainer.store, parts.progress, parts.observer.report(), digest)
+    compared = () if parts.chronicle is None else parts.chronicle.compared
+    write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 
 

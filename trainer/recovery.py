@@ -100,7 +100,7 @@ def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
     last = max([commit.order[0] for commit in whole], default=0)
     if uri is not None:
         catalog = lookup(uri, Deadline.after(MIRROR_S))
-        last = max([last, *(order_of(commit.name)[0] for commit in catalog.commits)])
+        last = max([last, *(order_of(name)[0] for name in (*(c.name for c in catalog.commits), *catalog.damaged))])
     return f"t{last + 1}", whole[-1].name if whole else None
 
 
@@ -187,6 +187,19 @@ def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] 
         return history.spec
     spec: Mapping[str, Any] = commit.state["spec"]
     return spec
+
+
+def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The spec under which logged passes must be trained, and committed, before `spec` may act; None: it may at once.
+
+    Raises SpecError where it never may. Reads only, for whoever starts the workers.
+    """
+    history, whole = History.of(read(store / "log")), Commits(store).whole()
+    newest = whole[-1] if whole else None
+    old = spec_in_force(history, newest)
+    if old is None or not respec.significant(old, spec):
+        return None
+    return old if history.closed > (0 if newest is None else newest.version) else None
 
 
 def discard(commits: Commits, names: Sequence[str]) -> None:

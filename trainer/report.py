@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from trainer.progress import Progress
 
 REPORT = "report.json"
 
+Compared = Sequence[tuple[int, Sequence[str]]]
+
 
 def digest_of(shards: Shards, dense: DensePart, deadline: Deadline) -> str:
     """One hash over all rows (independent of order and of shards), dense weights and optimizer state."""
@@ -21,8 +23,8 @@ def digest_of(shards: Shards, dense: DensePart, deadline: Deadline) -> str:
     return hashlib.sha256(json.dumps({"tables": tables, "dense": dense.digest()}).encode()).hexdigest()
 
 
-def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], digest: str) -> None:
-    """report.json, complete or absent."""
+def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], digest: str, compared: Compared) -> None:
+    """report.json, complete or absent. `compared`: replayed passes, each with what differed from the log."""
     report = {
         "events": progress.num_events,
         "samples": progress.num_samples,
@@ -35,6 +37,7 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "halves": metrics.get("halves"),
         "slots": progress.status().get("slots", {}),
         "digest": digest,
+        "compared": [[number, differences] for number, differences in compared],
     }
     temporary = store / f".{REPORT}"
     with temporary.open("w", encoding="utf-8") as file:
