@@ -148,9 +148,11 @@ class Shards(Protocol):
         ...
 
     def snapshot(self, version: int, deadline: Deadline) -> int:
-        """Step 2 of a commit, by the chief alone and between passes: copy the rows changed since the last; how many.
+        """Step 2 of a commit, by the chief alone, between passes: copy the rows changed since the last; how many.
 
-        From here on training may go on. One snapshot is in flight at a time, until `settle`.
+        `version` is the pass closed last; others may have opened the next one, of which no step is applied. From here
+        on training may go on. One snapshot is in flight at a time, until `settle`; a repeat for the same version
+        changes nothing.
         """
         ...
 

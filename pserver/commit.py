@@ -10,7 +10,7 @@ pserver.store's. The manifest, by which a commit exists, is trainer.commits'.
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 
 from millrace.deadline import Deadline
 from millrace.points import Point, reach
-from millrace.priority import Yielding
 from pserver.client import U64, ShardPart
 from pserver.errors import BadRequest, PserverError, StepTimedOut, StoreFailed
 from pserver.row_words import groups_of
@@ -68,19 +67,15 @@ class Stores:
         """Put the snapshot into the stores, and their whole state below `folder`, synced.
 
         A repeat answers the same. Raises StoreFailed; nothing is left below `folder` then, and it may be tried again.
+        As urgent as training, which it costs less than its own time: behind all other threads (millrace.priority) it
+        took ten times as long on busy cores, and cost more.
         """
         with self._alone(deadline):
             snapshot = self._snapshot
             if snapshot is None:
                 raise BadRequest(f"{self._name} has no snapshot to write")
             if snapshot.part is None or snapshot.folder != folder:
-                urgency = Yielding()
-                urgency.begin()
-                urgency.ahead()
-                try:
-                    snapshot.part = self._write(folder / self._name, snapshot)
-                finally:
-                    urgency.awaited()
+                snapshot.part = self._write(folder / self._name, snapshot)
             return snapshot.part
 
     def _write(self, mine: Path, snapshot: Snapshot) -> ShardPart:
@@ -178,8 +173,8 @@ class Stores:
         return RocksRows.open(live, folder / part.folder / name, num_words=num_words, known=known)
 
     def close(self) -> None:
-        """Let go of the stores, once nothing writes to them. Harmless when called twice."""
-        with self._alone(Deadline.after(CLOSE_S)):
+        """Let go of the stores, unless something still writes to them: then they end with the process."""
+        with suppress(StepTimedOut), self._alone(Deadline.after(CLOSE_S)):
             for store in self._stores.values():
                 store.close()
 

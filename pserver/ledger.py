@@ -37,6 +37,8 @@ class Ledger:
     """Ranks whose push of `next_step` is in."""
     closing: dict[int, int] = field(default_factory=dict)
     """Ranks that asked for the close, with the day they gave."""
+    version: int = 0
+    """The last pass closed, or the version restored."""
     restored: int | None = None
     """The version restored before the first pass."""
     in_flight: int | None = None
@@ -86,7 +88,7 @@ class Ledger:
 
     def closed(self) -> None:
         """The open pass is closed."""
-        self.is_open = False
+        self.is_open, self.version = False, self.pass_number
         self.closing.clear()
 
     def has_applied(self, pass_number: int, step: int) -> bool:
@@ -107,16 +109,22 @@ class Ledger:
 
     def has_restored(self, version: int) -> None:
         """Rows are those of `version`."""
-        self.restored = self.pass_number = version
+        self.restored = self.version = self.pass_number = version
 
     def snapshot(self, version: int) -> Verdict:
-        """The chief asks for a snapshot of `version`. After ACT: take it, then call `taken`."""
+        """The chief asks for a snapshot of `version`. After ACT: take it, then call `taken`.
+
+        Other ranks may have opened the next pass by then: rows are as they were until its first step is applied, for
+        which the chief's own push is needed.
+        """
         if self.in_flight == version:
             return Verdict.REPEAT
         if self.in_flight is not None:
             raise BadRequest(f"no snapshot of version {version}: that of {self.in_flight} is not settled")
-        if self.is_open or version != self.pass_number:
-            raise BadRequest(f"no snapshot of version {version}: {self._place()}")
+        if version != self.version:
+            raise BadRequest(f"no snapshot of version {version}: version {self.version} is the last one closed")
+        if self.is_open and self.next_step:
+            raise BadRequest(f"no snapshot of version {version}: steps of pass {self.pass_number} are applied")
         return Verdict.ACT
 
     def taken(self, version: int) -> None:

@@ -108,7 +108,7 @@ def test_a_pass_is_not_pushed_before_it_opens():
 def test_a_snapshot_is_of_the_last_closed_pass_and_in_flight_until_settled():
     ledger = closed(3)
     for version in (2, 4):
-        with pytest.raises(BadRequest, match=f"no snapshot of version {version}: pass 3 is closed"):
+        with pytest.raises(BadRequest, match=f"no snapshot of version {version}: version 3 is the last one closed"):
             ledger.snapshot(version)
     assert ledger.snapshot(3) is Verdict.ACT
     ledger.taken(3)
@@ -117,8 +117,22 @@ def test_a_snapshot_is_of_the_last_closed_pass_and_in_flight_until_settled():
     with pytest.raises(BadRequest, match="no snapshot of version 4: that of 3 is not settled"):
         ledger.snapshot(4)
     ledger.settled()
-    with pytest.raises(BadRequest, match="no snapshot of version 4: pass 4 is open"):
+    with pytest.raises(BadRequest, match="no snapshot of version 4: version 3 is the last one closed"):
         ledger.snapshot(4)
+
+
+def test_a_snapshot_may_come_after_another_rank_opened_the_next_pass_but_not_after_a_step():
+    ledger = opened(2, 3)
+    ledger.close_pass(3, 0, 0)
+    ledger.close_pass(3, 1, 0)
+    ledger.closed()
+    ledger.open_pass(5)
+    ledger.push(5, 0, 1)
+    assert ledger.snapshot(3) is Verdict.ACT
+    ledger.push(5, 0, 0)
+    ledger.applied()
+    with pytest.raises(BadRequest, match="no snapshot of version 3: steps of pass 5 are applied"):
+        ledger.snapshot(3)
 
 
 def test_a_version_is_restored_before_the_first_pass_and_once():
