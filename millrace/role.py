@@ -1,6 +1,6 @@
-"""The Role service: how a worker is, and a request to end, over gRPC on loopback.
+"""The Role service: how a worker is, a request to end, and one to commit, over gRPC on loopback.
 
-Every worker serves it; the launcher and the API ask. What a status holds is the worker's business.
+Every worker serves it; the launcher, the API and commands ask. What a status holds is the worker's business.
 """
 
 import json
@@ -21,10 +21,12 @@ CLOSE_S = 1.0
 
 
 class _Servicer:
-    """The service's two calls, each on a thread of the server."""
+    """The service's calls, each on a thread of the server."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], drain: Callable[[], None]) -> None:
-        self._status, self._drain = status, drain
+    def __init__(
+        self, status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], commit: Callable[[], None] | None
+    ) -> None:
+        self._status, self._drain, self._commit = status, drain, commit
 
     def Status(self, _request: Any, _context: Any) -> Any:  # noqa: N802  # the proto's name
         return role_pb2.StatusReply(status_json=json.dumps(_finite(self._status()), allow_nan=False).encode())
@@ -32,6 +34,13 @@ class _Servicer:
     def Drain(self, _request: Any, _context: Any) -> Any:  # noqa: N802
         self._drain()
         return role_pb2.DrainReply()
+
+    def Commit(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        if self._commit is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no commits")
+        else:
+            self._commit()
+        return role_pb2.CommitReply()
 
 
 def _finite(value: Any) -> Any:
@@ -65,14 +74,19 @@ class RoleServer:
 
 
 def serve_role(
-    status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], secret: str, address_file: Path
+    status: Callable[[], Mapping[str, Any]],
+    drain: Callable[[], None],
+    secret: str,
+    address_file: Path,
+    commit: Callable[[], None] | None = None,
 ) -> RoleServer:
     """Serve the Role on a free port of loopback, then write its address to `address_file`.
 
-    `status` and `drain` are called on threads of the server: both return at once, `drain` only raises a flag.
+    They are called on threads of the server: all return at once, `drain` and `commit` only raise a flag. A worker that
+    leads no commits has no `commit`.
     """
     server, address = rpc.loopback_server(secret, max_workers=2)
-    role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain), server)
+    role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain, commit), server)
     server.start()
     rpc.write_address(address_file, address)
     return RoleServer(server, address)
@@ -97,6 +111,10 @@ class RoleClient:
     def drain(self, deadline: Deadline) -> None:
         """Ask the worker to finish its pass and end."""
         self._call(self._stub.Drain, role_pb2.DrainRequest(), deadline)
+
+    def commit(self, deadline: Deadline) -> None:
+        """Ask the chief to make the state after its pass durable. Raises Refused where the worker leads no commits."""
+        self._call(self._stub.Commit, role_pb2.CommitRequest(), deadline)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -8,16 +8,20 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millrace.errors import SpecError
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, SpecError
+from millrace.locks import locked
 
 MARKER = "millrace.json"
 """The file that says: this folder is a store. Without it nothing in a folder is ever removed."""
 LOCK = "lock"
 """Held, as long as it lives, by the launcher whose run this is."""
+LOOK_S = 0.2
+"""How long who only looks whether it is held may keep it, see `in_use`."""
 RUN = "run.json"
 """Which job was started here, and when: written before anything else of a run, and the first to be removed."""
 REPORT = "report.json"
@@ -70,12 +74,24 @@ def stopped(store: Path, job: str) -> Iterator[None]:
         yield
 
 
+def in_use(store: Path) -> bool:
+    """Whether a launcher runs a job in `store` now."""
+    try:
+        with (store / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 @contextmanager
 def _locked(store: Path, hint: str) -> Iterator[None]:
-    with (store / LOCK).open("a") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(locked(store / LOCK, Deadline.after(LOOK_S)))
+        except DeadlineExceeded:
             raise SpecError(f"{store} is in use by a run that is still going on{hint}", "store.path") from None
         yield
 

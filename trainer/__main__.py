@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 def run(config: WorkerConfig) -> None:
     """Train; at the end the chief writes the report."""
     with open_trainer(config) as trainer:
-        progress = trainer.parts.progress
-        with role.serve_role(progress.status, trainer.loop.drain, config.secret, config.address_file):
+        progress, committer = trainer.parts.progress, trainer.parts.committer
+        commit = None if committer is None else committer.ask
+        with role.serve_role(progress.status, trainer.loop.drain, config.secret, config.address_file, commit):
             trainer.loop.run()
             if config.rank == 0:
                 finish(trainer)

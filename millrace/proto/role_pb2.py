@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millrace/proto/role.proto\x12\x10millrace.role.v1\"\x0f\n\rStatusRequest\"\"\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply2\x97\x01\n\x04Role\x12H\n\x06Status\x12\x1f.millrace.role.v1.StatusRequest\x1a\x1d.millrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.millrace.role.v1.DrainRequest\x1a\x1c.millrace.role.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millrace/proto/role.proto\x12\x10millrace.role.v1\"\x0f\n\rStatusRequest\"\"\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply\"\x0f\n\rCommitRequest\"\r\n\x0b\x43ommitReply2\xe1\x01\n\x04Role\x12H\n\x06Status\x12\x1f.millrace.role.v1.StatusRequest\x1a\x1d.millrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.millrace.role.v1.DrainRequest\x1a\x1c.millrace.role.v1.DrainReply\x12H\n\x06\x43ommit\x12\x1f.millrace.role.v1.CommitRequest\x1a\x1d.millrace.role.v1.CommitReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_end=114
   _globals['_DRAINREPLY']._serialized_start=116
   _globals['_DRAINREPLY']._serialized_end=128
-  _globals['_ROLE']._serialized_start=131
-  _globals['_ROLE']._serialized_end=282
+  _globals['_COMMITREQUEST']._serialized_start=130
+  _globals['_COMMITREQUEST']._serialized_end=145
+  _globals['_COMMITREPLY']._serialized_start=147
+  _globals['_COMMITREPLY']._serialized_end=160
+  _globals['_ROLE']._serialized_start=163
+  _globals['_ROLE']._serialized_end=388
 # @@protoc_insertion_point(module_scope)

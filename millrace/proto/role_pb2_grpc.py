@@ -44,6 +44,11 @@ class RoleStub:
                 request_serializer=millrace_dot_proto_dot_role__pb2.DrainRequest.SerializeToString,
                 response_deserializer=millrace_dot_proto_dot_role__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/millrace.role.v1.Role/Commit',
+                request_serializer=millrace_dot_proto_dot_role__pb2.CommitRequest.SerializeToString,
+                response_deserializer=millrace_dot_proto_dot_role__pb2.CommitReply.FromString,
+                _registered_method=True)
 
 
 class RoleServicer:
@@ -63,6 +68,14 @@ class RoleServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Commit(self, request, context):
+        """Make the state after the pass in training durable. Answers at once; the status tells when it is. Only the chief of
+        a job that keeps commits has an answer, others refuse with FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoleServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_RoleServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=millrace_dot_proto_dot_role__pb2.DrainRequest.FromString,
                     response_serializer=millrace_dot_proto_dot_role__pb2.DrainReply.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=millrace_dot_proto_dot_role__pb2.CommitRequest.FromString,
+                    response_serializer=millrace_dot_proto_dot_role__pb2.CommitReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +149,33 @@ class Role:
             '/millrace.role.v1.Role/Drain',
             millrace_dot_proto_dot_role__pb2.DrainRequest.SerializeToString,
             millrace_dot_proto_dot_role__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.role.v1.Role/Commit',
+            millrace_dot_proto_dot_role__pb2.CommitRequest.SerializeToString,
+            millrace_dot_proto_dot_role__pb2.CommitReply.FromString,
             options,
             channel_credentials,
             insecure,

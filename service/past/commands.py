@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from millrace.deadline import Deadline
 from service.arguments import Json, Overrides, SpecFile
 from service.past import commits as work
+from service.past.asking import make_commit
 from service.past.records import print_log
 from service.spec import LoadedJob, load_job
 from service.store import check_run, stopped
@@ -84,3 +86,10 @@ def prune(
     loaded = ran(job, overrides)
     with stopped(loaded.store, loaded.spec.name):
         work.prune(loaded.store, keep or loaded.spec.commit.keep)
+
+
+@past.command()
+def commit(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
+    """Have a running job make a commit now, and wait until it is there."""
+    loaded = ran(job, overrides)
+    print(make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline)))

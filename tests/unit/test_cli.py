@@ -67,7 +67,7 @@ def workers_do(monkeypatch):
                 name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file
             )
 
-        def plan_job(job, folder, *, generation):
+        def plan_job(job, folder, *, generation, **_):
             return planning.JobPlan(
                 job=job.spec.name,
                 generation=generation,

@@ -18,7 +18,7 @@ from millrace.role import RoleClient, serve_role
 def world(tmp_path):
     class World:
         status = {"job": "news", "state": "training"}
-        drains = 0
+        drains = commits = 0
         answer = staticmethod(lambda: None)
         address_file = tmp_path / "trainer-0.address"
 
@@ -29,8 +29,11 @@ def world(tmp_path):
         def drain(self):
             self.drains += 1
 
+        def commit(self):
+            self.commits += 1
+
     world = World()
-    with serve_role(world.say, world.drain, "secret", world.address_file) as server:
+    with serve_role(world.say, world.drain, "secret", world.address_file, world.commit) as server:
         world.server = server
         world.client = RoleClient(server.address, "secret")
         yield world
@@ -55,6 +58,20 @@ def test_drain_raises_the_flag_once_a_call(world):
     world.client.drain(soon())
     world.client.drain(soon())
     assert world.drains == 2
+
+
+def test_commit_raises_the_flag_of_a_chief(world):
+    world.client.commit(soon())
+    assert (world.commits, world.drains) == (1, 0)
+
+
+def test_a_worker_that_leads_no_commits_refuses_to(world, tmp_path):
+    with serve_role(world.say, world.drain, "secret", tmp_path / "shard-0.address") as shard:
+        client = RoleClient(shard.address, "secret")
+        with pytest.raises(Refused, match="this worker leads no commits"):
+            client.commit(soon())
+        client.close()
+    assert world.commits == 0
 
 
 def test_the_address_file_names_the_server_and_only_its_owner_reads_it(world):
