@@ -29,6 +29,7 @@ from service.status import Status
 from service.store import REPORT, WORKERS, claimed, clear_live
 from trainer.commits import Commits
 from trainer.log import newest_generation
+from trainer.mirror.address import parse
 from trainer.mirror.content import lookup
 from trainer.mirror.fetch import fetch
 from trainer.recovery import replay_first
@@ -158,11 +159,11 @@ def fetch_from_mirror(job: LoadedJob, show: Show) -> int:
     """
     if job.spec.store.mirror is None or newest_generation(job.store / "log") or Commits(job.store).names():
         return 0
-    deadline = Deadline.after(FETCH_S)
-    catalog = lookup(job.spec.store.mirror, deadline)
+    uri, deadline = parse(job.spec.store.mirror, job.folder).text, Deadline.after(FETCH_S)
+    catalog = lookup(uri, deadline)
     if not catalog.commits and not catalog.damaged:
         return 0
-    fetched = fetch(job.spec.store.mirror, job.store, job.spec.name, deadline)
+    fetched = fetch(uri, job.store, job.spec.name, deadline)
     for reason in fetched.passed_over:
         show.on_line(LAUNCHER, f"passed over in the mirror: {reason}")
     show.on_line(LAUNCHER, f"going on from the mirror, at commit {fetched.name}, on a new timeline")

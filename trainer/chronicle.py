@@ -43,12 +43,13 @@ class Logged:
 
 def differences(logged: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What of two closes differs, in words."""
-    return [
-        f"{what} {'differ' if what == 'digests' else f'were {logged[what]}, are {found[what]}'}"
-        + (f" in {', '.join(k for k in found[what] if logged[what].get(k) != found[what][k])}" * (what == "digests"))
+    words = [
+        f"{what} were {logged[what]}, are {found[what]}"
         for what in COMPARED
-        if logged[what] != found[what]
+        if what != "digests" and logged[what] != found[what]
     ]
+    digests = [name for name, digest in found["digests"].items() if logged["digests"].get(name) != digest]
+    return [*words, f"digests differ in {', '.join(digests)}"] if digests else words
 
 
 class Journal:

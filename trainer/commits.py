@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millrace.durable import REAL, Disk, write_whole
@@ -33,6 +34,10 @@ HASH_THREADS = 4
 
 class CommitDamaged(MillraceError):
     """A commit is not what was written: a file is missing, shorter, or has other bytes."""
+
+
+class NewerFormat(CommitDamaged):
+    """A manifest that a newer Millrace wrote: not for this one to read, nor to remove."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Commit:
     @property
     def files(self) -> dict[str, StoredFile]:
         """Every file by its path in the folder."""
-        return {name: StoredFile(file["sha256"], int(file["bytes"])) for name, file in self.manifest["files"].items()}
+        return files_of(self.manifest)
 
     @property
     def num_bytes(self) -> int:
@@ -115,21 +120,45 @@ def canonical(manifest: Mapping[str, Any]) -> bytes:
 def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
     """Step 4 of a commit: from the rename on it exists."""
     text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
-    write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode())
+    reached = partial(reach, Point.MANIFEST_WRITTEN)
+    write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode(), reached)
+
+
+def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
+    """The manifest of the commit `name`, checked. Raises CommitDamaged, and NewerFormat."""
+    try:
+        whole = json.loads(text)
+        manifest, sha256 = whole["manifest"], whole["sha256"]
+        if int(manifest["format"]) > FORMAT:
+            raise NewerFormat(f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}")
+        if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
+            raise CommitDamaged(f"{name}: its manifest has not the hash written in it")
+        if manifest["name"] != name or NAME.fullmatch(name) is None:
+            raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
+        if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
+            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is no path in a commit")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
+    return dict(manifest)
+
+
+def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """Every file that a manifest names, by its path."""
+    return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
+
+
+def _stays_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
 
 
 def read_commit(folder: Path) -> Commit:
-    """The commit in `folder`, its manifest checked, its files not. Raises CommitDamaged."""
+    """The commit in `folder`, its manifest checked, its files not. Raises CommitDamaged, and NewerFormat."""
     try:
-        text = json.loads((folder / MANIFEST).read_bytes())
-        manifest, sha256 = text["manifest"], text["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommitDamaged(f"{folder / MANIFEST}: cannot be read: {error}") from error
-    if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
-        raise CommitDamaged(f"{folder / MANIFEST}: its content has not the hash written beside it")
-    if manifest.get("format") != FORMAT:
-        raise CommitDamaged(f"{folder}: is of format {manifest.get('format')}; this Millrace reads format {FORMAT}")
-    return Commit(folder, manifest)
+        text = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise CommitDamaged(f"{folder.name}: its manifest cannot be read: {error.strerror}") from error
+    return Commit(folder, parse_manifest(folder.name, text))
 
 
 def hash_of(path: Path) -> StoredFile:

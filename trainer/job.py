@@ -37,6 +37,7 @@ from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
 from trainer.log import Log
 from trainer.loop import Parts, TrainLoop
+from trainer.mirror.address import parse
 from trainer.mirror.uploader import Uploader
 from trainer.models.registry import load_model
 from trainer.observe import Observer
@@ -139,7 +140,7 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
     if config.rerun is not None:
         return again(config.rerun.store, config.rerun.commit)
     facts = {"world": config.world, "shards": len(config.shards)}
-    return begin(config.store, config.generation, config.job, job.store.mirror, facts)
+    return begin(config.store, config.generation, config.job, _mirror(config, job), facts)
 
 
 def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: Holders) -> None:
@@ -182,7 +183,7 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror = _uploader(config, job, beginning.joblog)
+    mirror = _uploader(config, job, beginning, beginning.joblog)
     committer = Committer(
         config.store, job.commit, origin, beginning.joblog, shards, capture, show, beginning.commit, mirror
     )
@@ -194,15 +195,25 @@ def _committing(
             mirror.stop(Deadline.after(job.commit.deadline))
 
 
-def _uploader(config: WorkerConfig, job: TrainerJob, joblog: Log) -> Uploader | None:
-    if job.store.mirror is None:
+def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
+    """The mirror's whole address."""
+    return None if job.store.mirror is None else parse(job.store.mirror, config.folder).text
+
+
+def _uploader(config: WorkerConfig, job: TrainerJob, beginning: Beginning, joblog: Log) -> Uploader | None:
+    """What copies commits to the mirror; first the one restored, since nobody knows whether its upload had ended."""
+    uri = _mirror(config, job)
+    if uri is None:
         return None
 
     def check_chief() -> None:
         with joblog.exclusive():
             pass
 
-    return Uploader(job.store.mirror, config.store, job.commit.keep, Commits(config.store).holders, check_chief)
+    uploader = Uploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_chief)
+    if beginning.commit is not None:
+        uploader.offer(beginning.commit)
+    return uploader
 
 
 def _capture(

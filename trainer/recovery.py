@@ -17,10 +17,11 @@ from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer import respec
 from trainer.chronicle import Logged
-from trainer.commits import MANIFEST, Commit, Commits, order_of, problems_of
+from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, order_of, problems_of
 from trainer.history import History, HistoryMissing
 from trainer.log import Kind, Log, read
 from trainer.mirror.content import lookup
+from trainer.mirror.errors import MirrorUnavailable
 from trainer.mirror.fetch import repair
 from trainer.partitions import Known, Skip
 from trainer.plan import Plan
@@ -105,8 +106,12 @@ def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
 
 
 def newest_sound(commits: Commits, history: History, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
-    """The newest commit of the present timeline that reads back as written, and why newer ones do not."""
+    """The newest commit of the present timeline that reads back as written, and why newer ones do not.
+
+    Raises MirrorUnavailable where none is sound, and the mirror, which may mend one, does not answer.
+    """
     passed_over: dict[str, str] = {}
+    unreachable: MirrorUnavailable | None = None
     for name in reversed(commits.names()):
         if name != history.base and not name.startswith(f"{history.timeline}-"):
             continue
@@ -117,12 +122,16 @@ def newest_sound(commits: Commits, history: History, uri: str | None) -> tuple[C
                 repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
                 log.warning("commit %s: %d damaged files are replaced from the mirror", name, len(problems))
                 problems = problems_of(commit)
-        except MillraceError as error:
+        except CommitDamaged as error:
             passed_over[name] = str(error)
             continue
+        except MirrorUnavailable as error:
+            unreachable = error
         if not problems:
             return commit, passed_over
         passed_over[name] = "; ".join(f"{file} {problem}" for file, problem in sorted(problems.items())[:3])
+    if unreachable is not None:
+        raise unreachable
     return None, passed_over
 
 

@@ -11,10 +11,10 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
-from trainer.commits import CommitDamaged, read_commit
+from trainer.commits import CommitDamaged, NewerFormat, read_commit
 from trainer.config import StoreSection
 from trainer.mirror.address import Kind, parse
-from trainer.mirror.catalog import NewerFormat, read_manifest
+from trainer.mirror.catalog import read_manifest
 from trainer.mirror.content import Mirror, lookup
 from trainer.mirror.errors import MirrorEmpty, MirrorUnavailable, StoreUnwritable
 from trainer.mirror.fetch import fetch, repair

@@ -1,18 +1,11 @@
 """What a mirror's manifests say, checked; pure, no network."""
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from pserver.store.base import StoredFile
-from trainer.commits import FORMAT, NAME, CommitDamaged, canonical, order_of, to_prune
-
-
-class NewerFormat(CommitDamaged):
-    """A manifest that a newer Millrace wrote: not for this one to read, nor to remove."""
+from trainer.commits import files_of, order_of, parse_manifest, to_prune
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +48,9 @@ class MirroredCommit:
         return sum(file.num_bytes for file in self.files.values())
 
 
-def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Every file that a manifest names, by its path."""
-    return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
-
-
 def read_manifest(name: str, text: bytes) -> MirroredCommit:
     """The commit `name` whose manifest is `text`. Raises CommitDamaged, and NewerFormat."""
-    try:
-        whole = json.loads(text)
-        manifest, sha256 = whole["manifest"], whole["sha256"]
-        number = int(manifest["format"])
-        if number > FORMAT:
-            raise NewerFormat(f"{name}: its manifest is of format {number}; this Millrace reads up to {FORMAT}")
-        if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
-            raise CommitDamaged(f"{name}: its manifest has not the hash written in it")
-        if manifest["name"] != name or NAME.fullmatch(name) is None:
-            raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
-        if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
-            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is no path in a commit")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
-    return MirroredCommit(name, manifest, text)
-
-
-def _stays_inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
+    return MirroredCommit(name, parse_manifest(name, text), text)
 
 
 def newest_first(commits: Iterable[MirroredCommit]) -> list[MirroredCommit]:

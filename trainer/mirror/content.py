@@ -13,10 +13,9 @@ from typing import TypeVar
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.points import Point, reach
-from trainer.commits import MANIFEST, Commit, CommitDamaged
+from trainer.commits import MANIFEST, Commit, CommitDamaged, NewerFormat
 from trainer.mirror.catalog import (
     MirroredCommit,
-    NewerFormat,
     newest_first,
     old_logs,
     read_manifest,

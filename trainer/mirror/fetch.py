@@ -10,7 +10,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from pserver.store.base import StoredFile
 from trainer.commits import FOLDER, MANIFEST, NAME, CommitDamaged, order_of
-from trainer.mirror.catalog import MirroredCommit, files_of
+from trainer.mirror.catalog import MirroredCommit
 from trainer.mirror.content import FILES, Catalog, Mirror, each
 from trainer.mirror.errors import MirrorEmpty, StoreUnwritable
 from trainer.mirror.objects import UNFINISHED

@@ -1,0 +1,100 @@
+"""Which passes come next, and what the log says of those that ended."""
+
+import pytest
+
+from dataset.source import Segment
+from millrace.deadline import Deadline
+from trainer.chronicle import Chronicle, Journal, Logged, ReplayDiffers
+from trainer.history import History
+from trainer.log import Kind, Log, LogFull, read
+from trainer.plan import Plan
+from trainer.planner import Drained
+
+
+def plan(number):
+    return Plan(number, ((Segment("t/0", 0, 10 * number - 10, 10 * number),),))
+
+
+def close(number, dense="d", events=10):
+    digests = {"dense": dense, "pushes": "p", "metrics": "m"}
+    return {"number": number, "day": 0, "events": events, "samples": 10, "rejected": {}, "digests": digests}
+
+
+@pytest.fixture
+def joblog(tmp_path):
+    log = Log.claim(tmp_path / "log", 1, {"timeline": "t1", "base": None}, Deadline.after(5))
+    yield log
+    log.close()
+
+
+class Planned:
+    """Hands out the plans it is asked for."""
+
+    def request(self, number, positions, num_positions):
+        self.number = number
+
+    def take(self, wait_s):
+        return plan(self.number)
+
+
+def chronicle(joblog, replay=(), planner=None, on_mismatch="fail", journal=None):
+    return Chronicle(joblog, journal, replay, planner, on_mismatch, 0.0)
+
+
+def test_logged_passes_come_first_and_then_the_planners(joblog):
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12), Logged(plan(5), 13, None)], Planned())
+    assert told.take(0) == plan(4) and told.replaying
+    told.close(close(4))
+    assert told.take(0) == plan(5) and not told.replaying
+    told.request(6, {}, 0)
+    assert told.take(0) == plan(6)
+
+
+def test_without_a_planner_the_logged_passes_are_all(joblog):
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
+    assert told.take(0) == plan(4) and isinstance(told.take(0), Drained)
+
+
+def test_a_replayed_close_is_compared_and_not_logged_again(joblog):
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
+    told.take(0)
+    told.close(close(4))
+    assert told.compared == [(4, [])] and not told.forked
+    assert [record.kind for record in read(joblog.folder)] == [Kind.CLAIM]
+
+
+def test_a_pass_that_comes_out_otherwise_is_named_with_what_differs(joblog):
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
+    told.take(0)
+    with pytest.raises(ReplayDiffers, match=r"pass 4.*events were 10, are 9; digests differ in dense") as error:
+        told.close(close(4, dense="other", events=9))
+    assert error.value.exit_code == 1  # a restart would end alike
+
+
+def test_where_the_spec_says_so_a_job_goes_on_forked(joblog):
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)], on_mismatch="warn")
+    told.take(0)
+    told.close(close(4, dense="other"))
+    assert told.forked and told.compared == [(4, ["digests differ in dense"])]
+
+
+def test_a_new_close_is_in_the_log_when_it_returns(joblog):
+    journal = Journal(joblog)
+    told = chronicle(joblog, planner=Planned(), journal=journal)
+    for number in (1, 2):
+        journal.plan(plan(number))
+    told.close(close(1))
+    history = History.of(read(joblog.folder))
+    assert history.closed == 1 and history.closes[1].body == close(1)
+    assert told.needed_from == history.plans[2].number  # a replay from version 1 needs the plan of pass 2
+    told.close(close(2))
+    assert told.needed_from == History.of(read(joblog.folder)).closes[2].number + 1
+
+
+def test_a_log_without_room_ends_the_job_once_patience_is_over(joblog, monkeypatch):
+    def full(kind, body):
+        raise LogFull(joblog.folder, "no space left")
+
+    monkeypatch.setattr(joblog, "append", full)
+    with pytest.raises(LogFull):
+        chronicle(joblog).close(close(1))

@@ -1,0 +1,62 @@
+"""What a changed job file means for a job that goes on."""
+
+import pytest
+
+from millrace.errors import SpecError
+from trainer.respec import changed, significant
+
+SPEC = {
+    "name": "j",
+    "seed": 1,
+    "slots": [{"name": "a"}],
+    "tables": {"default": {"dim": 8, "optimizer": {"kind": "adagrad", "lr": 0.05}}},
+    "cluster": {"shards": 1, "trainers": 2},
+    "commit": {"every": "30s"},
+    "store": {"path": "s"},
+    "train": {"batch_size": 64},
+}
+
+
+def altered(path, value):
+    spec = {key: dict(part) if isinstance(part, dict) else part for key, part in SPEC.items()}
+    *sections, key = path.split(".")
+    place = spec
+    for section in sections:
+        place[section] = dict(place.get(section, {}))
+        place = place[section]
+    place[key] = value
+    return spec
+
+
+def test_the_same_spec_in_another_order_has_not_changed():
+    assert changed(SPEC, dict(reversed(SPEC.items()))) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("commit.every", "1s"),
+        ("store.mirror", "s3://b"),
+        ("cluster.shards", 4),
+        ("pipe.dead_letters.keep_bytes", False),
+    ],
+)
+def test_what_has_no_part_in_a_pass_changes_at_once(path, value):
+    assert changed(SPEC, altered(path, value)) == [path] and significant(SPEC, altered(path, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("train.batch_size", 32), ("cluster.trainers", 3), ("tables.default.optimizer.lr", 0.1), ("passes.cut", "count")],
+)
+def test_what_changes_a_pass_is_named(path, value):
+    assert significant(SPEC, altered(path, value)) == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("seed", 2), ("slots", []), ("tables.default.dim", 4), ("tables.default.optimizer.kind", "adam"), ("name", "k")],
+)
+def test_what_rows_do_not_survive_is_refused_by_its_key(path, value):
+    with pytest.raises(SpecError, match=f"^{path}: cannot change .*--fresh"):
+        significant(SPEC, altered(path, value))
