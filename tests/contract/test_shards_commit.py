@@ -330,3 +330,25 @@ def test_a_table_larger_than_its_memory_ends_with_the_same_bits(kind, tmp_path):
     assert digests[0] == digests[1]
     with job_at(tmp_path, "again", kind, last, parts, number + 1, tables=tables) as world:
         assert digest_of(world) == digests[0]
+
+
+def test_three_ranks_train_on_while_their_chief_commits(tmp_path):
+    def passes(world, number, chief=lambda shards: None):
+        def act(rank, shards):
+            batches = some_batches(rank, 4 - rank, seed=number)
+            if rank == 0:
+                chief(shards)  # as a step of the others waits for the chief's
+            w.train(shards, number, batches, seed=10 * number + rank, steps=4)
+
+        world.each(act)
+
+    with job_at(tmp_path, "first", 2, num_ranks=3) as world:
+        passes(world, 1)
+        before = digest_of(world)
+        made = []
+        passes(world, 2, chief=lambda shards: made.append(w.commit(shards, tmp_path / "commit", 1)))
+        after = digest_of(world)
+    with job_at(tmp_path, "second", 3, tmp_path / "commit", made[0], 1, num_ranks=3) as again:
+        assert digest_of(again) == before != after
+        passes(again, 2)
+        assert digest_of(again) == after
