@@ -9,7 +9,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from pserver.store.base import StoredFile
-from trainer.commits import FOLDER, MANIFEST, NAME, CommitDamaged, order_of
+from trainer.commits import FOLDER, MANIFEST, NAME, CommitDamaged, files_of, order_of
 from trainer.mirror.catalog import MirroredCommit
 from trainer.mirror.content import FILES, Catalog, Mirror, each
 from trainer.mirror.errors import MirrorEmpty, StoreUnwritable
