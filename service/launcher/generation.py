@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from millrace.deadline import Deadline
 from millrace.points import Fault
 from service.launcher.chief import ChiefLine
+from service.launcher.child import Starter
 from service.launcher.plan import JobPlan, WorkerPlan
 from service.launcher.process import OnLine, Worker
 from service.launcher.run_folder import write_private
@@ -52,7 +53,9 @@ class Generation:
         on_line: OnLine,
         limits: Limits,
         faults: Faults,
+        starter: Starter,
     ) -> None:
+        self._starter = starter
         self._plan, self._events, self._chief, self._on_line, self._faults = plan, events, chief, on_line, faults
         shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
         self._supervision = Supervision(shards, trainers, limits)
@@ -115,11 +118,11 @@ class Generation:
         try:
             write_private(path, config)
             command = (*plan.command, "--config", str(path))
-            worker = Worker.start(plan.name, command, self._plan.folder, self._on_line, self._on_exit)
+            child = self._starter.start(command, self._plan.folder)
         except OSError as error:
             self._step(StartFailed(plan.name, f"cannot be started: {error}"))
             return
-        self._workers[plan.name] = worker
+        self._workers[plan.name] = Worker(plan.name, child, self._on_line, self._on_exit)
         self._step(Started(plan.name))
 
     def _on_exit(self, worker: str, code: int) -> None:

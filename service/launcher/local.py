@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
 from service.launcher.chief import ChiefLine
+from service.launcher.child import Spawner, Starter
 from service.launcher.generation import Faults, Generation
 from service.launcher.plan import JobPlan
 from service.launcher.process import OnLine
@@ -59,11 +60,13 @@ class LocalLauncher:
         phases: Iterable[NextPlan],
         on_line: OnLine,
         *,
+        starter: Starter | None = None,
         limits: Limits | None = None,
         restarts: RestartLimits | None = None,
         faults: Faults = lambda generation, worker: (),
         status_interval_s: float = 0.5,
     ) -> None:
+        self._starter = starter or Spawner()
         self._phases, self._on_line, self._faults = phases, on_line, faults
         self._limits, self._restarts = limits or Limits(), restarts or RestartLimits()
         self._status_interval_s = status_interval_s
@@ -112,7 +115,9 @@ class LocalLauncher:
     def _run_generation(self, plan: JobPlan) -> tuple[Outcome, bool]:
         self._last_number = plan.generation
         self._chief = chief = ChiefLine(self._before, plan.chief.address_file, plan.secret, self._status_interval_s)
-        self._generation = generation = Generation(plan, self._events, chief, self._on_line, self._limits, self._faults)
+        self._generation = generation = Generation(
+            plan, self._events, chief, self._on_line, self._limits, self._faults, self._starter
+        )
         with run_folder(plan.run_folder):
             return generation.run(), generation.stop_asked
 

@@ -1,15 +1,14 @@
-"""One worker's process: started in a session of its own, its output read line by line, its whole group ended.
+"""One worker: its process watched, its output read line by line.
 
-Which process is started when, and what its end means, is decided elsewhere (plan, supervision).
+How a process is started is service.launcher.child's and .nursery's; which one when, and what its end means, is decided
+elsewhere (plan, supervision).
 """
 
-import os
-import signal
-import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
+
+from service.launcher.child import Child
 
 MAX_LINE_CHARACTERS = 4096
 """A longer line of output is cut into several."""
@@ -25,54 +24,18 @@ OnExit = Callable[[str, int], None]
 
 
 class Worker:
-    """A running worker. Its standard input stays open, unwritten, for as long as this process lives."""
+    """A running worker."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[str]", on_line: OnLine, on_exit: OnExit) -> None:
+    def __init__(self, name: str, child: Child, on_line: OnLine, on_exit: OnExit) -> None:
         self.name = name
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """Its last lines of output."""
-        self._process = process
-        self._on_line, self._on_exit = on_line, on_exit
-        self._lock = threading.Lock()  # between signals and the reaping of the process: its number stays its own
-        self._reaped = False
+        self.terminate, self.kill = child.terminate, child.kill
+        self._child, self._on_line, self._on_exit = child, on_line, on_exit
         self._reader = threading.Thread(target=self._read, name=f"{name}-output", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"{name}-wait", daemon=True)
         self._reader.start()
         self._waiter.start()
-
-    @classmethod
-    def start(cls, name: str, command: Sequence[str], folder: Path, on_line: OnLine, on_exit: OnExit) -> "Worker":
-        """Start `command` in `folder`. Raises OSError where that is impossible."""
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=_environment(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-        return cls(name, process, on_line, on_exit)
-
-    @property
-    def pid(self) -> int:
-        """Number of the process, and of its group."""
-        return self._process.pid
-
-    def terminate(self) -> None:
-        """Ask the process to end now."""
-        with self._lock:
-            if not self._reaped:
-                self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End the process and everything it started."""
-        with self._lock:
-            if not self._reaped:
-                os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the process is gone, `on_exit` was called, and its last lines were read."""
@@ -80,26 +43,13 @@ class Worker:
         return not self._waiter.is_alive()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
+        with self._child.output as output:
             while line := output.readline(MAX_LINE_CHARACTERS):
                 text = line.rstrip("\n")
                 self.tail.append(text)
                 self._on_line(self.name, text)
 
     def _wait(self) -> None:
-        # The process stays a zombie until its group is gone, so that the group's number is nobody else's.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            os.killpg(self.pid, signal.SIGKILL)
-            code = self._process.wait()
-            self._reaped = True
-        self._on_exit(self.name, code)  # before its last lines are read: who died first must be known first
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._on_exit(self.name, self._child.wait())  # before its last lines are read: who died first comes first
+        self._child.let_go()
         self._reader.join(LAST_WORDS_S)
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment: the launcher's, with output that is not held back."""
-    return {**environment, "PYTHONUNBUFFERED": "1"}

@@ -1,15 +1,28 @@
-"""Runs a plan of fake workers under the local launcher, as a process of its own: `python launch.py PLAN.json`."""
+"""Runs a plan of fake workers under the local launcher, in a process of its own.
+
+`python -m tests.fakes.launch PLAN.json`.
+"""
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from service.launcher.child import Spawner, Starter
 from service.launcher.local import LocalLauncher
-from service.launcher.plan import JobPlan, WorkerPlan
+from service.launcher.nursery import Nursery
+from service.launcher.plan import PYTHON, JobPlan, WorkerPlan
 from service.launcher.restarts import RestartLimits
 from service.launcher.supervision import Limits
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = (*PYTHON, "tests.fakes.worker")
+"""Found by PYTHONPATH."""
+PRELOAD = ["millrace.role"]
+
+
+def starting(forked: bool) -> AbstractContextManager[Starter]:
+    """How workers are started: by a nursery, or each from nothing."""
+    return Nursery(PRELOAD) if forked else nullcontext(Spawner())
 
 
 def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -> JobPlan:
@@ -21,7 +34,7 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
         address_file = run / f"{name}.address"
         config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file)}
         config["generation"] = generation
-        return WorkerPlan(name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file)
+        return WorkerPlan(name=name, command=WORKER, config=config, address_file=address_file)
 
     return JobPlan(
         job="fake",
@@ -34,12 +47,15 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
     )
 
 
-def fake_launcher(folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0) -> LocalLauncher:
+def fake_launcher(
+    folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0, starter=None
+) -> LocalLauncher:
     """A launcher of such plans, one after another."""
     return LocalLauncher(
         "fake",
         [lambda last: fake_plan(folder, shards, trainers, last + 1)],
         on_line,
+        starter=starter,
         limits=Limits(**limits),
         restarts=RestartLimits(max_restarts=max_restarts),
         status_interval_s=0.05,
@@ -48,10 +64,11 @@ def fake_launcher(folder: Path, shards: list, trainers: list, on_line, limits: d
 
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    launcher = fake_launcher(
-        Path(told.pop("folder")), on_line=lambda worker, text: print(worker, text, flush=True), **told
-    )
-    outcome = launcher.run()
+    with starting(told.pop("forked")) as starter:
+        launcher = fake_launcher(
+            Path(told.pop("folder")), on_line=lambda who, text: print(who, text, flush=True), starter=starter, **told
+        )
+        outcome = launcher.run()
     print("outcome", outcome.code, outcome.reason, flush=True)
     sys.exit(outcome.code)
 

@@ -1,4 +1,4 @@
-"""A worker that does what its configuration says: `python worker.py --config FILE`, for tests of launchers.
+"""A worker that does what its configuration says: `python -m tests.fakes.worker --config FILE`, for tests of launchers.
 
 `do` is a list of verbs with their arguments, done in order.
 """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -61,7 +62,7 @@ class RunningJob:
         found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                words = path.read_bytes().split(b"\0")
+                words = re.split(rb"[\0 ]", path.read_bytes())  # a title is one text
             except (FileNotFoundError, ProcessLookupError):
                 continue
             for word in words:

@@ -17,7 +17,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.points import Fault, Point
 from service.launcher.process import MAX_LINE_CHARACTERS, TAIL_LINES
-from tests.fakes.launch import fake_launcher, fake_plan
+from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"drain_s": 20.0, "finish_s": 20.0, "end_s": 0.5, "settle_s": 0.2}
@@ -28,8 +28,9 @@ TRAINER = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
 class World:
     """One launch: in this process (`run`), or in one of its own that can be killed (`launch`)."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, forked):
+        self.folder, self.forked = folder, forked
+        self.starter = None
         self.lines = []
         self.launcher = None
         self.process = None
@@ -42,6 +43,7 @@ class World:
             lambda worker, text: self.lines.append((worker, text)),
             {**LIMITS, **limits},
             max_restarts,
+            self.starter,
         )
         return self.launcher
 
@@ -51,6 +53,7 @@ class World:
     def launch(self, shards, trainers, max_restarts=0, **limits):
         told = self.folder / "plan.json"
         workers = {"folder": str(self.folder), "shards": shards, "trainers": trainers}
+        workers["forked"] = self.forked
         told.write_text(json.dumps({**workers, "limits": {**LIMITS, **limits}, "max_restarts": max_restarts}))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.launch", str(told)], cwd=ROOT,
@@ -72,9 +75,9 @@ class World:
     def pids(self):
         return [int(line) for line in (self.folder / "pids").read_text().split()]
 
-    def assert_nobody_left(self):
+    def assert_nobody_left(self, *more):
         deadline = Deadline.after(10)
-        while left := [pid for pid in self.pids() if runs(pid)]:
+        while left := [pid for pid in (*self.pids(), *more) if runs(pid)]:
             deadline.check(f"waiting for {left} to be gone")
             time.sleep(0.02)
 
@@ -104,10 +107,12 @@ def runs(pid):
     return state != "Z"  # a zombie waits for whoever adopted it
 
 
-@pytest.fixture
-def world(tmp_path):
-    world = World(tmp_path)
-    yield world
+@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+def world(tmp_path, request, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    world = World(tmp_path, request.param)
+    with starting(request.param) as world.starter:
+        yield world
     if world.process is not None:
         world.process.kill()
         world.process.communicate()
@@ -374,3 +379,60 @@ def test_phases_follow_one_another_where_they_drain(world):
     ]  # fmt: skip
     assert world.launcher.run().code == 1
     assert [text for _, text in world.lines] == ["first", "second"]
+
+
+# -- the nursery
+
+
+def nursery_of(launcher_pid):
+    """Its process number."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == launcher_pid and b"millrace.nursery" in (path / "cmdline").read_bytes():
+                return int(path.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    raise AssertionError("there is no nursery")
+
+
+@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
+def test_kill_9_of_the_nursery_is_a_death_like_any_other(world):
+    chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
+    world.launch([SHARD], [chief], max_restarts=1)
+    world.until_said("up")
+    first = world.pids()
+    nursery = nursery_of(world.process.pid)
+    os.kill(nursery, signal.SIGKILL)
+    world.until_said("ended first: killed by SIGKILL; restarting, 1 of 1")
+    assert "outcome 0 the stream is drained" in world.rest()
+    assert len(world.pids()) == 2 * len(first)
+    world.assert_nobody_left(nursery)
+
+
+@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
+def test_kill_9_of_the_launcher_ends_the_nursery_and_workers_that_are_stopped(world):
+    world.launch([SHARD], [TRAINER])
+    world.until_said("up")
+    nursery = nursery_of(world.process.pid)
+    for pid in world.pids():
+        os.kill(pid, signal.SIGSTOP)
+    world.process.kill()
+    world.assert_nobody_left(nursery)
+
+
+@pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
+def test_a_stopped_nursery_does_not_keep_a_job_from_ending(world, monkeypatch):
+    monkeypatch.setattr("service.launcher.nursery.TOLD_S", 0.2)
+    chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
+    launcher = world.make([SHARD], [chief])
+    nursery = nursery_of(os.getpid())
+
+    def stop_and_kill():
+        os.kill(nursery, signal.SIGSTOP)
+        os.kill(world.pids()[1], signal.SIGKILL)
+
+    with when(lambda: ("trainer-0", "up") in world.lines, stop_and_kill):
+        outcome = launcher.run()
+    assert outcome.code == 70
+    world.assert_nobody_left(nursery)

@@ -1,0 +1,181 @@
+"""A pre-loaded parent that forks workers, so that one starts in milliseconds: `python -P -m millrace.nursery`.
+
+It imports what workers need and starts nothing: no thread of ours, no channel, no GPU, so that its forks are sound.
+(OpenBLAS and jemalloc do keep a thread each from their import on; both look after themselves in pthread_atfork.)
+Requests come over a Unix socket, one datagram each: `{"id", "module", "argv", "cwd"}` with the descriptors of standard
+input and of output. It answers `{"id", "pid"}` with a pidfd, or `{"id", "error"}`; later `{"id", "code"}`, once the
+process and all its group are gone. It ends with the other end of the socket, and its children end with it.
+
+The launcher's side is service.launcher.nursery.
+"""
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import setproctitle
+
+MAX_MESSAGE_BYTES = 64 << 10
+"""Bound of a request; a longer one is a bug."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Of prctl(2): the signal a process gets when its parent dies; orphans below us become our children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a child is to become: `python -m module *argv`."""
+
+    id: int
+    module: str
+    argv: tuple[str, ...]
+    cwd: str
+
+
+class Nursery:
+    """The parent's side: forks, waits, tells. Single-threaded."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, int] = {}  # request's id by process number
+        self._woken, wake = socket.socketpair()
+        self._woken.setblocking(False)
+        wake.setblocking(False)
+        self._wake = wake
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno())
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def serve(self, *, wait: bool) -> tuple[Request, list[int]] | None:
+        """Serve requests: those that are there, or, with `wait`, until the launcher is gone.
+
+        Returns None in this process, and in a child the request with its descriptors.
+        """
+        while True:
+            ready, _, _ = select.select([self._control, self._woken], [], [], None if wait else 0)
+            if self._woken in ready:
+                self._reap()
+            if self._control in ready:
+                message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+                if not message:
+                    self._end()
+                told = json.loads(message)
+                request = Request(told["id"], told["module"], tuple(told["argv"]), told["cwd"])
+                if self._fork(request):
+                    return request, descriptors
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            if not ready:
+                return None
+
+    def _fork(self, request: Request) -> bool:
+        """Whether this is the child."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell({"id": request.id, "error": f"cannot fork: {error.strerror}"})
+            return False
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for ours in (self._control, self._woken, self._wake):
+                ours.close()
+            return True
+        self._children[pid] = request.id
+        pidfd = os.pidfd_open(pid)  # before it can be reaped, so its number is its own
+        self._tell({"id": request.id, "pid": pid}, pidfd)
+        os.close(pidfd)
+        return False
+
+    def _reap(self) -> None:
+        """Tell of children that are gone, when their groups are; orphans are only let go."""
+        try:
+            while self._woken.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while self._children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            pid = ended.si_pid
+            if pid not in self._children:
+                os.waitpid(pid, 0)
+                continue
+            _kill_group(pid)  # while the zombie holds the group's number
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            try:
+                while True:
+                    os.waitpid(-pid, 0)  # what the child started is ours now, and dying
+            except ChildProcessError:
+                self._tell({"id": self._children.pop(pid), "code": code})
+
+    def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        except BrokenPipeError:
+            self._end()
+
+    def _end(self) -> None:
+        """The launcher is gone: so is everything here, stopped processes too."""
+        for pid in self._children:
+            _kill_group(pid)
+        sys.exit(0)
+
+
+def become(request: Request, descriptors: Sequence[int]) -> None:
+    """In a child: run the request's module as `python -m` would. Raises what it raises, SystemExit as a rule."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    given, output = descriptors
+    for source, target in ((given, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.chdir(request.cwd)
+    setproctitle.setproctitle(" ".join(("python -m", request.module, *request.argv)))
+    sys.argv = [request.module, *request.argv]
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has not come as far as setsid()
+        os.kill(pid, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def main() -> None:
+    """See module docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", type=int, required=True, help="descriptor of the socket to the launcher")
+    parser.add_argument("--preload", nargs="*", default=[], help="modules; requests are served after each")
+    arguments = parser.parse_args()
+    nursery = Nursery(socket.socket(fileno=arguments.socket))
+    child = None
+    for module in arguments.preload:
+        importlib.import_module(module)
+        if child := nursery.serve(wait=False):
+            break
+    if child is None:
+        gc.collect()
+        gc.freeze()  # children share what is loaded, and never look through it
+        child = nursery.serve(wait=True)
+    assert child is not None, "serving ends in a child only"
+    become(*child)
+
+
+if __name__ == "__main__":
+    main()

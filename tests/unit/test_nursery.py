@@ -1,0 +1,169 @@
+"""What a process forked by the nursery is like: as if `python -m` had started it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from service.launcher.nursery import Nursery
+from service.launcher.plan import PYTHON
+
+ROOT = Path(__file__).parents[2]
+SHOW = """
+import json, os, random, signal, sys, threading
+print(json.dumps({
+    "name": __name__, "argv": sys.argv, "cwd": os.getcwd(), "leads": os.getpgrp() == os.getsid(0) == os.getpid(),
+    "loaded": "json.tool" in sys.modules, "fds": sorted(map(int, os.listdir("/proc/self/fd"))),
+    "threads": threading.active_count(), "sigchld": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+    "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "path": sys.path[0],
+    "title": open("/proc/self/cmdline").read().rstrip(chr(0)), "random": random.random(),
+    "wakeup": signal.set_wakeup_fd(-1),
+}))
+sys.stderr.write("and this\\n")
+"""
+END = """
+import os, signal, subprocess, sys
+print("up", flush=True)
+what = sys.argv[1]
+if what == "raise": raise KeyError("oh")
+if what == "orphan": print(subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL).pid)
+if what == "input": print(repr(sys.stdin.read()))
+if what == "wait": signal.pause()
+sys.exit(int(what) if what.isdigit() else 0)
+"""
+
+
+@pytest.fixture
+def nursery(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "show_me.py").write_text(SHOW)
+    (tmp_path / "end_me.py").write_text(END)
+    with Nursery(["json.tool"]) as nursery:
+        yield nursery
+
+
+def start(nursery, folder, *words):
+    return nursery.start((*PYTHON, *words), folder)
+
+
+def finished(child):
+    """Exit code and output."""
+    code = child.wait()
+    with child.output as output:
+        said = output.read()
+    child.let_go()
+    return code, said
+
+
+def test_it_is_as_python_m_would_have_it(nursery, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    code, said = finished(start(nursery, folder, "show_me", "--config", "a b"))
+    shown, _, rest = said.partition("\n")
+    told = json.loads(shown)
+    assert (code, rest) == (0, "and this\n")
+    random = told.pop("random")
+    fds = told.pop("fds")
+    assert told == {
+        "name": "__main__", "argv": [str(tmp_path / "show_me.py"), "--config", "a b"], "cwd": str(folder),
+        "leads": True, "loaded": True, "threads": 1, "sigchld": True, "sigint": True, "path": str(tmp_path),
+        "title": "python -m show_me --config a b", "wakeup": -1,
+    }  # fmt: skip
+    assert len(fds) <= 4  # 0, 1, 2 and the listing's own
+    _, again = finished(start(nursery, folder, "show_me"))
+    assert json.loads(again.partition("\n")[0])["random"] != random
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 70, 75])
+def test_its_exit_code_is_told(nursery, tmp_path, code):
+    assert finished(start(nursery, tmp_path, "end_me", str(code))) == (code, "up\n")
+
+
+def test_an_exception_shows_its_traceback(nursery, tmp_path):
+    code, said = finished(start(nursery, tmp_path, "end_me", "raise"))
+    assert code == 1
+    assert said.endswith("KeyError: 'oh'\n")
+
+
+def test_a_module_that_is_not_there_is_a_death_with_words(nursery, tmp_path):
+    code, said = finished(start(nursery, tmp_path, "no_such_module"))
+    assert code == 1
+    assert "No module named no_such_module" in said
+
+
+def test_a_folder_that_is_not_there_is_a_death_with_words(nursery, tmp_path):
+    code, said = finished(start(nursery, tmp_path / "none", "show_me"))
+    assert code == 1
+    assert "No such file or directory" in said
+
+
+@pytest.mark.parametrize(("act", "number"), [("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)])
+def test_signals_reach_it_also_where_it_is_done(nursery, tmp_path, act, number):
+    child = start(nursery, tmp_path, "end_me", "wait")
+    assert child.output.readline() == "up\n"
+    getattr(child, act)()
+    assert finished(child) == (-number, "")
+    getattr(child, act)()
+
+
+def test_what_it_started_is_gone_once_it_is_told_to_be(nursery, tmp_path):
+    code, said = finished(start(nursery, tmp_path, "end_me", "orphan"))
+    assert code == 0
+    assert not Path(f"/proc/{said.split()[1]}").exists()  # no zombie either
+
+
+def test_its_input_closes_for_it_alone(nursery, tmp_path):
+    first, second = (start(nursery, tmp_path, "end_me", "input") for _ in range(2))
+    for child in (first, second):
+        assert child.output.readline() == "up\n"
+    os.close(first._given)
+    assert first.wait() == 0
+    assert first.output.readline() == "''\n"
+    assert not second.ended.done()
+    first._given = os.dup(0)
+    first.let_go()
+    first.output.close()
+    second.kill()
+    assert finished(second)[0] == -9
+
+
+def test_a_nursery_that_died_is_replaced_at_the_next_start(nursery, tmp_path):
+    child = start(nursery, tmp_path, "end_me", "wait")
+    nursery._running.process.kill()
+    assert finished(child)[0] == -signal.SIGKILL
+    assert finished(start(nursery, tmp_path, "end_me", "0")) == (0, "up\n")
+
+
+def test_descriptors_are_given_back(nursery, tmp_path):
+    finished(start(nursery, tmp_path, "end_me", "0"))
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(5):
+        finished(start(nursery, tmp_path, "end_me", "0"))
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert nursery._running._children == {}
+
+
+def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
+    child = nursery.start((sys.executable, "-c", "print(1)"), tmp_path)
+    assert child.wait() == 0
+    assert child.output.read() == "1\n"
+    child.output.close()
+    child.let_go()
+
+
+def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
+    """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
+    code = (
+        "import pserver.server, trainer.job, threading, pathlib; assert threading.active_count() == 1;"
+        "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert len([name for name in done.stdout.split() if name != "jemalloc_bg_thd"]) == 1
