@@ -72,6 +72,10 @@ class RowStore(Protocol):
         """
         ...
 
+    def memory_bytes(self) -> int:
+        """What the store holds in memory now, beside the system's cache of files."""
+        ...
+
     def close(self) -> None:
         """Let go of files and threads. Harmless when called twice."""
         ...

@@ -30,7 +30,10 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    ChecksumType,
     DbClosedError,
+    DBCompactionStyle,
+    DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
@@ -50,6 +53,8 @@ HEADER = "rows.json"
 NEXT = "next.sst.part"
 """The file `write` makes, in the live folder: RocksDB leaves alone what it cannot name."""
 
+CACHE_BYTES = 8 << 20
+"""Blocks that RocksDB keeps, per table and shard; the system's page cache holds the same bytes anyway."""
 WRITE_CHUNK = 65_536
 """Rows whose bytes are Python objects at a time, some 250 bytes each."""
 SCAN_CHUNK, READAHEAD_BYTES = 65_536, 2 << 20
@@ -58,8 +63,7 @@ SCAN_CHUNK, READAHEAD_BYTES = 65_536, 2 << 20
 # RocksDB searches and holds it to make bytes objects; a row written to a file, a step of an iterator, taking a file in
 # (5 ms once it is synced), making a checkpoint and opening hold it; compaction, closing and our syncs do not.
 GET_CHUNK, GET_THREADS = 512, 8
-"""Keys of one multi-get: about 2 ms, of which the lock is held for half. Threads that wait for the disk side by side:
-20,000 cold keys of 6 million rows come at 11,000/s from one thread, 36,000/s from four, 50,000/s from eight."""
+"""Keys of one multi-get, about 2 ms, half of it with the lock; threads that wait for the disk side by side."""
 RECOVERY_TRIES, RECOVERY_PAUSE_S = 8, 1.0
 """RocksDB, where its own bookkeeping met a full disk, refuses all writes and looks every 5 s whether there is room."""
 
@@ -163,7 +167,7 @@ class RocksRows:
             self._db.close()
 
     def memory_bytes(self) -> int:
-        """Held by filters and indexes of all files, and by the cache of blocks."""
+        """Held by filters and indexes of all files, 1.7 bytes a row and copy of it, and by the cache of blocks."""
         names = ("rocksdb.estimate-table-readers-mem", "rocksdb.block-cache-usage")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -212,25 +216,41 @@ class RocksRows:
         return np.frombuffer(joined, "<u4").astype(np.uint32, copy=False).reshape(-1, self.num_words)
 
     def _stored(self, path: Path) -> StoredFile:
-        if path.suffix == ".sst" and path.name in self._known:
+        of_rows = path.suffix == ".sst"
+        if of_rows and path.name in self._known:
             return self._known[path.name]
         try:
-            _sync(path)  # once more: it was synced when it was written
+            _sync(path)
         except OSError as error:
-            raise StoreDamaged(f"{path}: {error}") from error  # nobody knows what of it is on the disk
+            if not of_rows:
+                raise
+            raise StoreDamaged(f"{path}: {error}") from error  # synced before: nobody knows what is on the disk now
         with path.open("rb") as file:
             return StoredFile(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
 
 
 def _options() -> Options:
+    """Chosen by measurement: tests/bench/bench_row_stores.py has the alternatives and their numbers."""
     table = BlockBasedOptions()
-    table.set_bloom_filter(10, False)
-    table.set_block_cache(Cache(8 << 20))
+    table.set_bloom_filter(10, False)  # a key that was never here costs no read
+    table.set_block_size(4096)
+    table.set_checksum_type(ChecksumType.xxh3())
+    table.set_block_cache(Cache(CACHE_BYTES))
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(table)
-    options.set_max_background_jobs(2)
-    options.set_write_buffer_size(64 << 10)  # never filled; RocksDB sets room aside on the disk for its log by it
+    options.set_compression_type(DBCompressionType.none())
+    options.set_compaction_style(DBCompactionStyle.level())
+    options.set_level_compaction_dynamic_level_bytes(True)
+    options.set_level_zero_file_num_compaction_trigger(8)
+    options.set_max_bytes_for_level_base(512 << 20)
+    options.set_target_file_size_base(64 << 20)
+    options.set_max_background_jobs(2)  # one compacts; the other would flush, and never has to
+    options.set_max_open_files(-1)  # every file's index and filter is held
+    options.set_write_buffer_size(64 << 10)  # never filled, but RocksDB sets room aside on the disk by it
     options.set_manifest_preallocation_size(64 << 10)
+    options.set_max_log_file_size(1 << 20)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
     return options
 
 

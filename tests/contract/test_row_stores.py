@@ -1,5 +1,6 @@
 """What every row store promises: rows come back as written, checkpoints stay as made, failures leave nothing behind."""
 
+import errno
 import hashlib
 import json
 import os
@@ -49,6 +50,7 @@ def test_rows_come_back_in_the_order_asked_for_and_missing_ones_are_told(kind, t
     store = kind.open(tmp_path / "live", None, num_words=WORDS)
     keys_U, rows_UW = some_rows(5000)
     store.write(keys_U, rows_UW)
+    assert store.memory_bytes() > 0
     asked_U = np.concatenate([keys_U[3000:], keys_U[:1500] + np.uint64(1)])
     np.random.default_rng(1).shuffle(asked_U)
     found_U, got_FW = store.get(asked_U)
@@ -256,6 +258,34 @@ def test_a_damaged_filter_hides_no_row(made):
     found_U, got_UW = store.get(keys_U)
     assert found_U.all() and (got_UW == rows_UW).all()
     store.close()
+
+
+def test_a_file_of_rows_that_cannot_be_synced_again_is_damaged_and_no_checkpoint_is_left(made, monkeypatch):
+    folder, *_ = made
+    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS)
+
+    def failing(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(rocks, "_sync", failing)
+    with pytest.raises(StoreDamaged, match="Input/output error"):
+        store.checkpoint(folder / "c2")
+    assert not (folder / "c2").exists()
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        store.write(*some_rows(10, seed=9))
+    assert not (folder / "live2" / rocks.NEXT).exists() and len(contents(store)) == 20_000
+    store.close()
+
+
+def test_what_rocksdb_says_is_told_apart():
+    for text, meaning in {
+        "IO error: No space left on device: While appending to file: x": StoreFailed,
+        "IO error: Input/output error: While fsync: x": StoreFailed,
+        "Corruption: block checksum mismatch: stored = 1, computed = 2": StoreDamaged,
+        "IO error: No such file or directory: While open a file for random read: 000008.sst": StoreDamaged,
+        "Invalid argument: x/CURRENT: does not exist (create_if_missing is false)": StoreDamaged,
+    }.items():
+        assert type(rocks.error_of(text)) is meaning
 
 
 def test_threads_read_while_one_writes(made):
