@@ -122,10 +122,11 @@ class RealDisk:
 REAL: Disk = RealDisk()
 
 
-def write_whole(disk: Disk, path: Path, data: bytes) -> None:
+def write_whole(disk: Disk, path: Path, data: bytes, before: Callable[[], None] = lambda: None) -> None:
     """Make `data` the content of `path`, whole or not at all, and durable once this returns.
 
-    1. Write it under a temporary name. 2. Sync it. 3. Rename it: it exists from here on. 4. Sync the folder.
+    1. Write it under a temporary name. 2. Sync it; call `before`. 3. Rename it: it exists from here on. 4. Sync the
+    folder.
     After an error in 1 or 2 nothing of it is left.
     """
     unfinished = unfinished_name(path)
@@ -136,6 +137,7 @@ def write_whole(disk: Disk, path: Path, data: bytes) -> None:
     except OSError:
         disk.remove(unfinished)
         raise
+    before()
     disk.rename(unfinished, path)  # 3
     disk.sync_folder(path.parent)  # 4
 

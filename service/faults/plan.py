@@ -1,0 +1,74 @@
+"""Which worker is to die, and where: pure. Who makes it so is service.faults.acting."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from millrace.points import Point
+
+CHIEF = "trainer-0"
+OF_TRAINERS = frozenset({Point.BEFORE_CLOSE})
+"""Points that every trainer comes to."""
+OF_SHARDS = frozenset(
+    {Point.PARTLY_PUSHED, Point.SNAPSHOT_TAKEN, Point.ROWS_WRITTEN, Point.CHECKPOINT_MADE, Point.RESTORE_LINKED}
+)
+"""Points that every shard comes to, or the trainer with an embedded one. The others are the chief's."""
+MAX_HIT = 3
+"""A point is died at when it is come to for the first time, or up to this time."""
+MAX_CLOSES, MAX_DELAY_S = 3, 1.5
+"""A random instant is so many new passes after a generation's start at most, and so long after that."""
+STOPPED_SHARE = 0.2
+"""Of the deaths at random instants, those that are none: the worker is stopped, taken for dead, and goes on later."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtPoint:
+    """A worker kills itself where it comes to a point for the `hit`-th time."""
+
+    worker: str
+    point: Point
+    hit: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AtInstant:
+    """A worker is killed `delay_s` after its generation's start (`closes` = 0), or after so many new passes."""
+
+    worker: str
+    closes: int
+    delay_s: float
+    stopped: bool = False
+    """It is only stopped, and goes on beside the generation that takes its place."""
+
+
+Death = AtPoint | AtInstant
+
+
+def workers_of(num_trainers: int, num_shards: int) -> list[str]:
+    """The names of a job's workers; the chief is the first."""
+    return [f"trainer-{rank}" for rank in range(num_trainers)] + [f"shard-{number}" for number in range(num_shards)]
+
+
+def places(num_trainers: int, num_shards: int, *, mirrored: bool) -> list[tuple[Point, str]]:
+    """Every point with every worker that comes to it."""
+    workers = workers_of(num_trainers, num_shards)
+    trainers, shards = workers[:num_trainers], workers[num_trainers:] or workers
+
+    def at(point: Point) -> Sequence[str]:
+        return trainers if point in OF_TRAINERS else shards if point in OF_SHARDS else [CHIEF]
+
+    points = [point for point in Point if mirrored or point is not Point.UPLOADED]
+    return [(point, worker) for point in points for worker in at(point)]
+
+
+def deaths(seed: int, num_trainers: int, num_shards: int, *, mirrored: bool) -> Iterator[Death]:
+    """Deaths without end: every place in turn, in an order of its own each time, a random instant after each."""
+    random = Random(seed)
+    everywhere, workers = places(num_trainers, num_shards, mirrored=mirrored), workers_of(num_trainers, num_shards)
+    while True:
+        random.shuffle(everywhere)
+        for point, worker in everywhere:
+            yield AtPoint(worker, point, random.randint(1, MAX_HIT))
+            delay_s = random.uniform(0, MAX_DELAY_S)
+            stopped = random.random() < STOPPED_SHARE
+            yield AtInstant(random.choice(workers), random.randint(0, MAX_CLOSES), delay_s, stopped)

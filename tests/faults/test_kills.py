@@ -1,0 +1,82 @@
+"""A worker killed at any named point, in any role, changes nothing: the job comes out as the undisturbed one does."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace.points import Point
+from service.faults.acting import Deaths, run
+from service.faults.plan import CHIEF, AtPoint, places
+from service.spec import load_job
+from tests.integration.stream_job import write_job
+from trainer.commits import MANIFEST, Commits, problems_of
+
+COMPARED = ("events", "samples", "rejected", "positions", "metrics", "halves", "digest", "passes")
+KEEP = 2
+HITS = {Point.LOG_WRITTEN: 3, Point.LOG_SYNCED: 4, Point.PLAN_LOGGED: 2, Point.PARTLY_PUSHED: 2}
+"""Not the first time, where the first one is much like another point."""
+
+
+def in_order(trainers, shards):
+    """Every place; a pass is left to be replayed where its replay is to be died in."""
+    found = places(trainers, shards, mirrored=True)
+    last = [(Point.CLOSED, CHIEF), (Point.REPLAYED, CHIEF)]
+    return [AtPoint(worker, point, HITS.get(point, 1)) for point, worker in [p for p in found if p not in last] + last]
+
+
+def job_at(folder, store, trainers, shards):
+    mirror = f"store.mirror='{folder / store}-mirror'"
+    return load_job(
+        folder / "job.toml",
+        [f"store.path={store}", mirror, f"commit={{every='600s', every_passes=3, keep={KEEP}}}", "passes.max_events=16"]
+        + [f"cluster={{trainers={trainers}, shards={shards}}}", "train.threads=1", "train.batch_size=8"],
+    )
+
+
+@pytest.mark.timeout(600)  # half a minute and one and a half, on two cores of their own
+@pytest.mark.parametrize(("trainers", "shards"), [(1, 0), (3, 2)], ids=["embedded", "3 trainers x 2 shards"])
+def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers, shards):
+    write_job(tmp_path, num_lines=500)
+    said = []
+    undisturbed, disturbed = (job_at(tmp_path, store, trainers, shards) for store in ("calm", "killed"))
+    calm = Deaths(undisturbed.store, [], 0)
+    assert run(undisturbed, calm, said_by(said)).code == 0, said
+    planned = in_order(trainers, shards)
+    deaths = Deaths(disturbed.store, planned, len(planned))
+    outcome = run(disturbed, deaths, said_by(said))
+    assert outcome.code == 0, (outcome, said[-20:])
+    died_at = [deaths.died_at.get(generation) for generation in range(1, len(planned) + 1)]
+    assert died_at == [(death.worker, death.point) for death in planned]
+    assert deaths.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+    assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+
+
+def said_by(lines):
+    return lambda worker, text: lines.append(f"{worker}: {text}")
+
+
+def report(store):
+    found = json.loads((store / "report.json").read_text())
+    return {key: found[key] for key in COMPARED}
+
+
+def assert_nothing_left(store, generation):
+    commits = Commits(store)
+    assert len(commits.names()) == KEEP
+    assert not any(problems_of(commits.read(name)) for name in commits.names())
+    assert {path.name for path in commits.folder.iterdir()} == set(commits.names()), "commits without a manifest"
+    assert len(list(commits.folder.glob(f"*/{MANIFEST}"))) == KEEP
+    assert all(path.name.startswith(f"g{generation}-") for path in (store / "live").glob("*"))
+    assert not list(store.rglob("*.tmp")) and not list(Path(f"{store}-mirror").rglob("*.tmp"))
+    assert not (store / "workers").exists()
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, store)], "processes"
+
+
+def names(cmdline, store):
+    try:
+        return os.fsencode(store) in cmdline.read_bytes()
+    except OSError:
+        return False
