@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import millrace
 from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
 from service.arguments import Overrides, SpecFile
-from service.display import LiveShow
+from service.display import show_here
 from service.past.commands import past
-from service.running import PlainShow, Show, run_job
+from service.running import run_job
 from service.spec import Job, load_job
 
 cli = typer.Typer(
@@ -46,7 +45,7 @@ def run(
     listen: Listen = None,
 ) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C."""
-    raise typer.Exit(run_job(load_job(job, overrides), _show(), fresh=fresh, listen=listen))
+    raise typer.Exit(run_job(load_job(job, overrides), show_here(), fresh=fresh, listen=listen))
 
 
 @cli.command()
@@ -57,7 +56,7 @@ def demo(
 ) -> None:
     """Train on a simulated click stream; the store is runs/demo, begun anew each time."""
     ours = demo_overrides(DEMO, events, Path.cwd() / "runs" / "demo")
-    raise typer.Exit(run_job(load_job(DEMO, [*ours, *overrides]), _show(), fresh=True, listen=listen))
+    raise typer.Exit(run_job(load_job(DEMO, [*ours, *overrides]), show_here(), fresh=True, listen=listen))
 
 
 def demo_overrides(path: Path, events: int | None, store: Path) -> list[str]:
@@ -65,12 +64,6 @@ def demo_overrides(path: Path, events: int | None, store: Path) -> list[str]:
     sources = load_toml(path).get("sources", {})
     ends = [f"sources.{name}.events={events}" for name in sources] if events else []
     return [f"store.path={json.dumps(str(store))}", *ends]
-
-
-def _show() -> Show:
-    """A live display on a terminal, lines of text elsewhere."""
-    console = Console()
-    return LiveShow(console) if console.is_terminal else PlainShow()
 
 
 @spec.command()

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.lines import age, count, labelled, ratio, restarts_text
+from service.running import PlainShow, Show
 from service.status import Status
 
 REFRESH_PER_S = 4
@@ -102,3 +103,9 @@ class LiveShow:
 
         with Live(console=self._console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
             yield
+
+
+def show_here() -> Show:
+    """A live display on a terminal, lines of text elsewhere."""
+    console = Console()
+    return LiveShow(console) if console.is_terminal else PlainShow()

@@ -124,7 +124,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
 
         with ExitStack() as shown:
             if listener:
-                shown.enter_context(serving(app(OneJob(job.spec.name, status)), listener))
+                shown.enter_context(serving(app(OneJob(job.spec.name, status, store)), listener))
             shown.enter_context(show.watching(status))
             outcome = launcher.run()
             report = read_report(store / REPORT)

@@ -1,4 +1,7 @@
-"""The API's addresses: `/v1/health`, `/v1/jobs`, `/v1/jobs/{name}`, `/metrics`. Errors are RFC 9457 problems."""
+"""The API's addresses: `/v1/health`, `/v1/jobs`, `/v1/jobs/{name}`, its `/commits`, `/metrics`.
+
+Errors are RFC 9457 problems.
+"""
 
 from http import HTTPStatus
 
@@ -9,8 +12,20 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import millrace
+from millrace.errors import MillraceError
 from service.api.exposition import exposition
-from service.api.jobs import Health, JobEntry, JobList, Jobs, JobStatus, described
+from service.api.jobs import (
+    CommitAsked,
+    CommitEntry,
+    CommitList,
+    Health,
+    JobEntry,
+    JobList,
+    Jobs,
+    JobStatus,
+    described,
+)
+from service.status import Status
 
 LOCAL_NAMES = ["127.0.0.1", "localhost"]
 """Names under which it answers: a web page elsewhere cannot reach it by a name of its own."""
@@ -21,6 +36,7 @@ def app(jobs: Jobs) -> FastAPI:
     api = FastAPI(title="Millrace", version=millrace.__version__, openapi_url="/v1/openapi.json", docs_url=None)
     api.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
     api.add_exception_handler(StarletteHTTPException, _problem)
+    api.add_exception_handler(MillraceError, _unavailable)
 
     @api.get("/v1/health")
     def health() -> Health:
@@ -36,11 +52,21 @@ def app(jobs: Jobs) -> FastAPI:
     @api.get("/v1/jobs/{name}")
     def job(name: str) -> JobStatus:
         """What a job is doing."""
-        status = jobs.status(name)
-        if status is None:
-            known = ", ".join(jobs.names()) or "none"
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no job {name!r}; known here: {known}")
-        return described(name, status)
+        return described(name, _known(jobs, name))
+
+    @api.get("/v1/jobs/{name}/commits")
+    def list_commits(name: str) -> CommitList:
+        """A job's commits."""
+        _known(jobs, name)
+        return CommitList(commits=[CommitEntry(**entry) for entry in jobs.commits(name)])
+
+    @api.post("/v1/jobs/{name}/commits", status_code=HTTPStatus.ACCEPTED)
+    def ask_commit(name: str, request: Request) -> CommitAsked:
+        """Have a job make a commit; it is made in the background."""
+        _known(jobs, name)
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise HTTPException(HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here")
+        return CommitAsked(version=jobs.ask_commit(name))
 
     @api.get("/metrics", response_class=Response)
     def metrics() -> Response:
@@ -48,6 +74,20 @@ def app(jobs: Jobs) -> FastAPI:
         return Response(exposition(jobs), media_type=CONTENT_TYPE_LATEST)
 
     return api
+
+
+def _known(jobs: Jobs, name: str) -> Status:
+    """The status of a job that is known here, or a problem."""
+    status = jobs.status(name)
+    if status is None:
+        known = ", ".join(jobs.names()) or "none"
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no job {name!r}; known here: {known}")
+    return status
+
+
+def _unavailable(request: Request, error: Exception) -> Response:
+    """The job cannot answer now: its chief is being started, or its store cannot be read."""
+    return _problem(request, StarletteHTTPException(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
 
 
 def _problem(_request: Request, error: Exception) -> Response:

@@ -1,10 +1,13 @@
-"""The jobs that the API can tell of, and what it says of each."""
+"""The jobs that the API can tell of and ask, and what it says of each."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.past.asking import ask_commit
+from service.past.commits import entries_of
 from service.status import Number, Status
 
 
@@ -19,12 +22,20 @@ class Jobs(Protocol):
         """What a job's chief said last; None where there is no such job."""
         ...
 
+    def commits(self, name: str) -> list[dict[str, Any]]:
+        """The commits of a job that is known here, in order of time."""
+        ...
+
+    def ask_commit(self, name: str) -> int:
+        """Have a job that is known here make a commit; the version it will hold. Raises MillraceError."""
+        ...
+
 
 class OneJob:
-    """The one job of a foreground run."""
+    """The one job of a foreground run, with its store."""
 
-    def __init__(self, name: str, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._name, self._status = name, status
+    def __init__(self, name: str, status: Callable[[], Mapping[str, Any]], store: Path) -> None:
+        self._name, self._status, self._store = name, status, store
 
     def names(self) -> list[str]:
         """The job's name."""
@@ -33,6 +44,14 @@ class OneJob:
     def status(self, name: str) -> Status | None:
         """Its status."""
         return Status(self._status()) if name == self._name else None
+
+    def commits(self, name: str) -> list[dict[str, Any]]:
+        """Its commits."""
+        return entries_of(self._store)
+
+    def ask_commit(self, name: str) -> int:
+        """See Jobs."""
+        return ask_commit(self._store)
 
 
 class Described(BaseModel):
@@ -96,6 +115,41 @@ class JobStatus(JobEntry):
     """How often the workers were started again since the launcher was."""
     last_death: str | None
     """Why they were started again last."""
+
+
+class CommitEntry(Described):
+    """One commit of a job."""
+
+    name: str
+    version: int
+    """The last closed pass that it holds."""
+    timeline: str
+    generation: int
+    made_at: str | None
+    rows: int | None
+    bytes: int | None
+    """Of all its files."""
+    own_bytes: int | None
+    """What its removal would free: of files that no other commit shares."""
+    held_by: list[str]
+    """Who keeps it from being pruned."""
+    damaged: str | None
+    """What is wrong with its manifest; its files are not read for this list."""
+    next: bool
+    """Whether a restart begins here, if it is sound."""
+
+
+class CommitList(Described):
+    """A job's commits, in order of time."""
+
+    commits: list[CommitEntry]
+
+
+class CommitAsked(Described):
+    """A commit that the chief was asked for; the list has it once it is made."""
+
+    version: int
+    """It will be of this version or a later one."""
 
 
 def described(name: str, status: Status) -> JobStatus:

@@ -7,11 +7,15 @@ import typer
 
 from millrace.deadline import Deadline
 from service.arguments import Json, Overrides, SpecFile
+from service.display import show_here
 from service.past import commits as work
 from service.past.asking import make_commit
 from service.past.records import print_log
+from service.past.rerun import rerun_job
+from service.past.steering import rewind_job, skip_job
 from service.spec import LoadedJob, load_job
 from service.store import check_run, stopped
+from trainer.partitions import Skip
 
 past = typer.Typer()
 commits = typer.Typer(no_args_is_help=True, help="A job's commits: what is there, whether it is sound, what is kept.")
@@ -93,3 +97,37 @@ def commit(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
     """Have a running job make a commit now, and wait until it is there."""
     loaded = ran(job, overrides)
     print(make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline)))
+
+
+@past.command()
+def rewind(
+    job: SpecFile,
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="A commit's name, or its version.")],
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Have a stopped job go on from a commit, on a new timeline: what came after it is trained again as new passes."""
+    rewind_job(ran(job, overrides), to)
+
+
+@past.command()
+def skip(
+    job: SpecFile,
+    partition: Annotated[str, typer.Argument(help="Its name, as `millrace log` has it.", show_default=False)],
+    begin: Annotated[int, typer.Argument(help="The first position to go past.", show_default=False)],
+    end: Annotated[int, typer.Argument(help="The position after the last one.", show_default=False)],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; the log keeps it.")],
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Have a stopped job go past a bad range of a partition, which it has not trained yet."""
+    skip_job(ran(job, overrides), Skip(partition, begin, end), reason)
+
+
+@past.command()
+def rerun(
+    job: SpecFile,
+    start: Annotated[str, typer.Option("--from", metavar="NAME", help="A commit, by name or version; 0: the start.")],
+    overrides: Overrides = [],  # noqa: B006
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rerun's store, even if all is identical.")] = False,
+) -> None:
+    """Train the job's log again beside it, and compare the digests of every pass; exit code 1 where one differs."""
+    raise typer.Exit(rerun_job(ran(job, overrides), start, show_here(), keep=keep))

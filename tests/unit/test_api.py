@@ -9,11 +9,15 @@ import httpx
 import pytest
 
 import millrace
+from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.locks import locked
+from millrace.role import serve_role
 from service.api.app import app
 from service.api.exposition import exposition
 from service.api.jobs import OneJob
 from service.api.server import bound, parse_address, serving
+from tests.fakes.past import Past
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STATUS = {
@@ -38,11 +42,14 @@ STATUS = {
 }
 
 
-def get(path, status=STATUS, host="127.0.0.1"):
+NOWHERE = Path("/nowhere")
+
+
+def get(path, status=STATUS, host="127.0.0.1", store=NOWHERE, method="GET", headers=None):
     async def ask():
-        transport = httpx.ASGITransport(app(OneJob("news", lambda: status)))
+        transport = httpx.ASGITransport(app(OneJob("news", lambda: status, store)))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
-            return await client.get(path)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(ask())
 
@@ -88,7 +95,12 @@ def test_a_job_that_is_starting_has_no_figures_yet():
 
 
 @pytest.mark.parametrize(
-    ("path", "detail"), [("/v1/jobs/nws", "there is no job 'nws'; known here: news"), ("/nowhere", "Not Found")]
+    ("path", "detail"),
+    [
+        ("/v1/jobs/nws", "there is no job 'nws'; known here: news"),
+        ("/v1/jobs/nws/commits", "there is no job 'nws'; known here: news"),
+        ("/nowhere", "Not Found"),
+    ],
 )
 def test_what_is_not_there_is_a_problem(path, detail):
     answer = get(path)
@@ -103,14 +115,69 @@ def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own():
 
 def test_the_addresses_are_the_ones_we_promised():
     paths = get("/v1/openapi.json").json()["paths"]
-    assert sorted(paths) == ["/metrics", "/v1/health", "/v1/jobs", "/v1/jobs/{name}"]
+    assert {path: sorted(methods) for path, methods in paths.items()} == {
+        "/v1/health": ["get"],
+        "/v1/jobs": ["get"],
+        "/v1/jobs/{name}": ["get"],
+        "/v1/jobs/{name}/commits": ["get", "post"],
+        "/metrics": ["get"],
+    }
+
+
+def test_a_jobs_commits_are_listed(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    past.close(1, a=(0, 100))
+    name = past.commit(1)
+    past.end()
+    (commit,) = get("/v1/jobs/news/commits", store=past.store).json()["commits"]
+    assert 0 < commit.pop("own_bytes") < commit.pop("bytes")
+    assert commit == {
+        "name": name, "version": 1, "timeline": "t1", "generation": 1, "made_at": "2026-01-02T03:04:05+00:00",
+        "rows": 100, "held_by": [], "damaged": None, "next": True,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def chief(tmp_path):
+    """A chief that serves its Role where a launcher keeps its private files."""
+
+    class Chief:
+        store, commits = tmp_path / "store", 0
+
+        def commit(self):
+            self.commits += 1
+
+    made = Chief()
+    folder = made.store / "workers" / "g3"
+    folder.mkdir(parents=True)
+    (folder / "trainer-0.json").write_text('{"secret": "s"}')
+    address = folder / "trainer-0.address"
+    with locked(made.store / "lock", Deadline.after(5)), serve_role(lambda: STATUS, print, "s", address, made.commit):
+        yield made
+
+
+def test_a_commit_is_asked_for_of_the_chief_and_its_version_told_at_once(chief):
+    answer = get("/v1/jobs/news/commits", store=chief.store, method="POST")
+    assert (answer.status_code, answer.json(), chief.commits) == (202, {"version": 11}, 1)
+
+
+def test_a_page_elsewhere_cannot_ask_for_a_commit(chief):
+    headers = {"sec-fetch-site": "cross-site"}
+    assert get("/v1/jobs/news/commits", store=chief.store, method="POST", headers=headers).status_code == 403
+    assert chief.commits == 0
+
+
+def test_a_commit_that_nobody_can_make_now_is_a_problem(tmp_path):
+    answer = get("/v1/jobs/news/commits", store=tmp_path, method="POST")
+    assert answer.status_code == 503
+    assert answer.json()["detail"].startswith(f"no run is going on in {tmp_path}")
 
 
 def test_metric_names_and_labels_are_the_ones_we_promised():
     full = {**STATUS, "loss": 0.2}
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
-    text = exposition(OneJob("news", lambda: full)).decode()
+    text = exposition(OneJob("news", lambda: full, NOWHERE)).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
 
 
@@ -155,7 +222,7 @@ def test_a_port_that_is_taken_is_told():
 def test_it_is_served_over_the_wire_and_gives_the_port_back():
     listener = bound("127.0.0.1:0")
     host, port = listener.getsockname()
-    with serving(app(OneJob("news", lambda: STATUS)), listener):
+    with serving(app(OneJob("news", lambda: STATUS, NOWHERE)), listener):
         with urllib.request.urlopen(f"http://{host}:{port}/v1/health", timeout=10) as answer:
             assert answer.status == 200
     with socket.socket() as again:

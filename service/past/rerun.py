@@ -1,0 +1,157 @@
+"""`millrace rerun`: trains a job's log again in a store of its own, and compares every close with the one logged.
+
+It reads the job's log and one commit, which it holds meanwhile; the job may run. Comparing is trainer.chronicle's work.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from millrace.lifecycle import ExitCode
+from service.launcher.local import LocalLauncher
+from service.launcher.plan import JobPlan, plan_job
+from service.launcher.restarts import RestartLimits
+from service.launcher.run_folder import run_folder
+from service.lines import count
+from service.past.choosing import chosen, lineage
+from service.past.commits import leased
+from service.running import Show, read_report, tell_end
+from service.spec import Job, LoadedJob
+from service.store import REPORT, WORKERS
+from trainer import respec
+from trainer.commits import Commit, Commits
+from trainer.history import History, Pass
+from trainer.log import read
+from trainer.rewind import NotPossible
+
+RERUNS = "reruns"
+"""Folder in the store for the stores of reruns."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is to be trained again."""
+
+    commit: Commit | None
+    """Where it begins; None: at the initial state."""
+    passes: Sequence[Pass]
+    """Closed passes after it."""
+    spec: Mapping[str, Any]
+    """As it was in force for all of them."""
+
+
+def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
+    """Train what was logged after version `start` again and print, pass by pass, whether it came out alike.
+
+    -> the exit code: 1 where a pass differs or was not compared. The rerun's store is removed where all is alike,
+    unless `keep`.
+    """
+    commit = None if start == "0" else chosen(job.store, start)
+    with ExitStack() as held:
+        if commit is not None:
+            held.enter_context(leased(Commits(job.store), commit.name, f"rerun-{os.getpid()}"))
+        course = course_of(job.store, commit)
+        store = _new_store(job.store / RERUNS)
+        again = replace_store(job, course, store)
+        folder = held.enter_context(run_folder(store / WORKERS))
+        plan = comparing(plan_job(again, folder / "g1", generation=1), job.store, commit)
+        # No restarts: the job's state is not at stake, and a death says something about it.
+        launcher = LocalLauncher(job.spec.name, [lambda _: plan], show.on_line, restarts=RestartLimits(max_restarts=0))
+        with show.watching(launcher.status):
+            outcome = launcher.run()
+    if outcome.code != ExitCode.DRAINED:
+        tell_end(outcome, launcher, {}, store / REPORT)
+        return outcome.code
+    alike = tell_compared(course, read_report(store / REPORT).get("compared", ()))
+    if alike and not keep:
+        shutil.rmtree(store)
+    else:
+        print(f"the rerun's store is kept: {store}")
+    return ExitCode.DRAINED if alike else ExitCode.FAILED
+
+
+def course_of(store: Path, commit: Commit | None) -> Course:
+    """What the log says after `commit`. Raises HistoryMissing, SpecError, and NotPossible where one spec is not all."""
+    records = read(store / "log")
+    if commit is not None and not lineage(store).holds(commit.name):
+        raise SpecError(f"commit {commit.name} did not lead to the present state: the log has nothing that followed it")
+    history, version = History.of(records), 0 if commit is None else commit.version
+    if commit is None and history.base is not None:
+        raise NotPossible(f"timeline {history.timeline} began at commit {history.base}; begin there, or before it")
+    passes = [each for each in history.after(version) if each.close is not None]
+    if not passes:
+        raise NotPossible(f"nothing was closed after version {version}; there is nothing to compare")
+    return Course(commit, passes, _spec(history, commit, passes))
+
+
+def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Mapping[str, Any]:
+    """The spec in force for `passes`, with their number of trainers. Raises NotPossible where it changes among them."""
+    first: Mapping[str, Any] | None = None
+    for each in passes:
+        spec = _in_force(history, commit, history.plans[each.plan["number"]].number)
+        keys = [] if first is None else respec.significant(first, spec)
+        if keys:
+            raise NotPossible(
+                f"{', '.join(keys)} changed before pass {each.plan['number']}; a rerun goes by one spec: begin at a "
+                f"commit of version {each.plan['number'] - 1} or later"
+            )
+        first = spec if first is None else first
+    assert first is not None, "there are passes"
+    trainers = len(passes[0].plan["segments"])
+    quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # every pass is compared
+    store = {"path": first["store"]["path"]}  # no mirror: nothing of it is the job's
+    return {**first, "commit": quiet, "store": store, "cluster": {**first.get("cluster", {}), "trainers": trainers}}
+
+
+def _in_force(history: History, commit: Commit | None, record: int) -> Mapping[str, Any]:
+    """The spec by which the plan of that number was made."""
+    specs = [each.body["spec"] for each in history.operations if each.body["op"] == "spec" and each.number < record]
+    if not specs and commit is None:
+        raise NotPossible("the log has lost the spec of its first passes; begin at a commit")
+    assert commit is not None or specs
+    found: Mapping[str, Any] = specs[-1] if specs else commit.state["spec"]  # type: ignore[union-attr]
+    return found
+
+
+def replace_store(job: LoadedJob, course: Course, store: Path) -> LoadedJob:
+    """The job as it was, in another store."""
+    raw = dict(course.spec)
+    return LoadedJob(spec=validate(Job, raw), raw=raw, folder=job.folder, store=store)
+
+
+def comparing(plan: JobPlan, store: Path, commit: Commit | None) -> JobPlan:
+    """The plan with trainers that read the log in `store` instead of planning."""
+    rerun = {"store": str(store), "commit": None if commit is None else commit.name}
+    return replace(plan, trainers=tuple(replace(t, config={**t.config, "rerun": rerun}) for t in plan.trainers))
+
+
+def tell_compared(course: Course, compared: Iterable[tuple[int, Sequence[str]]]) -> bool:
+    """Print each pass's comparison; whether all of them were made and all are alike."""
+    found = {int(number): list(differences) for number, differences in compared}
+    for each in course.passes:
+        assert each.close is not None
+        number = each.plan["number"]
+        differences = found.get(number)
+        how = "not compared" if differences is None else "; ".join(differences) or "identical"
+        print(f"pass {number}: {count(each.close['events'])} events: {how}")
+    identical = sum(found.get(each.plan["number"]) == [] for each in course.passes)
+    print(f"{count(identical)} of {count(len(course.passes))} passes are identical")
+    return identical == len(course.passes)
+
+
+def _new_store(folder: Path) -> Path:
+    """A folder of the next free number."""
+    folder.mkdir(exist_ok=True)
+    while True:
+        number = max((int(path.name) for path in folder.glob("[0-9]*")), default=0) + 1
+        try:
+            (folder / str(number)).mkdir()
+        except FileExistsError:  # another rerun was faster
+            continue
+        return folder / str(number)
