@@ -7,7 +7,7 @@ PserverError
 +-- BadRequest         a bug or a mismatch of versions; never retried
 |   +-- MessageTooLarge  a step does not fit into one message
 +-- StoreFailed        a disk is full or fails; the same call may succeed later
-+-- StoreDamaged       what a row store or a commit holds is not what was written
++-- StoreDamaged       what a row store or a commit holds is not what was written  exit code 75
 +-- OutOfMemory        rows that wait for a commit fill the bound on memory   exit code 75
 """
 
@@ -52,7 +52,12 @@ class StoreFailed(PserverError):
 
 
 class StoreDamaged(PserverError):
-    """What is read from a row store or a commit is not what was written there, or is of a newer format."""
+    """What is read from a row store or a commit is not what was written there, or is of a newer format.
+
+    A restart reads every commit whole before it chooses one, and may find a sound one.
+    """
+
+    exit_code = 75
 
 
 class OutOfMemory(PserverError):

@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.deadline import Deadline
+from millrace.durable import NO_ROOM, REAL, Disk
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from pserver.client import ShardPart, Shards
-from trainer.commits import FORMAT, Commit, Commits, hash_of, name_of, read_commit, sync_tree, write_manifest
+from pserver.errors import StoreDamaged
+from trainer.commits import FORMAT, MANIFEST, Commit, Commits, hash_of, name_of, read_commit, sync_tree, write_manifest
 from trainer.config import CommitSection
 from trainer.log import Log, Superseded
 from trainer.saved import Saved, write_saved
@@ -32,8 +35,24 @@ STEP_S = 60.0
 log = logging.getLogger(__name__)
 
 
+class CommitFailed(MillraceError):
+    """A commit could not be made. Nothing of it is left, its rows wait for the next one, which may succeed."""
+
+
 class CommitsFail(MillraceError):
     """No commit succeeded for longer than `commit.max_failing`."""
+
+
+class ManifestFailed(MillraceError):
+    """The disk did not keep a manifest. Whether it is durable is unknown, so this process must end."""
+
+    exit_code = 75
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"{folder / MANIFEST}: {error.strerror}: this process cannot go on with the store; the next generation "
+            "goes on from an older commit. Look at this disk if it happens again"
+        )
 
 
 class Mirroring(Protocol):
@@ -77,10 +96,11 @@ class Committer:
         show_positions: Callable[[Mapping[str, int]], None],
         parent: Commit | None,
         mirror: Mirroring | None = None,
+        disk: Disk = REAL,
     ) -> None:
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
-        self._parent, self._mirror = parent, mirror
+        self._parent, self._mirror, self._disk = parent, mirror, disk
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -100,7 +120,8 @@ class Committer:
     def tick(self, version: int, *, full: bool = False) -> None:
         """Between passes: take note of a commit that ended, begin one if it is due. `full`: memory waits for it.
 
-        Raises CommitsFail, and Superseded where a newer generation has taken over.
+        After one that failed the next is due after a pause. Raises CommitsFail; and what ends this process at once:
+        Superseded, ManifestFailed, StoreDamaged, and what shards raise that cannot be told how a commit ended.
         """
         self._reap()
         now_s = time.monotonic()
@@ -108,7 +129,7 @@ class Committer:
             return
         passes = self._section.every_passes
         due = now_s - self._begun_s >= self._section.every or (passes and version - self.version >= passes)
-        if due or full or self._asked.is_set():
+        if due or full or self._failing is not None or self._asked.is_set():
             self._asked.clear()
             self._begin(version)
 
@@ -155,9 +176,7 @@ class Committer:
         self._flight = None
         try:
             self._parent = flight.result()
-        except Superseded:
-            raise
-        except (MillraceError, OSError) as error:
+        except CommitFailed as error:
             now_s = time.monotonic()
             self._not_before_s = now_s + min(RETRY_S, self._section.every)
             self._failing = (now_s if self._failing is None else self._failing[0], str(error))
@@ -184,30 +203,48 @@ class Committer:
         4. The manifest: the commit exists from its rename on. The shards hear of it.
         5. Lag tools are shown the positions; older commits and their log go; the mirror is told.
         """
-        deadline = Deadline.after(self._section.deadline)
         name = name_of(self._origin.timeline, version, self._origin.generation)
         folder = self._commits.folder / name
         try:
-            folder.mkdir(parents=True)
-            parts = self._shards.write_snapshot(folder, deadline)  # 3
-            own = write_saved(folder, saved)
-            reach(Point.DENSE_WRITTEN)
-            sync_tree(folder)
-            reach(Point.PARTS_WRITTEN)
+            manifest = self._write_parts(folder, saved)  # 3
             with self._log.exclusive():
-                write_manifest(folder, self._manifest(name, saved, parts, own))  # 4
-        except (MillraceError, OSError):
+                self._write_manifest(folder, manifest)  # 4
+        except (MillraceError, OSError) as error:
+            with suppress(OSError):
+                (folder / MANIFEST).unlink()  # first: without it the rest is nothing
             shutil.rmtree(folder, ignore_errors=True)
             self._shards.settle(False, Deadline.after(STEP_S))
-            raise
+            if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
+                raise
+            raise CommitFailed(str(error)) from error
         reach(Point.COMMITTED)
         self._shards.settle(True, Deadline.after(STEP_S))
         commit = read_commit(folder)
         self._clean_up(commit)  # 5
         return commit
 
-    def _manifest(self, name: str, saved: Saved, parts: list[ShardPart], own: list[str]) -> dict[str, Any]:
-        folder = self._commits.folder / name
+    def _write_parts(self, folder: Path, saved: Saved) -> dict[str, Any]:
+        """Step 3: all files but the manifest, synced; what the manifest says."""
+        self._disk.make_folder(self._commits.folder)
+        self._disk.sync_folder(self._commits.folder.parent)
+        folder.mkdir()
+        parts = self._shards.write_snapshot(folder, Deadline.after(self._section.deadline))
+        own = write_saved(folder, saved)
+        reach(Point.DENSE_WRITTEN)
+        sync_tree(folder)
+        reach(Point.PARTS_WRITTEN)
+        return self._manifest(folder, saved, parts, own)
+
+    def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        """Step 4. Without room the commit fails as in any other step; after any other error nobody knows what is so."""
+        try:
+            write_manifest(folder, manifest, self._disk)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise ManifestFailed(folder, error) from error
+
+    def _manifest(self, folder: Path, saved: Saved, parts: list[ShardPart], own: list[str]) -> dict[str, Any]:
         files = {file: stored for part in parts for file, stored in part.files.items()}
         files |= {file: hash_of(folder / file) for file in own}
         return {
@@ -215,7 +252,7 @@ class Committer:
             "job": self._origin.job,
             "timeline": self._origin.timeline,
             "version": saved.version,
-            "name": name,
+            "name": folder.name,
             "parent": None if self._parent is None else self._parent.name,
             "generation": self._origin.generation,
             "world": self._origin.world,

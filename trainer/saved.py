@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor
 
+from millrace.errors import MillraceError
 from trainer.close import PassCloser
 from trainer.dense import DensePart
 from trainer.metrics.meter import MeterState
@@ -79,9 +81,13 @@ class Holders:
 
 
 def write_saved(folder: Path, saved: Saved) -> list[str]:
-    """Write and sync the chief's files of a commit; their names."""
-    save_tensors(dict(saved.dense), folder / DENSE)
-    save_arrays({name: np.ascontiguousarray(array) for name, array in saved.arrays.items()}, folder / ARRAYS)
+    """Write and sync the chief's files of a commit; their names. Raises MillraceError and OSError."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in saved.arrays.items()}
+    try:
+        save_tensors(dict(saved.dense), folder / DENSE)
+        save_arrays(arrays, folder / ARRAYS)
+    except SafetensorError as error:  # no OSError, whatever the disk said
+        raise MillraceError(f"{folder}: {error}") from error
     for name in (DENSE, ARRAYS):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())

@@ -10,8 +10,8 @@ import zlib
 import pytest
 
 from millrace.deadline import Deadline
-from millrace.durable import RealDisk
 from millrace.errors import DeadlineExceeded
+from tests.fakes.troubled_disk import TroubledDisk
 from trainer import log as log_module
 from trainer.log import Kind, Log, LogDamaged, LogFailed, LogFull, LogTooNew, Superseded, newest_generation, read
 from trainer.log_end import RESERVE_BYTES
@@ -378,39 +378,6 @@ def test_a_record_out_of_its_order_is_damage(claim, folder):
 
 
 # Trouble with the disk
-
-
-class TroubledDisk(RealDisk):
-    """A disk that fails as told: {operation: error number}; a failed append leaves half of the line."""
-
-    def __init__(self):
-        self.fails = {}
-
-    def _maybe(self, operation):
-        if operation in self.fails:
-            raise OSError(self.fails[operation], f"{operation} failed")
-
-    def append(self, file, data):
-        if "append" in self.fails:
-            super().append(file, data[: len(data) // 2])
-        self._maybe("append")
-        super().append(file, data)
-
-    def sync(self, file):
-        self._maybe("sync")
-        super().sync(file)
-
-    def truncate(self, file, length):
-        self._maybe("truncate")
-        super().truncate(file, length)
-
-    def link(self, source, target):
-        self._maybe("link")
-        super().link(source, target)
-
-    def sync_folder(self, path):
-        self._maybe("sync_folder")
-        super().sync_folder(path)
 
 
 def test_an_append_on_a_full_disk_changes_nothing_and_may_be_tried_again(claim, folder):

@@ -1,0 +1,387 @@
+"""When commits are made, in which order what becomes visible; one that fails leaves nothing and is made again."""
+
+import errno
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.deadline import Deadline
+from pserver.client import ShardPart
+from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
+from tests.fakes.troubled_disk import TroubledDisk
+from trainer import commit as module
+from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed, Origin
+from trainer.commits import Commits, hash_of, problems_of
+from trainer.config import CommitSection
+from trainer.log import Kind, Log, Superseded
+from trainer.saved import Saved
+
+EVERY_S, MAX_FAILING_S = 30.0, 100.0
+
+
+class Shards:
+    """One shard, which writes a file; `fails` says what its calls raise, by name."""
+
+    def __init__(self, commits, done):
+        self.commits, self.done, self.fails = commits, done, {}
+
+    def _called(self, name, *words):
+        self.done.append(" ".join(map(str, [name, *words])))
+        if name in self.fails:
+            raise self.fails[name]
+
+    def snapshot(self, version, deadline):
+        self._called("snapshot", version)
+        return 7
+
+    def write_snapshot(self, folder, deadline):
+        (folder / "shard-0").mkdir()
+        (folder / "shard-0" / "rows").write_text(folder.name)
+        self._called("write")
+        files = {"shard-0/rows": hash_of(folder / "shard-0" / "rows")}
+        return [ShardPart("shard-0", (0, 4096), {}, files)]
+
+    def settle(self, committed, deadline):
+        self._called("settle", committed, *self.commits.names())
+
+
+class Mirror:
+    def __init__(self, done):
+        self.done, self.held = done, set()
+
+    def offer(self, commit):
+        self.done.append(f"offer {commit.version}")
+
+    def holding(self):
+        return self.held
+
+    def status(self):
+        return {"version": 3}
+
+
+class OneThread:
+    """In place of the commit's thread: works at once, or when told to."""
+
+    def __init__(self, *_, **__):
+        self.held, self.hold = [], False
+
+    def submit(self, work, *arguments):
+        future = Future()
+        self.held.append((future, work, arguments))
+        if not self.hold:
+            self.go()
+        return future
+
+    def go(self):
+        future, work, arguments = self.held.pop()
+        try:
+            future.set_result(work(*arguments))
+        except Exception as error:  # noqa: BLE001  # as an executor does
+            future.set_exception(error)
+
+    def shutdown(self):
+        assert not self.held
+
+
+class World:
+    """A committer with a store, fakes around it, and a clock that is set by hand."""
+
+    def __init__(self, store, monkeypatch, **settings):
+        self.now_s, self.done = 1000.0, []
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(module, "ThreadPoolExecutor", OneThread)
+        self.commits, self.log = Commits(store), Log.claim(store / "log", 1, {}, Deadline.after(5))
+        self.shards, self.mirror, self.disk = Shards(self.commits, self.done), Mirror(self.done), TroubledDisk()
+        section = CommitSection(**({"every": EVERY_S, "max_failing": MAX_FAILING_S} | settings))
+        self.version = 0
+        self.committer = Committer(
+            store, section, Origin("news", "t1", 1, 1, {}), self.log, self.shards, self.capture, self.show, None,
+            self.mirror, self.disk,
+        )  # fmt: skip
+        self.thread = self.committer._thread
+
+    def capture(self):
+        self.done.append("capture")
+        log_from = self.log.append(Kind.CLOSE, {"number": self.version}).number + 1
+        return Saved(self.version, log_from, {"a": 9}, {"w": torch.ones(2)}, {"m": np.ones(2)}, {})
+
+    def show(self, positions):
+        self.done.append(f"positions {positions['a']}")
+
+    def close_pass(self, after_s=0.0, **asked):
+        """One more pass, and what the loop does after it; which versions are committed."""
+        self.version += 1
+        return self.tick(after_s, **asked)
+
+    def tick(self, after_s=0.0, **asked):
+        self.now_s += after_s
+        self.committer.tick(self.version, **asked)
+        return self.versions()
+
+    def reap(self):
+        """Take note of what was written meanwhile, and begin nothing."""
+        self.committer.tick(0)
+        return self.committer.status()
+
+    def versions(self):
+        return [commit.version for commit in self.commits.whole()]
+
+    def assert_nothing_left_but(self, *versions):
+        """Nothing of a failed commit, under any name."""
+        names = [self.commits.read(name).name for name in self.commits.names()]
+        assert self.versions() == list(versions)
+        assert sorted(path.name for path in self.commits.folder.glob("*")) == names
+        assert not any(problems_of(self.commits.read(name)) for name in names)
+
+
+@pytest.fixture
+def make_world(tmp_path, monkeypatch):
+    made = []
+
+    def make(**settings):
+        made.append(World(tmp_path, monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.log.close()
+
+
+@pytest.fixture
+def world(make_world):
+    return make_world()
+
+
+# When
+
+
+def test_a_commit_is_due_when_its_time_has_come_and_something_is_new(world):
+    assert world.close_pass(EVERY_S - 1) == []
+    assert world.close_pass(1) == [2]
+    assert world.tick(EVERY_S) == [2]  # nothing new
+    assert world.close_pass() == [2, 3]
+
+
+def test_a_commit_is_due_after_so_many_passes(make_world):
+    world = make_world(every_passes=2)
+    assert [world.close_pass() for _ in range(4)] == [[], [2], [2], [2, 4]]
+
+
+def test_a_commit_is_due_when_asked_for_once_and_when_memory_is_full(world):
+    world.committer.ask()
+    assert world.close_pass() == [1]
+    assert world.close_pass() == [1]
+    assert world.close_pass(full=True) == [1, 3]
+
+
+def test_one_commit_is_in_flight_and_training_goes_on(world):
+    world.thread.hold = True
+    assert world.close_pass(EVERY_S) == []
+    assert world.committer.status()["writing"] and world.committer.status()["rows"] == 7
+    assert world.close_pass(EVERY_S, full=True) == []
+    assert not world.committer.finish(world.version)
+    world.thread.go()
+    assert world.versions() == [1] and world.committer.version == 0  # the loop was not told yet
+    world.tick()
+    assert world.committer.version == 1 and world.committer.status()["writing"]  # the next one
+    world.thread.go()
+    assert world.versions() == [1, 2]
+
+
+def test_an_orderly_end_commits_what_is_new_and_waits_for_it(world):
+    world.close_pass()
+    assert not world.committer.finish(1)
+    assert world.committer.finish(1) and world.versions() == [1]
+    assert world.committer.finish(1) and world.done.count("write") == 1
+
+
+# In which order
+
+
+def test_what_a_commit_shows_outside_comes_after_its_manifest_and_the_mirror_last(world):
+    world.close_pass(EVERY_S)
+    name = world.commits.names()[0]
+    assert world.done == ["snapshot 1", "capture", "write", f"settle True {name}", "positions 9", "offer 1"]
+
+
+def test_older_commits_and_their_log_go_after_the_newer_ones_manifest(make_world, monkeypatch):
+    monkeypatch.setattr("trainer.log.PART_BYTES", 1)  # each commit begins a new file of the log
+    world = make_world(keep=1, every_passes=1)
+    world.close_pass()
+    world.mirror.held = set(world.commits.names())
+    first = world.log.files()[0].path
+    world.close_pass()
+    assert world.versions() == [1, 2] and first.exists(), "what the mirror reads stays, and its log"
+    world.mirror.held = set()
+    world.shards.fails = {"write": StoreFailed("full")}
+    world.close_pass()
+    assert world.versions() == [1, 2] and first.exists(), "a commit that failed takes nothing away"
+    world.shards.fails = {}
+    world.reap()
+    world.tick(RETRY_S)
+    assert world.versions() == [3] and not first.exists()
+
+
+def test_what_cannot_be_cleaned_up_is_told_and_the_commit_stands(world, monkeypatch, caplog):
+    def prune(*_):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(world.commits.__class__, "prune", prune)
+    world.close_pass(EVERY_S)
+    assert "older commits cannot be removed now: [Errno 5] input/output error" in caplog.text
+    assert world.reap()["version"] == 1 and world.done[-1] == "offer 1"
+
+
+# What fails
+
+
+def no_room(world, monkeypatch, step):
+    """Let a step of the next commits meet a full disk; how to make room again."""
+    if step == "shards":
+        world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
+    elif step in ("folder", "dense"):
+        name = {"folder": "sync_tree", "dense": "write_saved"}[step]
+        real = getattr(module, name)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(module, name, full)
+        return lambda: monkeypatch.setattr(module, name, real)
+    else:
+        world.disk.fails = {step: errno.ENOSPC}
+
+    def make_room():
+        world.shards.fails, world.disk.fails = {}, {}
+
+    return make_room
+
+
+@pytest.mark.parametrize("step", ["shards", "dense", "folder", "create", "append", "sync", "rename", "sync_folder"])
+def test_a_full_disk_at_any_step_fails_the_commit_which_leaves_nothing_and_is_made_once_there_is_room(
+    world, monkeypatch, caplog, step
+):
+    world.close_pass(EVERY_S)
+    make_room = no_room(world, monkeypatch, step)
+    world.close_pass(EVERY_S)
+    world.assert_nothing_left_but(1)
+    assert world.done[-1] == f"settle False {world.commits.names()[0]}", "rows given back, nothing shown or mirrored"
+    status = world.reap()
+    assert status["version"] == 1 and status["failing"]
+    assert "commit of version 2 failed, and leaves nothing" in caplog.text
+    make_room()
+    world.now_s += 3
+    assert world.close_pass() == [1], "it pauses first"
+    assert world.reap()["failing_s"] == 3
+    assert world.tick(RETRY_S - 3) == [1, 3], "and does not wait until the next one is due"
+    assert world.reap()["failing"] is None and "commits succeed again, at version 3" in caplog.text
+
+
+def test_a_pause_is_no_longer_than_the_time_between_commits(make_world):
+    world = make_world(every=1.0)
+    world.shards.fails = {"write": StoreFailed("full")}
+    world.close_pass(1)
+    world.reap()
+    world.shards.fails = {}
+    assert world.tick(1) == [1]
+
+
+def test_commits_that_fail_for_too_long_end_the_job_and_name_the_last_error(world):
+    world.close_pass(EVERY_S)
+    world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
+    world.close_pass(EVERY_S)
+    world.reap()
+    world.tick(MAX_FAILING_S)
+    assert world.reap()["failing_s"] == MAX_FAILING_S
+    with pytest.raises(CommitsFail, match=r"for 100 s \(commit.max_failing\); version 1 .*last.*No space") as error:
+        world.tick(1)
+    assert error.value.exit_code == 1  # a restart would end alike
+    world.assert_nothing_left_but(1)
+
+
+def test_an_end_waits_for_room_no_longer_than_training_does(world):
+    world.shards.fails = {"write": StoreFailed("full")}
+    world.close_pass()
+    assert not world.committer.finish(1) and not world.committer.finish(1)
+    world.now_s += RETRY_S
+    assert not world.committer.finish(1) and world.done.count("write") == 2
+    world.now_s += MAX_FAILING_S
+    with pytest.raises(CommitsFail):
+        world.committer.finish(1)
+
+
+@pytest.mark.parametrize("operation", ["sync", "rename", "sync_folder"])
+def test_a_manifest_that_the_disk_may_have_lost_ends_the_chief_and_is_not_there(world, operation):
+    world.close_pass(EVERY_S)
+    if operation == "sync_folder":
+        world.disk.sync_folder = failing_after_the_first(world.disk.sync_folder)
+    else:
+        world.disk.fails = {operation: errno.EIO}
+    world.close_pass(EVERY_S)
+    with pytest.raises(ManifestFailed, match=r"manifest.json: .*Look at this disk") as error:
+        world.tick()
+    assert error.value.exit_code == 75
+    world.assert_nothing_left_but(1)
+    assert "offer 2" not in world.done
+
+
+def failing_after_the_first(sync):
+    """Of a commit's folder the first sync is that of the folder above."""
+    calls = []
+
+    def maybe(path):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.EIO, "sync failed")
+        sync(path)
+
+    return maybe
+
+
+def test_an_older_chief_that_wakes_up_commits_nothing_and_ends(world, tmp_path):
+    world.close_pass(EVERY_S)
+    world.thread.hold = True
+    world.close_pass(EVERY_S)
+    Log.claim(tmp_path / "log", 2, {}, Deadline.after(5)).close()
+    world.thread.go()
+    with pytest.raises(Superseded):
+        world.tick()
+    world.assert_nothing_left_but(1)
+    assert "offer 2" not in world.done
+
+
+def test_rows_that_are_damaged_end_the_chief_at_once(world):
+    world.shards.fails = {"write": StoreDamaged("/live/default: Corruption")}
+    world.close_pass(EVERY_S)
+    with pytest.raises(StoreDamaged) as error:
+        world.tick()
+    assert error.value.exit_code == 75  # restored from a sound commit, it may fare better
+    world.assert_nothing_left_but()
+
+
+def test_a_commit_that_was_made_is_never_taken_back(world):
+    """A shard that is gone before it hears of the commit ends the generation, not the commit."""
+    world.shards.fails = {"settle": ShardUnavailable("shard-0", 3, "gone")}
+    world.close_pass(EVERY_S)
+    with pytest.raises(ShardUnavailable):
+        world.tick()
+    world.assert_nothing_left_but(1)
+
+
+def test_the_status_tells_a_commits_age_and_cost(world):
+    assert world.committer.status() == {
+        "version": 0, "age_s": 0.0, "writing": False, "rows": 0, "pause_s": 0.0, "write_s": 0.0,
+        "failing": None, "failing_s": 0.0, "mirror": {"version": 3},
+    }  # fmt: skip
+    world.thread.hold = True
+    world.close_pass(EVERY_S)
+    world.now_s += STEP_S
+    world.thread.go()
+    status = world.reap()
+    assert (status["version"], status["rows"], status["age_s"], status["write_s"]) == (1, 7, 0.0, STEP_S)
+    world.now_s += 5
+    assert world.committer.status()["age_s"] == 5
+    world.committer.close()
