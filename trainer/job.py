@@ -1,7 +1,7 @@
 """Builds one trainer out of its configuration: the composition root of a trainer process."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -292,10 +292,11 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
     return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
 
 
-def _source(config: WorkerConfig, job: TrainerJob) -> Source:
+def _source(config: WorkerConfig, job: TrainerJob, known: Collection[str] = ()) -> Source:
+    """`known`: names of partitions met before, which decide what is there to plan."""
     section = next(iter(job.sources.values()))
     deadline = Deadline.after(OPEN_S)
-    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline)
+    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)
 
 
 def _chronicle(
@@ -311,7 +312,7 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
         return None
     on_gap = next(iter(job.sources.values())).on_gap
     return Planner(
-        _source(config, job),
+        _source(config, job, beginning.known),
         job.passes,
         config.world,
         job.train.learn_until,
