@@ -25,13 +25,16 @@ MAX_USES = np.uint8(3)
 
 @njit(nogil=True, cache=True)
 def pin(rows_U, pins_R, uses_R):  # type: ignore[no-untyped-def]
-    """One more batch needs the rows, which counts as a use; EMPTY ones are passed over."""
+    """One more batch needs the rows, which counts as a use; EMPTY ones are passed over. -> whether it counts."""
+    sound = True
     for u in range(len(rows_U)):
         if rows_U[u] != EMPTY:
             row = np.uint32(rows_U[u])
             pins_R[row] += np.uint16(1)
+            sound &= pins_R[row] < FREE
             if uses_R[row] < MAX_USES:
                 uses_R[row] += np.uint8(1)
+    return sound
 
 
 @njit(nogil=True, cache=True)

@@ -21,7 +21,7 @@ from pserver.digest import add
 from pserver.errors import BadRequest
 from pserver.placement import Placement, put_rows, take_rows
 from pserver.proto import shard_pb2 as pb
-from pserver.table import frozen
+from pserver.rows import frozen
 from pserver.transport import Connection
 
 I32 = NDArray[np.int32]

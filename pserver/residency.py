@@ -83,6 +83,11 @@ class BoundedRows(Rows):
         self._room = threading.Condition()
         self._num_room_made = 0
 
+    @property
+    def row_bytes(self) -> int:
+        """See Rows."""
+        return super().row_bytes + BOOKKEEPING_BYTES
+
     def attach(self, store: RowStore, num_rows: int) -> None:
         """Before any row: the `num_rows` rows of `store` are this table's."""
         self._store, self._num_away = store, num_rows
@@ -100,6 +105,10 @@ class BoundedRows(Rows):
         """See Rows."""
         self._unpin(rows_U)
         self.made_room()
+
+    def _pin(self, rows_U: I32) -> None:
+        sound = eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+        assert sound, f"table {self._name!r}: {FREE:,} batches hold one row; are they never released?"
 
     def _unpin(self, rows_U: I32) -> None:
         with self._numbering:
@@ -149,7 +158,7 @@ class BoundedRows(Rows):
             rows_U = self._look_up(keys_U)
             if or_none and (rows_U == kernels.EMPTY).any():
                 return None
-            eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+            self._pin(rows_U)
             return rows_U
 
     def _brought(self, keys_U: U64, group_U: U16 | None) -> I32 | None:
@@ -159,7 +168,7 @@ class BoundedRows(Rows):
         found_M, words_FW = self._stored(keys_U[missing_U])
         fresh_U = missing_U[~found_M] if group_U is not None else missing_U[:0]
         with self._numbering:
-            eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+            self._pin(rows_U)
         if not self._make_room(len(fresh_U) + len(words_FW)):
             self._unpin(rows_U)
             return None

@@ -16,7 +16,8 @@ from pserver.digest import add
 from pserver.errors import BadRequest
 from pserver.merge import merge
 from pserver.placement import Placement
-from pserver.table import I32, Table, frozen
+from pserver.rows import I32, frozen
+from pserver.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Where rows lie is pserver.rows' work, which of them are in memory pserver.reside
 Threads: any number may reserve, find and release; gather, apply, close and snapshot are the step's; any may settle.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,14 +25,9 @@ from pserver.errors import StoreDamaged
 from pserver.optim import optimizer_of
 from pserver.residency import BoundedRows
 from pserver.row_words import HEAD, groups_of, pack, unpack
-from pserver.rows import COLUMNS as COLUMNS
-from pserver.rows import I32 as I32
-from pserver.rows import NO_VERSION, U32, Rows, bits_of, roomy
-from pserver.rows import frozen as frozen
+from pserver.rows import COLUMNS, I32, NO_VERSION, U32, Rows, bits_of, frozen, roomy
 from pserver.store.base import RowStore
 
-CHUNK_ROWS = 1 << 16
-"""Rows that a scan takes at a time."""
 MIN_ROWS_A_THREAD = 4096
 """Fewer are done sooner than another thread wakes."""
 
@@ -52,7 +47,7 @@ class Table:
         )
         self._multipliers = multipliers_of(self.width)
         self._rows_by_group = np.zeros(1 << 16, np.int64)
-        self._touched = np.empty(CHUNK_ROWS, np.int32)
+        self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = 0
 
@@ -180,10 +175,6 @@ class Table:
     def _digest(self, slab_bits_RW: U32, columns: tuple[NDArray[Any], ...], rows_U: I32) -> int:
         return join(*digest_rows(slab_bits_RW, columns, rows_U, self._multipliers))
 
-    def digest_of(self, chunk: Mapping[str, NDArray[Any]]) -> int:
-        """The digest of rows of `chunks`, whether they are in the table or not."""
-        return self._digest(*bits_of(chunk["slab"], chunk), np.arange(len(chunk["keys"]), dtype=np.int32))
-
     # --- commits ---------------------------------------------------------------------------------------------------
 
     @property
@@ -224,7 +215,7 @@ class Table:
             raise StoreDamaged(f"table {self.name!r}: the store holds {self.num_rows} rows, not those of its commit")
 
     def load(self, chunks: Iterable[tuple[U64, U32]]) -> None:
-        """Enter committed rows, keys and words, of keys that have none yet; they are clean."""
+        """Enter committed rows, keys and words, of keys without one, as clean; where memory is not bounded."""
         for keys_U, words_UW in chunks:
             group_U = groups_of(words_UW)
             rows_U = self._rows.reserve(keys_U, group_U, start=False)
@@ -271,19 +262,3 @@ class Table:
     def _present(self) -> NDArray[np.bool_]:
         present_R: NDArray[np.bool_] = self._rows.columns["changed_version"][: self._rows.num_numbers] != 0
         return present_R
-
-    def chunks(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """All rows, some at a time: the columns, and `slab` (n, W). Between passes only."""
-        rows_R = np.flatnonzero(self._present())
-        for begin in range(0, len(rows_R), CHUNK_ROWS):
-            chosen = rows_R[begin : begin + CHUNK_ROWS]
-            chunk = {column: array[chosen] for column, array in self._rows.columns.items()}
-            yield chunk | {"slab": self._rows.slab_RW[chosen]}
-
-    def insert(self, chunk: Mapping[str, NDArray[Any]]) -> None:
-        """Enter rows of `chunks`, of keys that have none yet. Between passes only."""
-        rows_U = self.reserve(chunk["keys"], chunk["group"])
-        self._rows.slab_RW[rows_U] = chunk["slab"]
-        for column, array in self._rows.columns.items():
-            array[rows_U] = chunk[column]
-        np.add.at(self._rows_by_group, chunk["group"], 1)

@@ -26,7 +26,7 @@ from pserver.client import Gradients, Keys, Scale, Shards
 from pserver.config import Adagrad, ShardProcess, TableSection
 from pserver.embedded import EmbeddedShards
 from pserver.remote import RemoteShards
-from pserver.table import frozen
+from pserver.rows import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIQUE, KNOWN = 28_000, 900_000

@@ -62,9 +62,11 @@ def test_pins_and_uses_count_batches(batches):
     pins_R, uses_R = np.zeros(4, np.uint16), np.zeros(4, np.uint8)
     batches_U = [frozen(np.array(batch, np.int32)) for batch in batches]
     for rows_U in batches_U:
-        eviction.pin(rows_U, pins_R, uses_R)
+        assert eviction.pin(rows_U, pins_R, uses_R)
     counted = [sum(row in batch for batch in batches) for row in range(4)]
     assert pins_R.tolist() == counted and uses_R.tolist() == [min(count, MAX_USES) for count in counted]
     assert all(eviction.unpin(rows_U, pins_R) for rows_U in batches_U) and not pins_R.any()
     assert uses_R.tolist() == [min(count, MAX_USES) for count in counted]
     assert not eviction.unpin(frozen(np.array([2], np.int32)), pins_R)
+    pins_R[2] = FREE - 1
+    assert not eviction.pin(frozen(np.array([2], np.int32)), pins_R, uses_R)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.keys import GOLDEN, MASK, mix_reference
 from pserver import kernels
-from pserver.table import frozen
+from pserver.rows import frozen
 
 # Keys that share their top bits, so that probing runs into its neighbours and around the end of the index.
 KEYS = st.one_of(

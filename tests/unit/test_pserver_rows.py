@@ -10,7 +10,7 @@ from pserver import digest, merge, placement
 from pserver.client import Gradients
 from pserver.digest import add, digest_row_reference, digest_rows, join, multipliers_of
 from pserver.placement import Placement
-from pserver.table import frozen
+from pserver.rows import frozen
 
 SEEDS = st.integers(0, 2**32)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pserver import rows as rows_module
-from pserver import table as table_module
 from pserver.client import Gradients, Keys
 from pserver.config import Adagrad, Ftrl, TableSection
 from pserver.kernels import EMPTY
-from pserver.table import Table, frozen
+from pserver.rows import frozen
+from pserver.table import Table
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
@@ -57,7 +57,7 @@ def test_growth_keeps_what_was_learnt(small):
 def test_a_reserved_row_is_absent_until_its_first_push():
     table, some = Table("t", SECTION, 1), keys(50)
     rows = reserve(table, some)
-    assert table.num_rows == 0 and table.digest() == 0 and list(table.chunks()) == []
+    assert table.num_rows == 0 and table.digest() == 0
     assert table.gather(rows)[:, 1:].any() and not table.gather_present(rows).any()
     table.apply(frozen(rows[:7]), ones(rows[:7]), 1, 1)
     assert table.num_rows == 7 and (table.gather_present(rows).any(axis=1)).tolist() == [True] * 7 + [False] * 43
@@ -166,17 +166,6 @@ def test_the_digest_of_a_close_is_that_of_the_rows_touched():
     assert close != table.digest() and close != 0
     table.open_pass()
     assert table.close_pass(3) == 0
-
-
-def test_chunks_put_into_another_table_make_it_equal(monkeypatch, small):
-    monkeypatch.setattr(table_module, "CHUNK_ROWS", 16)
-    table, other, some = Table("t", SECTION, 1), Table("t", SECTION, 1), keys(100)
-    rows = reserve(table, some)
-    table.apply(frozen(rows[10:]), ones(rows[10:]), 1, 1)
-    for chunk in table.chunks():
-        assert len(chunk["keys"]) <= 16
-        other.insert(chunk)
-    assert other.digest() == table.digest() and other.stats().rows_by_group == table.stats().rows_by_group
 
 
 def test_a_full_table_says_what_to_do(monkeypatch, small):
