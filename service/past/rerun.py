@@ -92,17 +92,14 @@ def course_of(store: Path, commit: Commit | None) -> Course:
 
 def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Mapping[str, Any]:
     """The spec in force for `passes`, with their number of trainers. Raises NotPossible where it changes among them."""
-    first: Mapping[str, Any] | None = None
-    for each in passes:
-        spec = _in_force(history, commit, history.plans[each.plan["number"]].number)
-        keys = [] if first is None else respec.significant(first, spec)
-        if keys:
+    numbers = [each.plan["number"] for each in passes]
+    first, *others = [_in_force(history, commit, history.plans[number].number) for number in numbers]
+    for last, spec in zip(numbers, others, strict=False):
+        if keys := respec.significant(first, spec):
             raise NotPossible(
-                f"{', '.join(keys)} changed before pass {each.plan['number']}; a rerun goes by one spec: begin at a "
-                f"commit of version {each.plan['number'] - 1} or later"
+                f"{', '.join(keys)} changed after pass {last}, and a rerun goes by one spec; "
+                f"begin at a commit of version {last} or later"
             )
-        first = spec if first is None else first
-    assert first is not None, "there are passes"
     trainers = len(passes[0].plan["segments"])
     quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # every pass is compared
     store = {"path": first["store"]["path"]}  # no mirror: nothing of it is the job's

@@ -1,0 +1,116 @@
+"""A commit on demand: the running chief is found, asked, waited for; the one after it is asked again."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from millrace.locks import locked
+from millrace.role import serve_role
+from service.past.asking import NotRunning, ask_commit, make_commit
+from tests.fakes.past import Past
+
+
+class Chiefs:
+    """Chiefs of one job, generation after generation. A commit asked for is made at once, unless `commits` is off."""
+
+    def __init__(self, past: Past, held: ExitStack) -> None:
+        self.past, self.store, self._held = past, past.store, held
+        self.version, self.committed, self.asked = 2, 0, 0
+        self.commits, self.failing = True, None
+        self.serving = None
+
+    def run(self, generation: int) -> None:
+        """A chief that serves its Role as a launcher has it do."""
+        folder = self.store / "workers" / f"g{generation}"
+        folder.mkdir(parents=True)
+        (folder / "trainer-0.json").write_text('{"secret": "s"}')
+        address = folder / "trainer-0.address"
+        self.serving = self._held.enter_context(serve_role(self.status, print, "s", address, self.commit))
+
+    def status(self):
+        return {"version": self.version, "commit": {"version": self.committed, "failing": self.failing}}
+
+    def commit(self):
+        self.asked += 1
+        if self.commits:
+            self.past.commit(self.version)
+            self.committed = self.version
+
+
+@pytest.fixture
+def chiefs(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    past.close(1, a=(0, 100))
+    past.close(2, a=(100, 200))
+    with ExitStack() as held:
+        held.callback(past.end)
+        held.enter_context(locked(past.store / "lock", Deadline.after(5)))
+        yield Chiefs(past, held)
+
+
+def soon():
+    return Deadline.after(20)
+
+
+def test_a_commit_is_made_of_what_was_closed_when_it_was_asked_for(chiefs):
+    chiefs.run(1)
+    assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
+    assert chiefs.asked == 1
+
+
+def test_the_chief_of_the_newest_generation_is_asked(chiefs):
+    for generation in (2, 10, 9):
+        (chiefs.store / "workers" / f"g{generation}").mkdir(parents=True)
+    with pytest.raises(Unavailable, match="the chief of .* is starting"):
+        ask_commit(chiefs.store)
+    chiefs.run(11)
+    assert ask_commit(chiefs.store) == 2
+
+
+def test_a_chief_that_has_closed_nothing_is_asked_for_the_first_version(chiefs):
+    chiefs.run(1)
+    chiefs.version, chiefs.commits = 0, False
+    assert ask_commit(chiefs.store) == 1
+
+
+def test_the_chief_that_follows_one_that_dies_is_asked_again(chiefs, monkeypatch):
+    chiefs.run(1)
+    chiefs.commits = False
+    first = chiefs.serving
+
+    def the_job_is_restarted(_seconds):
+        if chiefs.serving is first:
+            assert chiefs.asked == 1
+            first.close()
+            chiefs.run(2)
+            chiefs.commits = True
+
+    monkeypatch.setattr("service.past.asking.time.sleep", the_job_is_restarted)
+    assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
+    assert chiefs.asked == 2
+
+
+def test_a_commit_that_fails_is_told_with_its_reason(chiefs):
+    chiefs.run(1)
+    chiefs.commits, chiefs.failing = False, "no room on the disk"
+    with pytest.raises(
+        MillraceError, match="the commit failed, the job goes on and will try again: no room on the disk"
+    ):
+        make_commit(chiefs.store, soon())
+
+
+def test_a_commit_that_does_not_come_ends_with_the_deadline(chiefs):
+    chiefs.run(1)
+    chiefs.commits = False
+    with pytest.raises(DeadlineExceeded, match="out of time while waiting for version 2"):
+        make_commit(chiefs.store, Deadline.after(0.3))
+
+
+def test_where_nothing_runs_there_is_nobody_to_ask(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    past.end()
+    (past.store / "workers" / "g1").mkdir(parents=True)  # of a launcher that was killed
+    with pytest.raises(NotRunning, match="there is nobody to ask"):
+        make_commit(past.store, soon())

@@ -1,0 +1,113 @@
+"""What a rerun trains again, by which spec, and what it says of each pass."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import SpecError
+from service.launcher.plan import plan_job
+from service.past.rerun import comparing, course_of, replace_store, tell_compared
+from service.spec import LoadedJob, load_job
+from tests.fakes.past import Past
+from trainer.commits import Commits
+from trainer.log import Kind
+from trainer.rewind import NotPossible, rewind
+
+NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
+
+
+@pytest.fixture
+def job(tmp_path):
+    loaded = load_job(NEWS)
+    return LoadedJob(spec=loaded.spec, raw=loaded.raw, folder=loaded.folder, store=tmp_path / "store")
+
+
+@pytest.fixture
+def past(job):
+    """Passes 1 to 3 closed under one spec, a commit of 1 and of 2, pass 4 planned."""
+    made = Past(job.store).begin()
+    made.log.append(Kind.OPERATION, {"op": "spec", "spec": job.raw})
+    made.close(1, a=(0, 100))
+    made.commit(1)
+    made.close(2, a=(100, 1200))
+    made.commit(2)
+    made.close(3, a=(1200, 1300))
+    made.plan(4, a=(1300, 1400))
+    yield made
+    made.end()
+
+
+def commit(past, version):
+    return Commits(past.store).read(f"t1-000000000{version}-g1")
+
+
+def change(past, job, **keys):
+    past.log.append(Kind.OPERATION, {"op": "spec", "spec": {**job.raw, **keys}})
+
+
+def test_what_was_closed_after_the_commit_is_trained_again(past):
+    numbers = [each.plan["number"] for each in course_of(past.store, commit(past, 1)).passes]
+    assert numbers == [2, 3]
+    assert len(course_of(past.store, None).passes) == 3
+
+
+def test_it_goes_by_the_spec_that_was_in_force_then(past, job):
+    change(past, job, train={"batch_size": 7})
+    course = course_of(past.store, commit(past, 2))
+    again = replace_store(job, course, past.store / "reruns" / "1")
+    assert again.spec.train.batch_size == job.spec.train.batch_size
+    assert again.spec.commit.on_replay_mismatch == "warn"
+    assert again.spec.store.mirror is None
+    assert again.spec.cluster.trainers == 1
+
+
+def test_a_spec_that_changes_on_the_way_is_told_with_where_one_could_begin(past, job):
+    past.log.append(Kind.VOID, {"number": 4, "reason": "changed"})
+    change(past, job, train={**job.raw["train"], "batch_size": 7})
+    past.close(5, a=(1300, 1400))
+    with pytest.raises(NotPossible, match="^train.batch_size changed after pass 3, .* a commit of version 3 or later"):
+        course_of(past.store, commit(past, 1))
+
+
+def test_a_change_that_has_no_part_in_the_numbers_does_not_matter(past, job):
+    change(past, job, commit={"keep": 7})
+    past.close(4, a=(1300, 1400))
+    assert len(course_of(past.store, commit(past, 1)).passes) == 3
+
+
+def test_a_commit_after_which_nothing_was_closed_is_told(past):
+    past.commit(3)
+    with pytest.raises(NotPossible, match="nothing was closed after version 3"):
+        course_of(past.store, commit(past, 3))
+
+
+def test_what_came_after_a_commit_left_behind_is_not_this_timelines(past):
+    past.end()
+    rewind(past.store, commit(past, 1), "t2")
+    with pytest.raises(SpecError, match="commit t1-0000000002-g1 did not lead to the present state"):
+        course_of(past.store, commit(past, 2))
+    with pytest.raises(NotPossible, match="timeline t2 began at commit t1-0000000001-g1; begin there"):
+        course_of(past.store, None)
+
+
+def test_trainers_are_told_which_log_to_compare_with(past, job):
+    plan = comparing(plan_job(job, past.store / "workers" / "g1", generation=1), past.store, commit(past, 1))
+    assert [each.config["rerun"] for each in plan.trainers] == [
+        {"store": str(past.store), "commit": "t1-0000000001-g1"}
+    ] * len(plan.trainers)
+
+
+def test_every_pass_is_told_and_only_if_all_were_compared_and_alike_it_is_well(past, capsys):
+    course = course_of(past.store, commit(past, 1))
+    assert tell_compared(course, [(2, []), (3, [])])
+    assert capsys.readouterr().out.splitlines() == [
+        "pass 2: 1,100 events: identical",
+        "pass 3: 100 events: identical",
+        "2 of 2 passes are identical",
+    ]
+    assert not tell_compared(course, [(2, ["digests differ in dense", "day were 1, are 2"])])
+    assert capsys.readouterr().out.splitlines() == [
+        "pass 2: 1,100 events: digests differ in dense; day were 1, are 2",
+        "pass 3: 100 events: not compared",
+        "0 of 2 passes are identical",
+    ]
