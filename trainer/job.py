@@ -1,7 +1,8 @@
 """Builds one trainer out of its configuration: the composition root of a trainer process."""
 
 import ctypes
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from trainer.batches import Batch, BatchMaker
 from trainer.chronicle import Chronicle, Journal
 from trainer.close import PassCloser
 from trainer.commit import Committer, Origin
-from trainer.commits import Commits, read_commit
+from trainer.commits import Commit, Commits, read_commit
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
@@ -58,6 +59,8 @@ RESTORE_S = 3600.0
 
 HALVES = "halves"
 """Folder in the store for what the metrics of the two halves need."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,10 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         committer = None
         if beginning is not None and beginning.joblog is not None and chronicle is not None:
             capture = partial(_capture, config, beginning, holders, chronicle, planner)
-            committer = held.enter_context(_committing(config, job, beginning, shards, capture, planner, device))
-            progress.says = partial(_told, config, beginning, chronicle, committer, planner)
+            arithmetic = fingerprint(device)
+            changed = changed_arithmetic(beginning.commit, arithmetic)
+            committer = held.enter_context(_committing(config, job, beginning, shards, capture, planner, arithmetic))
+            progress.says = partial(_told, config, beginning, chronicle, committer, planner, changed)
         parts = Parts(
             job.train,
             job.tasks,
@@ -173,11 +178,11 @@ def _committing(
     shards: Shards,
     capture: Callable[[], Saved],
     planner: Planner | None,
-    device: torch.device,
+    arithmetic: Mapping[str, str],
 ) -> Iterator[Committer]:
     """The chief's committer; at the end, what it is writing is finished first."""
     assert beginning.joblog is not None, "claimed"
-    origin = Origin(job.name, beginning.timeline, config.generation, config.world, fingerprint(device))
+    origin = Origin(job.name, beginning.timeline, config.generation, config.world, arithmetic)
 
     def show(positions: Mapping[str, int]) -> None:
         if planner is not None:
@@ -230,8 +235,22 @@ def _capture(
     return holders.capture(chronicle.needed_from, facts)
 
 
+def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
+    """What sums depend on and is no longer as it was when `commit` was made, in words."""
+    then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"]
+    changed = [f"{name} was {then.get(name)}, is {now.get(name)}" for name in now if then.get(name) != now[name]]
+    if changed:
+        log.warning("from here on sums may be rounded otherwise than before: %s", "; ".join(changed))
+    return changed
+
+
 def _told(
-    config: WorkerConfig, beginning: Beginning, chronicle: Chronicle, committer: Committer, planner: Planner | None
+    config: WorkerConfig,
+    beginning: Beginning,
+    chronicle: Chronicle,
+    committer: Committer,
+    planner: Planner | None,
+    changed: Sequence[str],
 ) -> dict[str, Any]:
     """Chief: lines of the status about log, commits and recovery."""
     return {
@@ -240,7 +259,7 @@ def _told(
         "commit": committer.status(),
         "restored": None if beginning.commit is None else beginning.commit.name,
         "passed_over": dict(beginning.passed_over),
-        "forked": chronicle.forked,
+        "forked": chronicle.forked or bool(changed),
         "trouble": chronicle.trouble or ("" if planner is None else planner.trouble),
     }
 
