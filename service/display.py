@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from service.alarms import alarms
 from service.lines import age, count, labelled, ratio, restarts_text
 from service.running import PlainShow, Show
 from service.status import Status
@@ -22,7 +23,14 @@ REFRESH_PER_S = 4
 LOG_LINES = 8
 """Lines of output shown; older ones are forgotten."""
 
-STYLES = {"training": "green", "draining": "yellow", "done": "green", "restarting": "yellow", "failed": "red"}
+STYLES = {
+    "training": "green",
+    "replaying": "yellow",
+    "draining": "yellow",
+    "done": "green",
+    "restarting": "yellow",
+    "failed": "red",
+}
 
 
 def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
@@ -34,6 +42,8 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     parts: list[RenderableType] = [_figures(status)]
     if metrics := _metrics(status):
         parts.append(metrics)
+    for alarm, text in alarms(status).items():
+        parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
     if restarts := restarts_text(status):
         parts.append(Text(restarts, style="yellow"))
     return Group(Panel(Group(*parts), title=title, title_align="left"), *lines)
@@ -60,6 +70,11 @@ def _figures(status: Status) -> Table:
     grid.add_row(
         *("loss", ratio(status.number("loss")), "rejected", count(sum(rejected.values()))),
         *("rows", count(sum(status.table_rows().values())), "partitions", count(len(status.counts("positions")))),
+    )
+    commit, mirror = status.part("commit"), status.part("commit").part("mirror")
+    grid.add_row(
+        *("committed", count(commit.number("version")), "ago", age(commit.number("age_s"))),
+        *("mirrored", count(mirror.number("version")), "generation", number("generation")),
     )
     return grid
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from service.alarms import alarms
 from service.status import Status
 
 
@@ -28,6 +29,8 @@ def progress_line(status: Status) -> str:
         f"lag {count(status.total('lag'))}",
         f"loss {ratio(status.number('loss'))}",
     ]
+    if (committed := status.part("commit").number("version")) is not None:
+        parts.append(f"committed {count(committed)}")
     life = status.metrics("life")
     for task, window in status.metrics("window").items():
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
@@ -38,6 +41,16 @@ def progress_line(status: Status) -> str:
     if restarts := restarts_text(status):
         parts.append(restarts)
     return "  ".join(parts)
+
+
+def news(status: Status, before: Status | None) -> Iterator[str]:
+    """What a status tells that the one before did not: alarms that went on or off, then where the job stands."""
+    now, then = alarms(status), {} if before is None else alarms(before)
+    yield from (f"ALARM {text}" for alarm, text in now.items() if then.get(alarm) != text)
+    yield from (f"alarm over: {text}" for alarm, text in then.items() if alarm not in now)
+    line = progress_line(status)
+    if before is None or line != progress_line(before):
+        yield line
 
 
 def restarts_text(status: Status) -> str:

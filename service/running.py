@@ -23,7 +23,7 @@ from service.launcher.plan import JobPlan, plan_job
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.supervision import Outcome
-from service.lines import labelled, progress_line, summary_lines
+from service.lines import labelled, news, summary_lines
 from service.spec import Job, LoadedJob
 from service.status import Status
 from service.store import REPORT, WORKERS, claimed, clear_live
@@ -63,14 +63,13 @@ class PlainShow:
         self._print(labelled(worker, text))
 
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Print progress from a thread, where it has changed."""
-        return _Ticking(lambda last: self._tell(status, last), self._every_s)
+        """Print progress and alarms from a thread, where they have changed."""
+        return _Ticking(lambda last: self._tell(Status(status()), last), self._every_s)
 
-    def _tell(self, status: Callable[[], Mapping[str, Any]], last: str) -> str:
-        line = progress_line(Status(status()))
-        if line != last:
+    def _tell(self, status: Status, last: Status | None) -> Status:
+        for line in news(status, last):
             self._print(line)
-        return line
+        return status
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -79,7 +78,7 @@ class PlainShow:
 class _Ticking:
     """Calls `act` with its own last answer every `every_s` on a thread, as long as the context lasts."""
 
-    def __init__(self, act: Callable[[str], str], every_s: float) -> None:
+    def __init__(self, act: Callable[[Status | None], Status], every_s: float) -> None:
         self._act, self._every_s = act, every_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="show", daemon=True)
@@ -92,7 +91,7 @@ class _Ticking:
         self._thread.join()
 
     def _run(self) -> None:
-        last = ""
+        last: Status | None = None
         while not self._done.wait(self._every_s):
             last = self._act(last)
         self._act(last)  # how it ended
@@ -171,8 +170,12 @@ def fetch_from_mirror(job: LoadedJob, show: Show) -> int:
 
 
 def preloaded(cluster: ClusterSection) -> list[str]:
-    """What workers import. Shards, the first to start, are forked before torch is loaded."""
-    return ["pserver.server", "trainer.job"] if cluster.num_shards else ["trainer.job"]
+    """What workers import, also where it is only as they go along.
+
+    Shards, the first to start, are forked before torch is loaded.
+    """
+    trainer = ["trainer.job", "millrace.role", "pyarrow.compute", "torch._inductor.config"]
+    return ["pserver.server", *trainer] if cluster.num_shards else trainer
 
 
 def restart_limits(cluster: ClusterSection) -> RestartLimits:

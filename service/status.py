@@ -33,6 +33,19 @@ class Status:
         """A top-level number."""
         return _number(self.raw.get(key))
 
+    def flag(self, key: str) -> bool | None:
+        """A top-level truth value."""
+        value = self.raw.get(key)
+        return value if isinstance(value, bool) else None
+
+    def part(self, key: str) -> "Status":
+        """What is told below a top-level key; nothing, where it tells nothing."""
+        return Status(_mapping(self.raw.get(key)))
+
+    def texts(self, key: str) -> dict[str, str]:
+        """A top-level mapping of names to texts."""
+        return {str(name): str(text) for name, text in _mapping(self.raw.get(key)).items()}
+
     def counts(self, key: str) -> dict[str, Number]:
         """A top-level mapping of names to numbers, without those that are none."""
         pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())

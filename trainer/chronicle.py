@@ -16,7 +16,7 @@ from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer.log import Kind, Log, LogFull
 from trainer.plan import Plan
-from trainer.planner import FULL_WAIT_S, Drained, Planner
+from trainer.planner import FULL_WAIT_S, Drained, Planner, full_log_text
 
 COMPARED = ("events", "samples", "rejected", "day", "digests")
 """What of a close must come out again."""
@@ -151,7 +151,7 @@ class Chronicle:
                     raise
                 if not self.trouble:
                     log.warning("training waits, since the log cannot be written: %s", error)
-                self.trouble = f"the log cannot be written, the job stops in {deadline.left_s():.0f} s: {error}"
+                self.trouble = full_log_text(error, self._max_full_s)
                 time.sleep(FULL_WAIT_S)
             else:
                 self.trouble = ""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from trainer.observe import Observer
 from trainer.plan import Plan
 from trainer.planner import Planner
 from trainer.progress import Progress, Reading
-from trainer.ranks import Ranks, gather_messages
+from trainer.ranks import Ranks, by_chief, gather_messages
 
 
 class RanksDiffer(MillraceError):
@@ -100,8 +101,7 @@ class PassCloser:
         latest_s = self._observer.take_latest_s()
         metrics = self._observer.close_pass(self._ranks)
         digests = {"dense": dense, "pushes": f"{pushes:032x}"}
-        if self._chronicle is not None:
-            self._write_down(self._chronicle, plan, reading, digests)
+        by_chief(self._ranks, partial(self._write_down, plan, reading, digests))  # a full disk may keep it waiting
         said = {
             "metrics": metrics,
             "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
@@ -118,9 +118,10 @@ class PassCloser:
             said["jumped"] = self._planner.jumped
         self._progress.closed(plan, reading, said)
 
-    def _write_down(self, chronicle: Chronicle, plan: Plan, reading: Reading, digests: Mapping[str, str]) -> None:
+    def _write_down(self, plan: Plan, reading: Reading, digests: Mapping[str, str]) -> None:
         """Chief: the close in the log."""
-        chronicle.close(
+        assert self._chronicle is not None, "the chief's"
+        self._chronicle.close(
             {
                 "number": plan.number,
                 "day": self._day,

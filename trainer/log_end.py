@@ -25,6 +25,8 @@ class LogFull(MillraceError):
 class LogFailed(MillraceError):
     """The disk did not keep what the log wrote. What is durable is unknown, so this process must end."""
 
+    exit_code = 75
+
     def __init__(self, path: Path, why: str | None) -> None:
         super().__init__(
             f"{path}: {why}: this process cannot go on with the log; the next generation goes on from what was synced."

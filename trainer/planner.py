@@ -33,6 +33,11 @@ FULL_WAIT_S = 0.5
 log = logging.getLogger(__name__)
 
 
+def full_log_text(error: LogFull, max_full_s: float) -> str:
+    """What a status says while training waits."""
+    return f"training waits, for the log cannot be written; the job stops after {max_full_s:g} s of it: {error}"
+
+
 class Drained:
     """There will be no further pass."""
 
@@ -257,7 +262,7 @@ class Planner:
                     raise
                 if not self.trouble:
                     log.warning("no pass can be planned, since the log cannot be written: %s", error)
-                self.trouble = f"the log cannot be written, the job stops in {deadline.left_s():.0f} s: {error}"
+                self.trouble = full_log_text(error, self._max_full_s)
                 if self._stopping.wait(FULL_WAIT_S):
                     raise
             else:

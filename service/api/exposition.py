@@ -1,11 +1,12 @@
 """Jobs' statuses as Prometheus reads them. Names and labels are frozen by tests/golden/metrics.txt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from service.alarms import Alarm, alarms
 from service.api.jobs import Jobs
 from service.status import Status
 
@@ -21,6 +22,22 @@ GAUGES = {
     "samples_per_s": ("millrace_samples_per_second", "Samples trained on per second"),
     "loss": ("millrace_loss", "Mean loss of the last steps"),
     "freshness_s": ("millrace_freshness_seconds", "From an event's time to its being learnt"),
+    "generation": ("millrace_generation", "How many times the workers were started in the job's life"),
+}
+COMMIT_GAUGES = {
+    "version": ("millrace_committed_version", "The last closed pass that cannot be lost any more"),
+    "age_s": ("millrace_commit_age_seconds", "Since the last commit was made, or since the start"),
+    "pause_s": ("millrace_commit_pause_seconds", "How long training waited for the last commit"),
+    "write_s": ("millrace_commit_seconds", "How long the last commit was written for, while training went on"),
+}
+MIRROR_GAUGES = {
+    "version": ("millrace_mirror_version", "The last closed pass in the mirror"),
+    "behind_s": ("millrace_mirror_behind_seconds", "How long a commit has waited to be in the mirror"),
+}
+ALARM_GAUGES = {
+    Alarm.COMMITS: ("millrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
+    Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
+    Alarm.FORKED: ("millrace_forked", "1 where a pass trained again came out otherwise than logged"),
 }
 BY_PARTITION = {
     "lag": ("millrace_lag", "Events that wait"),
@@ -50,6 +67,7 @@ class _JobCollector(Collector):
         statuses = [(name, status) for name in self._jobs.names() if (status := self._jobs.status(name)) is not None]
         yield from _counters(statuses)
         yield from _gauges(statuses)
+        yield from _durability(statuses)
         yield from _task_metrics(statuses)
 
 
@@ -77,17 +95,33 @@ def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
         for table, value in status.table_rows().items():
             rows.add_metric([job, table], value)
     yield from (state, learning, rows)
-    for key, (name, text) in GAUGES.items():
-        family = GaugeMetricFamily(name, text, labels=["job"])
-        for job, status in statuses:
-            if (number := status.number(key)) is not None:
-                family.add_metric([job], number)
-        yield family
+    yield from _numbers(GAUGES, statuses)
     for key, (name, text) in BY_PARTITION.items():
         family = GaugeMetricFamily(name, text, labels=["job", "partition"])
         for job, status in statuses:
             for partition, value in status.counts(key).items():
                 family.add_metric([job, partition], value)
+        yield family
+
+
+def _numbers(gauges: Mapping[str, tuple[str, str]], statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    for key, (name, text) in gauges.items():
+        family = GaugeMetricFamily(name, text, labels=["job"])
+        for job, status in statuses:
+            if (number := status.number(key)) is not None:
+                family.add_metric([job], number)
+        yield family
+
+
+def _durability(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    commits = [(job, status.part("commit")) for job, status in statuses]
+    yield from _numbers(COMMIT_GAUGES, commits)
+    yield from _numbers(MIRROR_GAUGES, [(job, commit.part("mirror")) for job, commit in commits])
+    for alarm, (name, text) in ALARM_GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=["job"])
+        for job, status in statuses:
+            if status.part("commit").raw:
+                family.add_metric([job], float(alarm in alarms(status)))
         yield family
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.alarms import alarms
 from service.past.asking import ask_commit
 from service.past.commits import entries_of
 from service.status import Number, Status
@@ -73,13 +74,44 @@ class JobEntry(Described):
 
     name: str
     state: str
-    """"starting", "training", "draining", "restarting", "done" or "failed"."""
+    """"starting", "replaying", "training", "draining", "restarting", "done" or "failed"."""
 
 
 class JobList(Described):
     """All jobs."""
 
     jobs: list[JobEntry]
+
+
+class LastCommit(Described):
+    """How a job's commits go."""
+
+    version: Number | None
+    """What a restart goes on from: nothing up to here can be lost."""
+    age_s: Number | None
+    """Since it was made, or since the start."""
+    writing: bool
+    """Whether the next one is being written."""
+    rows: Number | None
+    """Rows that the last one wrote."""
+    pause_s: Number | None
+    """How long training waited for it."""
+    write_s: Number | None
+    """How long it was written for, while training went on."""
+    failing: str | None
+    """Why the last try failed, until one succeeds."""
+    failing_s: Number | None
+    """For how long they have failed."""
+
+
+class LastMirrored(Described):
+    """How the copies in the store's mirror go."""
+
+    version: Number | None
+    """What an empty machine could go on from; null until one is copied by this generation."""
+    behind_s: Number | None
+    """How long a newer commit has waited."""
+    trouble: str | None
 
 
 class JobStatus(JobEntry):
@@ -115,6 +147,17 @@ class JobStatus(JobEntry):
     """How often the workers were started again since the launcher was."""
     last_death: str | None
     """Why they were started again last."""
+    generation: Number | None
+    """How many times the workers were started in the job's life."""
+    timeline: str | None
+    """The branch of the job's history that the versions are of."""
+    commit: LastCommit | None
+    mirror: LastMirrored | None
+    """Null without a mirror."""
+    restored: str | None
+    """The commit that these workers began from; null: from the beginning."""
+    alarms: dict[str, str]
+    """What is wrong although the job goes on: "commits", "log", "mirror", "forked", "damage"."""
 
 
 class CommitEntry(Described):
@@ -173,4 +216,33 @@ def described(name: str, status: Status) -> JobStatus:
         table_rows=status.table_rows(),
         restarts=status.number("restarts") or 0,
         last_death=status.text("last_death") or None,
+        generation=status.number("generation"),
+        timeline=status.text("timeline") or None,
+        commit=_last_commit(status.part("commit")),
+        mirror=_last_mirrored(status.part("commit").part("mirror")),
+        restored=status.text("restored") or None,
+        alarms={alarm.value: text for alarm, text in alarms(status).items()},
+    )
+
+
+def _last_commit(status: Status) -> LastCommit | None:
+    if not status.raw:
+        return None
+    return LastCommit(
+        version=status.number("version"),
+        age_s=status.number("age_s"),
+        writing=status.flag("writing") is True,
+        rows=status.number("rows"),
+        pause_s=status.number("pause_s"),
+        write_s=status.number("write_s"),
+        failing=status.text("failing") or None,
+        failing_s=status.number("failing_s"),
+    )
+
+
+def _last_mirrored(status: Status) -> LastMirrored | None:
+    if not status.raw:
+        return None
+    return LastMirrored(
+        version=status.number("version"), behind_s=status.number("behind_s"), trouble=status.text("trouble") or None
     )

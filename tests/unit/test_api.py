@@ -39,6 +39,23 @@ STATUS = {
     "tables": {"default": {"rows": 4321}},
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
+    "generation": 3,
+    "timeline": "t1",
+    "commit": {
+        "version": 10,
+        "age_s": 4.5,
+        "writing": True,
+        "rows": 700,
+        "pause_s": 0.25,
+        "write_s": 1.5,
+        "failing": None,
+        "failing_s": 0.0,
+        "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
+    },
+    "restored": "t1-0000000007-g2",
+    "passed_over": {},
+    "forked": False,
+    "trouble": "",
 }
 
 
@@ -83,6 +100,21 @@ def test_a_job_tells_what_it_is_doing():
         "table_rows": {"default": 4321},
         "restarts": 2,
         "last_death": "shard-0 ended first: killed by SIGKILL",
+        "generation": 3,
+        "timeline": "t1",
+        "commit": {
+            "version": 10,
+            "age_s": 4.5,
+            "writing": True,
+            "rows": 700,
+            "pause_s": 0.25,
+            "write_s": 1.5,
+            "failing": None,
+            "failing_s": 0.0,
+        },
+        "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
+        "restored": "t1-0000000007-g2",
+        "alarms": {},
     }
 
 
@@ -92,6 +124,7 @@ def test_a_job_that_is_starting_has_no_figures_yet():
     assert answer["pass"] is None
     assert answer["lag"] == {}
     assert (answer["restarts"], answer["last_death"]) == (0, None)
+    assert (answer["commit"], answer["mirror"], answer["alarms"]) == (None, None, {})
 
 
 @pytest.mark.parametrize(
@@ -179,6 +212,22 @@ def test_metric_names_and_labels_are_the_ones_we_promised():
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
     text = exposition(OneJob("news", lambda: full, NOWHERE)).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
+
+
+def test_alarms_are_told_and_counted():
+    failing = {**STATUS["commit"], "failing": "/store: No space left on device", "failing_s": 3.0, "mirror": None}
+    in_trouble = {**STATUS, "commit": failing, "trouble": "the log is full", "forked": True}
+    answer = get("/v1/jobs/news", in_trouble).json()
+    assert answer["alarms"] == {
+        "commits": "commits fail, version 10 is the last one: /store: No space left on device",
+        "log": "the log is full",
+        "forked": "forked: a pass trained again came out otherwise than logged",
+    }
+    assert answer["mirror"] is None
+    text = get("/metrics", in_trouble).text
+    for name in ("commit_failing", "trouble", "forked"):
+        assert f'millrace_{name}{{job="news"}} 1.0' in text
+    assert "millrace_mirror_version{" not in text
 
 
 def test_metrics_are_served_as_prometheus_text():

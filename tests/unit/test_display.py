@@ -33,6 +33,7 @@ STATUS = {
     "learning": True,
     "tables": {"default": {"rows": 4321, "bytes": 1}},
 }
+COMMIT = {"version": 9, "age_s": 300.0, "failing": None, "mirror": {"version": 8, "behind_s": 0.0, "trouble": None}}
 REPORT = {
     "events": 1000,
     "samples": 5000,
@@ -71,6 +72,55 @@ def test_restarts_are_told_with_the_last_death():
     assert "restarts" not in drawn({**STATUS, "restarts": 0, "last_death": None})
 
 
+def test_what_is_committed_and_mirrored_is_told():
+    committed = {**STATUS, "commit": COMMIT, "generation": 4}
+    assert "  committed 9  ctr AUC" in lines.progress_line(Status(committed))
+    text = drawn(committed)
+    for figure in ("committed", "9", "5 min", "mirrored", "8", "generation", "4"):
+        assert figure in text, figure
+
+
+TROUBLE = {
+    "commit": {**COMMIT, "failing": "/store: full", "mirror": {"version": None, "trouble": "no answer"}},
+    "trouble": "training waits",
+    "forked": True,
+    "passed_over": {"t1-0000000009-g1": "rows has other bytes"},
+}
+ALARMS = [
+    "commits fail, version 9 is the last one: /store: full",
+    "training waits",
+    "the mirror stays at version 0: no answer",
+    "forked: a pass trained again came out otherwise than logged",
+    "damaged commits were passed over: t1-0000000009-g1: rows has other bytes",
+]
+
+
+def test_the_terminal_shows_alarms_and_in_red_those_that_end_the_job():
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system="standard")
+    console.print(display.render(Status({**STATUS, **TROUBLE}), ()))
+    text = console.file.getvalue()
+    assert not [alarm for alarm in ALARMS if alarm not in text]
+    assert [line for line in text.splitlines() if "\x1b[1;31m" in line] == [
+        line for line in text.splitlines() if ALARMS[0] in line or ALARMS[1] in line
+    ]
+
+
+def test_lines_of_text_tell_an_alarm_when_it_goes_on_and_off():
+    calm, troubled = Status({**STATUS, "commit": COMMIT}), Status({**STATUS, **TROUBLE})
+    assert list(lines.news(troubled, calm)) == [f"ALARM {text}" for text in ALARMS]
+    assert list(lines.news(troubled, troubled)) == []
+    assert list(lines.news(calm, troubled)) == [f"alarm over: {text}" for text in ALARMS]
+    changed = Status({**STATUS, **TROUBLE, "trouble": "still"})
+    assert list(lines.news(changed, troubled)) == ["ALARM still"]
+    assert next(lines.news(troubled, None)) == f"ALARM {ALARMS[0]}"
+
+
+@pytest.mark.parametrize("state", ["replaying", "restarting"])
+def test_a_recovery_is_a_state(state):
+    assert lines.progress_line(Status({**STATUS, "state": state})).startswith(state)
+    assert state in drawn({**STATUS, "state": state})
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0.04, "0.0 s"), (119, "119.0 s"), (120, "2 min"), (7200, "2 h"), (9e7, "1,042 d")],
@@ -96,6 +146,8 @@ def test_text_of_a_worker_is_never_markup():
         {},
         {"job": "news", "state": "starting"},
         {key: None for key in STATUS},
+        {"commit": None, "passed_over": None, "forked": None, "trouble": None},
+        {"commit": {"version": None, "mirror": 3, "failing": None}, "passed_over": ["?"]},
         {"metrics": {"window": None, "life": {"ctr": None}}, "lag": 3, "rejected": [], "tables": {"default": None}},
         {**STATUS, "metrics": {"window": {"ctr": {"auc": None}}}, "loss": "high", "events": True},
     ],

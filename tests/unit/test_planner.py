@@ -316,7 +316,7 @@ def test_a_full_log_is_tried_again_until_there_is_room_and_says_so_meanwhile(qui
     planner.request(1, {}, 0)
     assert planner.take(0.1) is None
     assert journal.tried.is_set()
-    assert "No space left on device" in planner.trouble and "the job stops in" in planner.trouble
+    assert "No space left on device" in planner.trouble and "the job stops after" in planner.trouble
     journal.room.set()
     plan = planner.take(10.0)
     planner.close()

@@ -1,0 +1,46 @@
+"""What is wrong with a job although it goes on: pure, from its chief's status, for every way in which it is shown."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from service.status import Status
+
+
+class Alarm(StrEnum):
+    """What an alarm is about; one text at a time for each."""
+
+    COMMITS = "commits"
+    """Commits fail: a restart would go ever further back, and the job ends after `commit.max_failing`."""
+    LOG = "log"
+    """The log cannot be written: training waits, and the job ends after `commit.max_failing`."""
+    MIRROR = "mirror"
+    """The mirror is not written to, or falls behind."""
+    FORKED = "forked"
+    """A pass trained again came out otherwise."""
+    DAMAGE = "damage"
+    """Commits were damaged, and an older one was restored."""
+
+    @property
+    def grave(self) -> bool:
+        """Whether the job ends if nobody does something."""
+        return self in (Alarm.COMMITS, Alarm.LOG)
+
+
+def alarms(status: Status) -> dict[Alarm, str]:
+    """Every alarm that is on. A text changes only where what is wrong does."""
+    return dict(_found(status))
+
+
+def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
+    commit = status.part("commit")
+    if failing := commit.text("failing"):
+        yield Alarm.COMMITS, f"commits fail, version {commit.number('version') or 0} is the last one: {failing}"
+    if trouble := status.text("trouble"):
+        yield Alarm.LOG, trouble
+    if trouble := commit.part("mirror").text("trouble"):
+        yield Alarm.MIRROR, f"the mirror stays at version {commit.part('mirror').number('version') or 0}: {trouble}"
+    if status.flag("forked"):
+        yield Alarm.FORKED, "forked: a pass trained again came out otherwise than logged"
+    if damaged := status.texts("passed_over"):
+        told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
+        yield Alarm.DAMAGE, f"damaged commits were passed over: {told}"
