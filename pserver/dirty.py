@@ -27,6 +27,12 @@ class Dirty:
         self.num_dirty = 0
         self.in_flight_U: I32 | None = None
 
+    @property
+    def num_in_flight(self) -> int:
+        """Rows of the snapshot that is not settled yet."""
+        rows_U = self.in_flight_U
+        return 0 if rows_U is None else len(rows_U)
+
     def touch(self, marks_R: U8, touched_U: I32) -> None:
         """Rows have changed."""
         self.num_dirty += int(mark(marks_R, touched_U, len(touched_U)))

@@ -45,7 +45,11 @@ class Bound:
     max_rows: int
     """Rows resident at once."""
     max_dirty: int
-    """Rows that may wait for a commit: as many are copied at once. A few more may, of batches made ready before."""
+    """Rows that may wait for a commit, in flight and changed since; a few more may, of batches made ready before.
+
+    Commits begin between passes and when half of it waits, so a pass that changes at most half always ends: what it
+    lacks is free once the commit in flight is settled.
+    """
 
     @classmethod
     def of(cls, memory_bytes: int, width: int) -> "Bound":
@@ -67,7 +71,7 @@ class BoundedRows(Rows):
     def __init__(
         self, name: str, section: TableSection, optimizer: RowOptimizer, seed: int, waiting: Callable[[], int]
     ) -> None:
-        """`waiting` tells how many rows changed since the last snapshot."""
+        """`waiting` tells how many rows wait for a commit: changed since the last one, and in flight."""
         assert section.memory is not None
         width = int(section.first_order) + section.dim + len(optimizer.start_state)
         bound = Bound.of(section.memory, width)

@@ -43,7 +43,7 @@ class Table:
         self._rows = (
             Rows(name, section, self._optimizer, seed)
             if section.memory is None
-            else BoundedRows(name, section, self._optimizer, seed, lambda: self.num_dirty + self._num_touched)
+            else BoundedRows(name, section, self._optimizer, seed, self._num_waiting)
         )
         self._multipliers = multipliers_of(self.width)
         self._rows_by_group = np.zeros(1 << 16, np.int64)
@@ -181,6 +181,10 @@ class Table:
     def num_dirty(self) -> int:
         """Rows changed by closed passes that are neither committed nor in flight."""
         return self._dirty.num_dirty
+
+    def _num_waiting(self) -> int:
+        """Copies that commits need: those in flight, and of all that changed since, the open pass's rows included."""
+        return self._dirty.num_in_flight + self.num_dirty + self._num_touched
 
     def snapshot(self) -> tuple[U64, U32]:
         """Copies of the dirty rows, keys and words; they are in flight until `settle`. Between passes only."""

@@ -275,9 +275,26 @@ def test_more_rows_than_their_copies_have_memory_for_do_not_become_dirty(impatie
     assert (table.stats().dirty_rows, table.stats().max_dirty_rows) == (16, 16)
     with pytest.raises(OutOfMemory, match="at most 16"):
         reserve(table, ALL_KEYS[:1])
-    commit(table, store)
+    store.write(*table.snapshot())
+    assert table.stats().dirty_rows == 0
+    with pytest.raises(OutOfMemory, match="16 rows wait for a commit"):
+        reserve(table, ALL_KEYS[:1])
+    table.settle(True)
     learn(table, ALL_KEYS[16:20], 2)
     assert table.stats().dirty_rows == 4
+
+
+def test_a_pass_waits_for_the_commit_in_flight_and_goes_on():
+    store = MemoryRows(NUM_WORDS)
+    table = bounded(max_rows=60, max_dirty=16, store=store)
+    learn(table, ALL_KEYS[:10], 1)
+    store.write(*table.snapshot())
+    learn(table, ALL_KEYS[10:16], 2)
+    settling = threading.Timer(0.05, table.settle, [True])
+    settling.start()
+    learn(table, ALL_KEYS[16:24], 3)
+    settling.join()
+    assert table.num_dirty == 14
 
 
 def test_a_batch_that_could_never_fit_is_refused_at_once():
