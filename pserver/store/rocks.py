@@ -242,6 +242,12 @@ def _options() -> Options:
     options.set_compaction_style(DBCompactionStyle.level())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_level_zero_file_num_compaction_trigger(8)
+    # A checkpoint waits, the interpreter's lock in hand, while writes are to wait for compactions, which a full disk
+    # keeps from happening: nothing here waits for them.
+    options.set_level_zero_slowdown_writes_trigger(1 << 30)
+    options.set_level_zero_stop_writes_trigger(1 << 30)
+    options.set_soft_pending_compaction_bytes_limit(0)
+    options.set_hard_pending_compaction_bytes_limit(0)
     options.set_max_bytes_for_level_base(512 << 20)
     options.set_target_file_size_base(64 << 20)
     options.set_max_background_jobs(2)  # one compacts; the other would flush, and never has to
