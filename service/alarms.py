@@ -16,7 +16,7 @@ class Alarm(StrEnum):
     MIRROR = "mirror"
     """The mirror is not written to, or falls behind."""
     FORKED = "forked"
-    """A pass trained again came out otherwise."""
+    """A pass trained again came out otherwise, or libraries or hardware are others than the commit was made with."""
     DAMAGE = "damage"
     """Commits were damaged, and an older one was restored."""
 
@@ -40,7 +40,7 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if trouble := commit.part("mirror").text("trouble"):
         yield Alarm.MIRROR, f"the mirror stays at version {commit.part('mirror').number('version') or 0}: {trouble}"
     if status.flag("forked"):
-        yield Alarm.FORKED, "forked: a pass trained again came out otherwise than logged"
+        yield Alarm.FORKED, "forked: results may differ from an undisturbed run, see the workers' lines at the start"
     if damaged := status.texts("passed_over"):
         told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
         yield Alarm.DAMAGE, f"damaged commits were passed over: {told}"

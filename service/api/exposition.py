@@ -37,7 +37,7 @@ MIRROR_GAUGES = {
 ALARM_GAUGES = {
     Alarm.COMMITS: ("millrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
     Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
-    Alarm.FORKED: ("millrace_forked", "1 where a pass trained again came out otherwise than logged"),
+    Alarm.FORKED: ("millrace_forked", "1 where a replay differed, or libraries or hardware did since the commit"),
 }
 BY_PARTITION = {
     "lag": ("millrace_lag", "Events that wait"),
