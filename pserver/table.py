@@ -170,7 +170,9 @@ class Table:
             return self._digest_of(touched)
 
     def _digest_of(self, rows_U: I32) -> int:
-        return self._digest(*self._rows.bits(), rows_U)
+        bits, parts = self._rows.bits(), list[int]()
+        self._ranges(len(rows_U), lambda begin, end: parts.append(self._digest(*bits, rows_U[begin:end])))
+        return add(parts)
 
     def _digest(self, slab_bits_RW: U32, columns: tuple[NDArray[Any], ...], rows_U: I32) -> int:
         return join(*digest_rows(slab_bits_RW, columns, rows_U, self._multipliers))
@@ -224,8 +226,12 @@ class Table:
             group_U = groups_of(words_UW)
             rows_U = self._rows.reserve(keys_U, group_U, start=False)
             with self._rows.moving:
-                unpack(frozen(words_UW), rows_U, 0, len(rows_U), *self._rows.bits())
+                self._unpack(frozen(words_UW), rows_U)
             self._rows_by_group += np.bincount(group_U, minlength=1 << 16)
+
+    def _unpack(self, words_UW: U32, rows_U: I32) -> None:
+        bits = self._rows.bits()
+        self._ranges(len(rows_U), lambda begin, end: unpack(words_UW, rows_U, begin, end, *bits))
 
     # --- all rows -----------------------------------------------------------------------------------------------------
 
