@@ -119,7 +119,7 @@ class Failure(grpc.RpcError):
         (grpc.StatusCode.UNAUTHENTICATED, BadRequest, 1),
         (grpc.StatusCode.UNKNOWN, BadRequest, 1),
         (grpc.StatusCode.ABORTED, StoreFailed, 1),
-        (grpc.StatusCode.DATA_LOSS, StoreDamaged, 1),
+        (grpc.StatusCode.DATA_LOSS, StoreDamaged, 75),
         (grpc.StatusCode.OUT_OF_RANGE, OutOfMemory, 75),
     ],
 )
