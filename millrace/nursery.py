@@ -10,6 +10,7 @@ The launcher's side is service.launcher.nursery.
 """
 
 import argparse
+import atexit
 import ctypes
 import gc
 import importlib
@@ -126,7 +127,25 @@ class Nursery:
         """The launcher is gone: so is everything here, stopped processes too."""
         for pid in self._children:
             _kill_group(pid)
-        sys.exit(0)
+        os._exit(0)  # what libraries say of their own end is nobody's
+
+
+def load_kernels() -> None:
+    """Load what Numba has in its cache for the modules imported so far; what it has not stays for the workers.
+
+    Its dispatchers have no public way to ask for that, so the list of signatures is read where they keep it.
+    """
+    if "numba" not in sys.modules:
+        return
+    from numba.core.dispatcher import Dispatcher
+
+    loaded = [
+        thing for module in list(sys.modules.values()) for thing in list(getattr(module, "__dict__", {}).values())
+    ]
+    for kernel in {id(thing): thing for thing in loaded if issubclass(type(thing), Dispatcher)}.values():
+        if (index := getattr(kernel._cache, "_cache_file", None)) is not None:  # noqa: SLF001
+            for signature, *_ in index._load_index():  # noqa: SLF001
+                kernel.compile(signature)
 
 
 def become(request: Request, descriptors: Sequence[int]) -> None:
@@ -140,6 +159,7 @@ def become(request: Request, descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     os.chdir(request.cwd)
+    atexit.register(gc.unfreeze)  # else libraries that count what is theirs complain at the end
     setproctitle.setproctitle(" ".join(("python -m", request.module, *request.argv)))
     sys.argv = [request.module, *request.argv]
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
@@ -167,6 +187,7 @@ def main() -> None:
     child = None
     for module in arguments.preload:
         importlib.import_module(module)
+        load_kernels()
         if child := nursery.serve(wait=False):
             break
     if child is None:

@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.config import Section
-from pserver.config import ShardProcess
 from service.spec import LoadedJob
 from service.store import LIVE
-from trainer.config import WorkerConfig
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
@@ -98,9 +95,7 @@ def _shard(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], number: in
         "live": _live(job, told["generation"], number),
         "address_file": str(address_file),
     }
-    return WorkerPlan(
-        name=name, command=(*PYTHON, "pserver"), config=_known(ShardProcess, config), address_file=address_file
-    )
+    return WorkerPlan(name=name, command=(*PYTHON, "pserver"), config=config, address_file=address_file)
 
 
 def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: int) -> WorkerPlan:
@@ -118,11 +113,4 @@ def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: in
         "live": None if cluster.num_shards else _live(job, told["generation"], 0),
         "address_file": str(address_file),
     }
-    return WorkerPlan(
-        name=name, command=(*PYTHON, "trainer"), config=_known(WorkerConfig, config), address_file=address_file
-    )
-
-
-def _known(model: type[Section], config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without what the worker cannot be told yet."""
-    return {name: value for name, value in config.items() if name in model.model_fields}
+    return WorkerPlan(name=name, command=(*PYTHON, "trainer"), config=config, address_file=address_file)

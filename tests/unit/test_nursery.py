@@ -148,6 +148,16 @@ def test_descriptors_are_given_back(nursery, tmp_path):
     assert nursery._running._children == {}
 
 
+def test_kernels_are_loaded_from_their_cache_and_none_is_compiled():
+    code = (
+        "import pserver.kernels as module; from millrace.nursery import load_kernels; load_kernels();"
+        "kernels = [thing for thing in vars(module).values() if type(thing).__name__ == 'CPUDispatcher'];"
+        "assert not any(sum(k.stats.cache_misses.values()) for k in kernels); print(len(kernels))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) > 0
+
+
 def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
     child = nursery.start((sys.executable, "-c", "print(1)"), tmp_path)
     assert child.wait() == 0
@@ -159,7 +169,9 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
 def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (
-        "import pserver.server, trainer.job, threading, pathlib; assert threading.active_count() == 1;"
+        "import service.config, service.running, importlib, threading, pathlib\n"
+        "for m in service.running.preloaded(service.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
+        "assert threading.active_count() == 1;"
         "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
