@@ -6,6 +6,7 @@ runs. Imports no torch: the control plane calls this.
 
 import os
 import re
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from millrace.deadline import Deadline
+from millrace.durable import REAL
 from millrace.errors import MillraceError, SpecError
+from millrace.locks import locked
 from trainer.commits import Commit, order_of
 from trainer.history import History
-from trainer.log import Kind, Log, Record, newest_generation, read
+from trainer.log import LOCK, Kind, Log, Place, Record, newest_generation, read
+from trainer.log_file import file_name, listed, record_of
 from trainer.partitions import Known, Skip
 from trainer.plan import Plan
 
@@ -63,14 +67,47 @@ class Lineage:
         return f"t{max([0, *numbers, *(order_of(name)[0] for name in names)]) + 1}"
 
 
+def claims(folder: Path) -> list[Record]:
+    """The claims in the log, wherever else it is damaged: each is the first record of a file."""
+    found = (record_of(path.read_bytes().partition(b"\n")[0] + b"\n", Place(path, 0)) for path in listed(folder))
+    return [record for record in found if record is not None]
+
+
 def rewind(store: Path, commit: Commit, timeline: str) -> int:
     """Have the next run go on from `commit`, on the new timeline `timeline`; the generation claimed for this.
 
     Raises as `Log.claim` does.
     """
-    log = _claim(store / "log", {"timeline": timeline, "base": commit.name}, "millrace rewind")
-    log.close()
-    return log.generation
+    folder = store / "log"
+    generation = newest_generation(folder) + 1
+    _claim(folder, generation, {"timeline": timeline, "base": commit.name}, "millrace rewind").close()
+    return generation
+
+
+def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
+    """As `rewind` where the log is damaged: begin another log, for nothing of the old one is needed; where that is now.
+
+    1. The new log, elsewhere. 2. All but the newest of the old files are set aside, the oldest first. 3. The new file
+    is linked into place. 4. The last old file is set aside. Before 4 the log is still damaged, and this may be done
+    again; at no time are older generations without one that is newer.
+    """
+    folder, begun = store / "log", store / "log.begun"
+    generation = newest_generation(folder) + 1
+    aside = folder / f"damaged-before-g{generation}"
+    with locked(folder / LOCK, Deadline.after(CLAIM_S)):
+        shutil.rmtree(begun, ignore_errors=True)
+        _claim(begun, generation, {"timeline": timeline, "base": commit.name}, "millrace rewind").close()  # 1
+        aside.mkdir(exist_ok=True)
+        *older, newest = listed(folder)
+        for path in older:
+            path.rename(aside / path.name)  # 2
+            REAL.sync_folder(folder)
+        (begun / file_name(generation, 1)).rename(folder / file_name(generation, 1))  # 3
+        REAL.sync_folder(folder)
+        newest.rename(aside / newest.name)  # 4
+        REAL.sync_folder(folder)
+        shutil.rmtree(begun)
+    return aside
 
 
 def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[int]:
@@ -84,7 +121,8 @@ def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[
     """
     history = History.of(read(store / "log"))
     check_skip(history, newest, wanted)
-    log = _claim(store / "log", {"timeline": history.timeline, "base": history.base}, "millrace skip")  # 1
+    here = {"timeline": history.timeline, "base": history.base}
+    log = _claim(store / "log", newest_generation(store / "log") + 1, here, "millrace skip")  # 1
     withdrawn = touching(history, wanted)
     for number in reversed(withdrawn):
         log.append(Kind.VOID, {"number": number, "reason": f"touches what is skipped: {reason}"})  # 2
@@ -142,8 +180,7 @@ def positions(history: History, newest: Commit | None) -> dict[str, int]:
     return found
 
 
-def _claim(folder: Path, body: Mapping[str, Any], by: str) -> Log:
-    """The generation after the newest one."""
+def _claim(folder: Path, generation: int, body: Mapping[str, Any], by: str) -> Log:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "by": by}
-    return Log.claim(folder, newest_generation(folder) + 1, {**body, **facts}, Deadline.after(CLAIM_S))
+    return Log.claim(folder, generation, {**body, **facts}, Deadline.after(CLAIM_S))

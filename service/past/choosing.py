@@ -4,13 +4,12 @@ from pathlib import Path
 
 from millrace.errors import SpecError
 from trainer.commits import Commit, Commits, order_of
-from trainer.log import read
-from trainer.rewind import Lineage
+from trainer.rewind import Lineage, claims
 
 
 def lineage(store: Path) -> Lineage:
-    """Which versions led to the present one. Raises LogDamaged."""
-    return Lineage.of(read(store / "log"))
+    """Which versions led to the present one, even if the log is damaged."""
+    return Lineage.of(claims(store / "log"))
 
 
 def chosen_name(names: list[str], text: str, past: Lineage) -> str:
@@ -33,7 +32,7 @@ def chosen_name(names: list[str], text: str, past: Lineage) -> str:
 
 
 def chosen(store: Path, text: str) -> Commit:
-    """The commit in `store` that `text` means; see `chosen_name`. Raises SpecError, CommitDamaged, LogDamaged."""
+    """The commit in `store` that `text` means; see `chosen_name`. Raises SpecError, CommitDamaged."""
     commits = Commits(store)
     names = commits.names()
     return commits.read(text if text in names else chosen_name(names, text, lineage(store)))

@@ -10,10 +10,11 @@ from service.past.verify import damage_of
 from service.spec import LoadedJob
 from service.store import LIVE, stopped
 from trainer.commits import Commit, CommitDamaged, Commits, order_of
+from trainer.log import LogDamaged, read
 from trainer.mirror.address import parse
 from trainer.mirror.content import lookup
 from trainer.partitions import Skip
-from trainer.rewind import rewind, skip
+from trainer.rewind import rewind, rewind_anew, skip
 
 MIRROR_S = 300.0
 """How long the mirror may take to say what it holds."""
@@ -32,7 +33,15 @@ def rewind_job(job: LoadedJob, to: str) -> None:
             raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` tells which commits are sound")
         left = begins_at(commits.names(), past)
         timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
-        rewind(job.store, commit, timeline)
+        try:
+            read(job.store / "log")
+        except LogDamaged as error:
+            aside = rewind_anew(job.store, commit, timeline)
+            print(
+                f"the log is damaged ({error.path.name}, byte {error.byte}), and begun anew; the old one is in {aside}"
+            )
+        else:
+            rewind(job.store, commit, timeline)
     print(f"timeline {timeline} begins at commit {commit.name}, version {commit.version}; `millrace run` goes on there")
     if left is not None and left != commit.name:
         print(

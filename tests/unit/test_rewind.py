@@ -1,14 +1,18 @@
 """Steering a stopped job's past: what the log says afterwards, and what the next chief makes of it."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 
 from millrace.errors import MillraceError, SpecError
 from tests.fakes.past import Past
 from trainer.commits import Commits
 from trainer.history import History
-from trainer.log import Kind, newest_generation, read
+from trainer.log import Kind, LogDamaged, newest_generation, read
+from trainer.log_file import listed
 from trainer.partitions import Skip
-from trainer.rewind import Lineage, NotPossible, rewind, skip
+from trainer.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
 
 
 @pytest.fixture
@@ -86,6 +90,76 @@ def test_a_lineage_holds_the_versions_that_led_to_the_present_one():
 
 def test_a_store_whose_log_has_not_begun_has_every_commit_in_its_lineage():
     assert Lineage.of([]).holds("t1-0000000010-g1")
+
+
+# A new timeline where the log is damaged
+
+
+@pytest.fixture
+def damaged(past):
+    """Two generations' files, the first one with a bit flipped in what came after the commit."""
+    past.begin().close(4, a=(300, 400))
+    past.end()
+    path = past.store / "log" / "00000001-0001.log"
+    content = bytearray(path.read_bytes())
+    content[content.index(b'"number":5') + 9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(LogDamaged):
+        read(path.parent)
+    return past
+
+
+def test_a_log_begun_anew_stands_at_the_commit_and_the_old_one_is_kept(damaged):
+    folder = damaged.store / "log"
+    before = {path.name: path.read_bytes() for path in listed(folder)}
+    aside = rewind_anew(damaged.store, commit(damaged), "t2")
+    now = history(damaged)
+    assert (now.timeline, now.base, now.closed, now.generation, now.begins_late) == ("t2", damaged.name, 2, 3, False)
+    assert {path.name: path.read_bytes() for path in listed(aside)} == before
+    assert [path.name for path in listed(folder)] == ["00000003-0001.log"]
+    assert not (damaged.store / "log.begun").exists()
+
+
+def test_a_log_begun_anew_is_gone_on_with(damaged):
+    rewind_anew(damaged.store, commit(damaged), "t2")
+    damaged.generation = 3
+    damaged.begin("t2", damaged.name).close(3, a=(200, 250))
+    assert [each.plan["number"] for each in history(damaged).after(2)] == [3]
+    assert Lineage.of(claims(damaged.store / "log")).holds(damaged.name)
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_log_that_was_half_begun_anew_is_begun_again_and_no_older_generation_gets_in(damaged, monkeypatch, renames):
+    """Killed after so many renames: of the old file, the new one, the last old one."""
+
+    class Killed(BaseException):
+        pass
+
+    left = renames
+    real = Path.rename
+
+    def rename(path, target):
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        return real(path, target)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(Path, "rename", rename)
+        with pytest.raises(Killed) if renames < 3 else nullcontext():
+            rewind_anew(damaged.store, commit(damaged), "t2")
+    assert newest_generation(damaged.store / "log") == (2 if renames < 2 else 3)
+    if renames < 3:
+        with pytest.raises(LogDamaged) if renames != 1 else nullcontext():
+            read(damaged.store / "log")
+        rewind_anew(damaged.store, commit(damaged), "t2")
+    now = history(damaged)
+    assert (now.timeline, now.closed) == ("t2", 2)
+
+
+def test_the_lineage_is_known_of_a_damaged_log(damaged):
+    assert Lineage.of(claims(damaged.store / "log")) == Lineage("t1", {"t1": None})
 
 
 # A range gone past
