@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench import bench_shards, parsing
+from tests.bench import commits as committing
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
 
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -86,8 +87,19 @@ def pipes(rounds: int, rows: int) -> dict[str, dict]:
     return parsing.figures(CACHE)
 
 
-PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {"pipes": pipes, "shards": shards, "text": text, "w1": w1}
-NEED_YARDSTICKS = {"text", "w1", "pipes"}
+def commits(rounds: int, rows: int) -> dict[str, dict]:
+    """What commits cost training."""
+    return committing.figures(make(CACHE / f"w1-{rows}", rows))
+
+
+PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
+    "pipes": pipes,
+    "shards": shards,
+    "text": text,
+    "w1": w1,
+    "commits": commits,
+}
+NEED_YARDSTICKS = {"text", "w1", "pipes", "commits"}
 
 
 def main() -> None:

@@ -48,10 +48,11 @@ def baseline(npz: Path, hidden: int, steps: int) -> float:
 class ArrayReader:
     """A `dataset.loader.Reader` of arrays in memory: position = row, again from the start after the last."""
 
-    def __init__(self, npz: Path) -> None:
+    def __init__(self, npz: Path, rows: int | None = None) -> None:
+        """`rows` takes the first so many only."""
         data = np.load(npz)
-        self._dense, self._label = data["dense"], data["label"]
-        signs = data["ids"].astype(np.uint64) + data["offsets"][None].astype(np.uint64) + np.uint64(1)
+        self._dense, self._label = data["dense"][:rows], data["label"][:rows]
+        signs = data["ids"][:rows].astype(np.uint64) + data["offsets"][None].astype(np.uint64) + np.uint64(1)
         self._signs = np.ascontiguousarray(signs.T)
         self._offset_B1 = np.arange(BLOCK + 1)
 
