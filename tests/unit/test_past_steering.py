@@ -1,0 +1,119 @@
+"""What `millrace rewind` and `millrace skip` say, and when they refuse."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, SpecError
+from millrace.locks import locked
+from service.past.steering import rewind_job, skip_job
+from service.spec import LoadedJob, load_job
+from tests.fakes.past import Past
+from trainer.commits import CommitDamaged, Commits
+from trainer.history import History
+from trainer.log import newest_generation, read
+from trainer.partitions import Skip
+
+NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
+
+
+def job_in(tmp_path, *overrides):
+    loaded = load_job(NEWS, overrides)
+    return LoadedJob(spec=loaded.spec, raw=loaded.raw, folder=loaded.folder, store=tmp_path / "store")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return job_in(tmp_path)
+
+
+@pytest.fixture
+def past(job):
+    """A stopped job with commits of versions 1 and 2; pass 3 is planned."""
+    made = Past(job.store).begin()
+    made.meet("a")
+    for version in (1, 2):
+        made.close(version, a=(100 * version - 100, 100 * version))
+        made.commit(version)
+    made.plan(3, a=(200, 300))
+    made.end()
+    return made
+
+
+def test_a_rewind_says_where_it_begins_and_how_to_come_back(past, job, capsys):
+    rewind_job(job, "1")
+    assert capsys.readouterr().out.splitlines() == [
+        "timeline t2 begins at commit t1-0000000001-g1, version 1; `millrace run` goes on there",
+        "left behind: what came after it on timeline t1, up to commit t1-0000000002-g1. While that is there, "
+        "`millrace rewind --to t1-0000000002-g1` comes back to it; `millrace commits pin` keeps it from being pruned",
+    ]
+
+
+def test_a_rewind_to_the_newest_commit_leaves_no_commit_behind(past, job, capsys):
+    rewind_job(job, "2")
+    assert "left behind" not in capsys.readouterr().out
+
+
+def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path, capsys):
+    mirror = tmp_path / "mirror" / "commits"
+    mirror.mkdir(parents=True)
+    name = "t4-0000000002-g9"
+    past.timeline, past.generation = "t4", 9
+    shutil.copytree(Commits(job.store).folder / "t1-0000000002-g1", Commits(job.store).folder / name)
+    commit = Commits(job.store).read("t1-0000000002-g1")
+    past.write_manifest(name, 2, commit.shards, commit.files)
+    shutil.move(Commits(job.store).folder / name / "manifest.json", mirror / f"{name}.json")
+    shutil.rmtree(Commits(job.store).folder / name)
+    rewind_job(job_in(tmp_path, f"store.mirror={mirror.parent}"), "1")
+    assert "timeline t5 begins" in capsys.readouterr().out
+
+
+def test_a_job_with_a_damaged_log_is_rewound_with_a_log_begun_anew(past, job, capsys):
+    path = job.store / "log" / "00000001-0001.log"
+    path.write_bytes(path.read_bytes().replace(b'"number":2', b'"number":9', 1))
+    rewind_job(job, "2")
+    aside = path.parent / "damaged-before-g2"
+    assert f"the log is damaged (00000001-0001.log, byte {read_at(aside)})" in capsys.readouterr().out
+    now = History.of(read(path.parent))
+    assert (now.timeline, now.base, now.closed) == ("t2", "t1-0000000002-g1", 2)
+
+
+def read_at(aside):
+    content = (aside / "00000001-0001.log").read_bytes()
+    return content.rindex(b"\n", 0, content.index(b'"number":9')) + 1
+
+
+def test_a_commit_that_is_damaged_is_not_rewound_to(past, job):
+    (Commits(job.store).folder / "t1-0000000001-g1" / "dense.safetensors").unlink()
+    with pytest.raises(CommitDamaged, match="t1-0000000001-g1: dense.safetensors cannot be read"):
+        rewind_job(job, "1")
+    assert newest_generation(job.store / "log") == 1
+
+
+def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job, capsys):
+    skip_job(job, Skip("a", 250, 260), "half a line")
+    assert capsys.readouterr().out.splitlines() == [
+        "a: 10 positions are gone past, 250-260; the next run reads on behind them",
+        "passes withdrawn, to be planned anew without them: 3",
+    ]
+
+
+def test_a_skip_without_a_reason_is_refused(past, job):
+    with pytest.raises(MillraceError, match="--reason says nothing"):
+        skip_job(job, Skip("a", 250, 260), " ")
+    assert newest_generation(job.store / "log") == 1
+
+
+def test_a_job_that_runs_is_not_steered(past, job):
+    with locked(job.store / "lock", Deadline.after(5)):
+        for steer in (lambda: rewind_job(job, "1"), lambda: skip_job(job, Skip("a", 250, 260), "x")):
+            with pytest.raises(SpecError, match="is in use by a run that is still going on; this can be done while"):
+                steer()
+    assert newest_generation(job.store / "log") == 1
+
+
+def test_a_store_of_another_job_is_not_steered(past, job, tmp_path):
+    with pytest.raises(SpecError, match="holds a run of job 'news', not of 'olds'"):
+        rewind_job(job_in(tmp_path, "name=olds"), "1")
