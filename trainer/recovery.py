@@ -182,12 +182,12 @@ def _under_spec(
     keys = [] if old is None else respec.significant(old, spec)
     if keys and any(each.close for each in replay):
         raise MillraceError(f"passes must be replayed before {', '.join(keys)} may change; start the job again")
-    joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
-    if not keys:
-        return replay
-    for each in replay:
+    # The newest goes first: after a crash none is left that goes on behind one withdrawn. Then the spec: none is left
+    # that was planned under the one before.
+    for each in reversed(replay if keys else ()):
         joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
-    return []
+    joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
+    return [] if keys else replay
 
 
 def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] | None:

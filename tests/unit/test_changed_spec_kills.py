@@ -1,0 +1,48 @@
+"""A chief that dies while it withdraws the plans of an old spec leaves no hole in the stream."""
+
+import pytest
+
+from tests.fakes.past import SPEC, Past
+from trainer.history import History
+from trainer.log import Kind, Log, read
+from trainer.recovery import begin
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("appends", range(5))
+def test_what_is_left_of_the_plans_after_a_kill_goes_on_without_a_gap(tmp_path, monkeypatch, appends):
+    """Killed after so many records of: void 5, void 4, the new spec, the commit that is restored."""
+    past = Past(tmp_path / "store").begin()
+    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    for number in (1, 2, 3):
+        past.close(number, a=(100 * number - 100, 100 * number))
+    past.commit(3)
+    past.plan(4, a=(300, 400))
+    past.plan(5, a=(400, 500))
+    past.end()
+    real, left = Log.append, appends
+
+    def append(log, kind, body):
+        nonlocal left
+        if not left:
+            log.close()
+            raise Killed
+        left -= 1
+        return real(log, kind, body)
+
+    changed = {**SPEC, "train": {"batch_size": 7}}
+    with monkeypatch.context() as killing:
+        killing.setattr(Log, "append", append)
+        try:
+            begin(past.store, 2, changed, None, {}).joblog.close()
+        except Killed:
+            assert appends < 4
+    assert [each.body["number"] for each in History.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
+    found = begin(past.store, 3, changed, None, {})
+    found.joblog.close()
+    assert found.replay == []
+    assert found.last_number == 5
+    assert History.of(read(past.store / "log")).spec == changed
