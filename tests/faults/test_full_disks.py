@@ -1,0 +1,242 @@
+"""A disk that is full, at any step of a commit or of the log, costs time and nothing else."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.deadline import Deadline
+from millrace.points import Point
+from pserver import commit as shard_commit
+from pserver.embedded import EmbeddedShards
+from pserver.store import rocks
+from tests.contract import shards_world as w
+from tests.contract.test_shards import some_batches
+from tests.small_disk import PAGE, small_disk
+from trainer import chronicle as chronicle_module
+from trainer import commit as chief_commit
+from trainer import commits as commits_module
+from trainer import log_end
+from trainer.chronicle import Chronicle
+from trainer.commit import Committer, Origin
+from trainer.commits import Commits, problems_of
+from trainer.config import CommitSection
+from trainer.log import Kind, Log, LogFull, read
+from trainer.saved import Saved
+
+EVERY_S = 0.001
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "store") as mounted:
+        yield mounted
+
+
+# Commits
+
+
+class Chief:
+    """Real rows, a real log and their commits, in a store on a small disk."""
+
+    def __init__(self, store):
+        self.store, self.commits, self.version = store, Commits(store), 0
+        self.shards = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=store / "live")
+        self.shards.restore(store, [], 0, w.soon())
+        self.log = Log.claim(store / "log", 1, {"timeline": "t1"}, Deadline.after(5))
+        self.committer = Committer(
+            store,
+            CommitSection(every=EVERY_S, keep=1),
+            Origin("news", "t1", 1, 1, {}),
+            self.log,
+            self.shards,
+            lambda: Saved(self.version, 1, {}, {"w": torch.ones(30_000)}, {"m": np.ones(30_000)}, {}),
+            lambda positions: None,
+            None,
+        )
+
+    def train(self):
+        self.version += 1
+        w.train(self.shards, self.version, some_batches(seed=self.version), seed=self.version, steps=4)
+
+    def commit(self):
+        """One try; why it failed, or None."""
+        time.sleep(EVERY_S)  # a commit is due, a pause is over
+        self.committer.tick(self.version)
+        self.committer._thread.submit(int).result()  # it is behind the commit
+        self.committer.tick(0)
+        return self.committer.status()["failing"]
+
+    def dirty_rows(self):
+        return sum(stats.dirty_rows for stats in self.shards.stats(w.soon()).values())
+
+    def assert_only(self, version):
+        """The commit of that version is there, whole, and nothing else: no folder, no file under a temporary name."""
+        (commit,) = self.commits.whole()
+        assert commit.version == version == self.committer.version and not problems_of(commit)
+        assert [path.name for path in self.commits.folder.iterdir()] == [commit.name]
+        assert {str(path.relative_to(commit.folder)) for path in commit.folder.rglob("*") if path.is_file()} == {
+            "manifest.json",
+            *commit.files,
+        }
+        assert not [path for path in self.store.rglob("*") if path.suffix in (".tmp", ".part")]
+
+    def assert_holds_all(self):
+        """The newest commit brings back every row there is."""
+        commit = self.commits.whole()[-1]
+        again = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=self.store / "again")
+        again.restore(commit.folder, commit.shards, commit.version, w.soon())
+        assert again.digest(w.soon()) == self.shards.digest(w.soon())
+        again.close()
+
+    def close(self):
+        self.committer.close()
+        self.shards.close()
+        self.log.close()
+
+
+@pytest.fixture
+def chief(disk, monkeypatch):
+    monkeypatch.setattr(rocks, "RECOVERY_PAUSE_S", 0.0)
+    made = Chief(disk.folder)
+    made.train()
+    assert made.commit() is None and made.dirty_rows() == 0
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("what", ["room", "names"])
+def test_whatever_a_commit_lacks_it_leaves_nothing_and_is_made_once_there_is_room(disk, chief, what):
+    """A little more room at each try, so that the disk is full at one step after the other."""
+    chief.train()
+    dirty_rows, reasons = chief.dirty_rows(), []
+    for amount in itertools.count():
+        disk.leave(amount * PAGE) if what == "room" else disk.leave_names(amount)
+        reason = chief.commit()
+        if reason is None:
+            break
+        reasons.append(reason)
+        chief.assert_only(1)
+        assert "No space left on device" in reason and str(disk.folder) in reason
+        assert chief.dirty_rows() == dirty_rows
+    expected = ("next.sst.part", "MANIFEST-", "rows.json", "serializ")
+    missing = [words for words in expected if not any(words in reason for reason in reasons)]
+    assert len(reasons) > 10 and (what == "names" or not missing), reasons
+    disk.free()
+    assert chief.dirty_rows() == 0
+    chief.assert_only(2)
+    chief.assert_holds_all()
+
+
+@pytest.mark.parametrize("what", ["room", "names"])
+@pytest.mark.parametrize(
+    ("point", "module"),
+    [
+        (Point.SNAPSHOT_TAKEN, shard_commit),
+        (Point.ROWS_WRITTEN, shard_commit),
+        (Point.CHECKPOINT_MADE, shard_commit),
+        (Point.DENSE_WRITTEN, chief_commit),
+        (Point.PARTS_WRITTEN, chief_commit),
+        (Point.MANIFEST_WRITTEN, commits_module),
+        (Point.COMMITTED, chief_commit),
+        (Point.PRUNE_BEGUN, commits_module),
+    ],
+)
+def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, chief, monkeypatch, what, point, module):
+    def fill(reached):
+        if reached is point:
+            disk.leave(0) if what == "room" else disk.leave_names(0)
+
+    monkeypatch.setattr(module, "reach", fill)
+    chief.train()
+    reason = chief.commit()
+    needs_no_room = point in (Point.MANIFEST_WRITTEN, Point.COMMITTED, Point.PRUNE_BEGUN)
+    assert (reason is None) == needs_no_room, reason
+    chief.assert_only(2 if needs_no_room else 1)
+    monkeypatch.undo()
+    disk.free()
+    chief.train()
+    assert chief.commit() is None
+    chief.assert_only(3)
+    chief.assert_holds_all()
+
+
+# The log
+
+
+def records(folder):
+    return [(record.kind, record.body.get("number")) for record in read(folder)]
+
+
+def close_of(number):
+    digests = {"dense": "d" * 64, "pushes": "p" * 32, "metrics": "m" * 64}
+    return {"number": number, "day": 0, "events": 10, "samples": 10, "rejected": {}, "digests": digests}
+
+
+@pytest.fixture
+def joblog(disk):
+    log = Log.claim(disk.folder / "log", 1, {"timeline": "t1"}, Deadline.after(5))
+    yield log
+    log.close()
+
+
+def test_a_disk_that_others_fill_has_room_for_the_log_still(disk, joblog):
+    disk.leave(0)
+    passes = log_end.RESERVE_BYTES // 2 // 500
+    for number in range(1, passes):
+        joblog.append(Kind.PLAN, {"number": number})
+        joblog.append(Kind.CLOSE, close_of(number))
+    assert len(records(joblog.folder)) == 2 * passes - 1
+
+
+@pytest.fixture
+def nothing_reserved(monkeypatch):
+    monkeypatch.setattr(log_end, "RESERVE_BYTES", 0)
+
+
+def test_a_log_without_room_takes_records_again_once_there_is_some(nothing_reserved, disk, joblog):
+    told = []
+    for kind in (Kind.PLAN, Kind.CLOSE) * 3:
+        disk.leave(0)
+        number = len(told) + 1
+        with pytest.raises(LogFull, match="make room"):
+            while True:
+                joblog.append(kind, close_of(number))
+                told.append((kind, number))
+                number += 1
+        disk.free()
+        assert records(joblog.folder)[1:] == told
+    assert len(told) > 10
+
+
+def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monkeypatch):
+    told = Chronicle(joblog, None, [], None, "fail", 60.0)
+    troubles = []
+
+    def wait(seconds):
+        troubles.append(told.trouble)
+        disk.free()
+
+    monkeypatch.setattr(chronicle_module.time, "sleep", wait)
+    disk.leave(0)
+    number = 0
+    while not troubles:
+        number += 1
+        told.close(close_of(number))
+    (trouble,) = troubles
+    assert trouble.startswith("training waits, for the log cannot be written; the job stops after 60 s of it: ")
+    assert f"{joblog.folder}/00000001-0001.log: No space left on device" in trouble and told.trouble == ""
+    assert records(joblog.folder)[1:] == [(Kind.CLOSE, n) for n in range(1, number + 1)]
+
+
+@pytest.mark.parametrize("what", ["room", "names"])
+def test_a_claim_without_room_leaves_the_job_to_the_generation_before(nothing_reserved, disk, joblog, what):
+    joblog.append(Kind.PLAN, {"number": 1})
+    disk.leave(0) if what == "room" else disk.leave_names(0)
+    with pytest.raises(LogFull, match="make room"):
+        Log.claim(disk.folder / "log", 2, {"timeline": "t1"}, Deadline.after(5))
+    assert sorted(path.name for path in joblog.folder.iterdir()) == ["00000001-0001.log", "lock"]
+    joblog.append(Kind.CLOSE, close_of(1))
+    assert records(joblog.folder)[1:] == [(Kind.PLAN, 1), (Kind.CLOSE, 1)]
