@@ -32,7 +32,7 @@ LIVE = "live"
 """The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, f".{REPORT}", WORKERS),
-    *("log", "commits", "holds", LIVE, "reruns", "dead_letters", "halves", "model"),
+    *("log", "log.begun", "commits", "holds", LIVE, "reruns", "dead_letters", "halves", "model"),
 )
 """All that a run leaves in its store, and all that `--fresh` removes."""
 
