@@ -7,25 +7,30 @@ the pass is run again.
 
 import base64
 import json
-import os
 import re
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dataset.config import DeadLettersSection
 from dataset.errors import TooManyBadEvents
 from dataset.rejection import Rejection
+from millrace.durable import REAL, writing
 
 
 class DeadLetters:
-    """Dead letters of one rank in `folder`, which is made when there is a first one. Any thread may call."""
+    """Dead letters of one rank in `folder`, which is made when there is a first one. Any thread may call.
+
+    Raises Unwritable where there is no room; what is not published is no letter, and goes at `close`.
+    """
 
     def __init__(self, folder: Path, rank: int, config: DeadLettersSection) -> None:
         self._folder, self._rank, self._config = folder, rank, config
-        self._open: dict[int, tuple[IO[bytes], int]] = {}
+        self._open: dict[int, tuple[FileIO, int]] = {}
         self._lock = threading.Lock()
 
     def path(self, pass_number: int) -> Path:
@@ -37,20 +42,21 @@ class DeadLetters:
         with self._lock:
             if pass_number in self._open:
                 self._open.pop(pass_number)[0].close()
-            self._temporary(pass_number).unlink(missing_ok=True)
+            with writing(self._temporary(pass_number)):
+                self._temporary(pass_number).unlink(missing_ok=True)
 
     def add(self, pass_number: int, rejections: Iterable[Rejection]) -> int:
         """Write letters; how many: none beyond `max_per_pass`."""
-        num_written = 0
         with self._lock:
-            for rejection in rejections:
-                file, num_before = self._file(pass_number)
-                if num_before >= self._config.max_per_pass:
-                    break
-                file.write(letter(rejection, keep_bytes=self._config.keep_bytes))
-                self._open[pass_number] = file, num_before + 1
-                num_written += 1
-        return num_written
+            _, num_before = self._open.get(pass_number, (None, 0))
+            chosen = islice(rejections, self._config.max_per_pass - num_before)
+            letters = [letter(rejection, keep_bytes=self._config.keep_bytes) for rejection in chosen]
+            if letters:
+                with writing(self._temporary(pass_number)):
+                    file = self._file(pass_number)
+                    REAL.append(file, b"".join(letters))
+                self._open[pass_number] = file, num_before + len(letters)
+        return len(letters)
 
     def publish(self, pass_number: int) -> Path | None:
         """Make the letters of a closed pass visible, and delete old files; the file, if there is one.
@@ -61,19 +67,15 @@ class DeadLetters:
         with self._lock:
             file, _ = self._open.pop(pass_number, (None, 0))
         target = self.path(pass_number)
-        if file is None:
-            target.unlink(missing_ok=True)
-            return None
-        with file:  # 1
-            file.flush()
-            os.fsync(file.fileno())
-        self._temporary(pass_number).rename(target)  # 2
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)  # 3
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self._retire()  # 4
+        with writing(target):
+            if file is None:
+                target.unlink(missing_ok=True)
+                return None
+            with file:
+                REAL.sync(file)  # 1
+            REAL.rename(self._temporary(pass_number), target)  # 2
+            REAL.sync_folder(self._folder)  # 3
+            self._retire()  # 4
         return target
 
     def close(self) -> None:
@@ -87,11 +89,11 @@ class DeadLetters:
     def _temporary(self, pass_number: int) -> Path:
         return self._folder / f".pass-{pass_number:012d}-rank-{self._rank}.writing"
 
-    def _file(self, pass_number: int) -> tuple[IO[bytes], int]:
+    def _file(self, pass_number: int) -> FileIO:
         if pass_number not in self._open:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._open[pass_number] = self._temporary(pass_number).open("wb"), 0
-        return self._open[pass_number]
+            self._open[pass_number] = REAL.create(self._temporary(pass_number)), 0
+        return self._open[pass_number][0]
 
     def _retire(self) -> None:
         mine = re.compile(rf"pass-\d{{12}}-rank-{self._rank}\.jsonl")

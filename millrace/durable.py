@@ -8,10 +8,13 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Protocol, cast
+
+from millrace.errors import Unwritable
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers that say: nothing is broken, the disk or the quota is full."""
@@ -140,6 +143,15 @@ def write_whole(disk: Disk, path: Path, data: bytes, before: Callable[[], None] 
     before()
     disk.rename(unfinished, path)  # 3
     disk.sync_folder(path.parent)  # 4
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What is done here writes `path`: where it cannot, Unwritable says so."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(path, error) from error
 
 
 def unfinished_name(path: Path) -> Path:

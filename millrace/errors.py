@@ -7,9 +7,12 @@ MillraceError
 +-- DeadlineExceeded no answer within the time given                       exit code 75
 +-- Unavailable      a peer or broker is down; the same call may succeed   exit code 75
 +-- Refused          a peer answered no: another job, another generation   exit code 1
++-- Unwritable       a file cannot be written: the disk is full or fails   exit code 1
 
 Packages draw their own branches below these. `exit_code` is what a process that ends on the error returns.
 """
+
+from pathlib import Path
 
 
 class MillraceError(Exception):
@@ -30,6 +33,13 @@ class SpecError(MillraceError):
 
 class BadInput(MillraceError):
     """What came in is not what was promised."""
+
+
+class Unwritable(MillraceError):
+    """A file cannot be written: its disk is full or fails."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path} cannot be written: {error.strerror or error}; make room on this disk, or mend it")
 
 
 class DeadlineExceeded(MillraceError):

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from millrace.deadline import Deadline
+from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable
 
 SECRET_KEY = "millrace-secret"
@@ -89,11 +90,18 @@ def translated(error: grpc.RpcError, peer: str) -> MillraceError:
 
 
 def write_address(path: Path, address: str) -> None:
-    """Tell the launcher where this process listens: whole or not at all, readable by the owner only."""
+    """Tell the launcher where this process listens: whole or not at all, readable by the owner only.
+
+    Raises Unwritable.
+    """
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(address)
-    unfinished.replace(path)
+    try:
+        with writing(path):
+            with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(address)
+            unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def await_address(path: Path, deadline: Deadline, alive: Callable[[], None]) -> str:

@@ -5,7 +5,6 @@ What workers write into it is theirs; nothing here reads it.
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from millrace.deadline import Deadline
+from millrace.durable import REAL, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
 from millrace.locks import locked
 
@@ -30,9 +30,11 @@ WORKERS = "workers"
 """Private files of the running workers; gone when they are."""
 LIVE = "live"
 """The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""
+RERUNS = "reruns"
+"""Stores of reruns by number, and where commits that are verified are opened."""
 MADE_BY_A_RUN = (
-    *(RUN, REPORT, f".{REPORT}", WORKERS),
-    *("log", "log.begun", "commits", "holds", LIVE, "reruns", "dead_letters", "halves", "model"),
+    *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
+    *("log", "log.begun", "commits", "holds", LIVE, RERUNS, "dead_letters", "halves", "model"),
 )
 """All that a run leaves in its store, and all that `--fresh` removes."""
 
@@ -151,7 +153,6 @@ def _clear(store: Path) -> None:
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
-    """Write `content` as JSON, whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(unfinished, path)
+    """Write `content` as JSON, whole or not at all. Raises Unwritable."""
+    with writing(path):
+        write_whole(REAL, path, json.dumps(content).encode())

@@ -179,8 +179,10 @@ class Committer:
         except CommitFailed as error:
             now_s = time.monotonic()
             self._not_before_s = now_s + min(RETRY_S, self._section.every)
-            self._failing = (now_s if self._failing is None else self._failing[0], str(error))
-            log.error("commit of version %d failed, and leaves nothing: %s", self._flying, error)
+            since_s, told = self._failing or (now_s, "")
+            self._failing = (since_s, str(error))
+            if str(error) != told:
+                log.error("commit of version %d failed, and leaves nothing: %s", self._flying, error)
             self._check_patience()
             return
         if self._failing is not None:

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole, writing
 from pserver.client import Shards
 from trainer.dense import DensePart
 from trainer.progress import Progress
@@ -24,7 +24,10 @@ def digest_of(shards: Shards, dense: DensePart, deadline: Deadline) -> str:
 
 
 def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], digest: str, compared: Compared) -> None:
-    """report.json, complete or absent. `compared`: replayed passes, each with what differed from the log."""
+    """report.json, complete or absent. `compared`: replayed passes, each with what differed from the log.
+
+    Raises Unwritable.
+    """
     report = {
         "events": progress.num_events,
         "samples": progress.num_samples,
@@ -39,9 +42,5 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }
-    temporary = store / f".{REPORT}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(report, file, indent=2, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(store / REPORT)
+    with writing(store / REPORT):
+        write_whole(REAL, store / REPORT, json.dumps(report, indent=2, allow_nan=False).encode())

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from millrace.durable import writing
+
 
 @contextmanager
 def run_folder(path: Path) -> Iterator[Path]:
     """`path`, new, empty and readable by the owner only; gone at the end."""
     shutil.rmtree(path, ignore_errors=True)  # of a launcher that was killed; the store's lock says it is gone
-    path.mkdir(parents=True, mode=0o700)
+    with writing(path):
+        path.mkdir(parents=True, mode=0o700)
     try:
         yield path
     finally:
@@ -21,6 +24,9 @@ def run_folder(path: Path) -> Iterator[Path]:
 
 
 def write_private(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON, readable by the owner only."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+    """Write `content` as JSON, readable by the owner only. Raises Unwritable."""
+    with (
+        writing(path),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file,
+    ):
         json.dump(content, file, default=str)  # str: TOML's dates
