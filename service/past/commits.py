@@ -4,7 +4,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
 from service.lines import count
 from service.past.choosing import begins_at, chosen, lineage
+from service.past.leases import LOCK_S, clear, hold, leased, scratch
 from service.past.verify import damage_of, sharing
-from service.store import LIVE
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, order_of
 from trainer.log import LOCK
 
-LOCK_S = 60.0
-"""How long a running worker may keep the store's lock."""
 WIDE = 240
 """Columns of a table that no terminal shows."""
 HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -128,9 +125,11 @@ def verify_commits(store: Path, name: str | None, *, as_json: bool) -> None:
     """Read a commit back, or all of them, and print how each is. Raises CommitDamaged where one is not sound."""
     commits = Commits(store)
     names = commits.names() if name is None else [chosen(store, name).name]
+    if not names and not as_json:
+        print(f"{store} holds no commit")
     found: dict[str, dict[str, str]] = {}
     for each in names:
-        found[each] = _verified(commits, each, store / LIVE / f"verify-{os.getpid()}")
+        found[each] = verified(store, each)
         if not as_json:
             _tell_verified(commits, each, found[each])
     if as_json:
@@ -141,10 +140,12 @@ def verify_commits(store: Path, name: str | None, *, as_json: bool) -> None:
         raise CommitDamaged(f"{len(damaged)} of {len(names)} commits are damaged; {begin}")
 
 
-def _verified(commits: Commits, name: str, scratch: Path) -> dict[str, str]:
-    with leased(commits, name, f"verify-{os.getpid()}"):
+def verified(store: Path, name: str) -> dict[str, str]:
+    """What is wrong with a commit, by file or table; it is held meanwhile."""
+    commits = Commits(store)
+    with leased(commits, name, "verify"), scratch(store) as folder:
         try:
-            return damage_of(commits.read(name), scratch)
+            return damage_of(commits.read(name), folder)
         except CommitDamaged as error:
             return {MANIFEST: str(error)}
 
@@ -161,20 +162,10 @@ def _tell_verified(commits: Commits, name: str, damage: dict[str, str]) -> None:
         print(f"  {file} {problem}" + (f"; the same file is part of {', '.join(also)}" if also else ""))
 
 
-@contextmanager
-def leased(commits: Commits, name: str, who: str) -> Iterator[None]:
-    """Keep a commit from being pruned as long as the context lasts."""
-    _hold(commits, name, who)
-    try:
-        yield
-    finally:
-        commits.release(name, who)
-
-
 def pin(store: Path, name: str, who: str) -> None:
     """Keep a commit from being pruned until it is unpinned."""
     commit = chosen(store, name)
-    _hold(Commits(store), commit.name, _holder(who))
+    hold(Commits(store), commit.name, _holder(who))
     print(f"{commit.name} is kept by {who}")
 
 
@@ -194,17 +185,12 @@ def _holder(who: str) -> str:
     return who
 
 
-def _hold(commits: Commits, name: str, who: str) -> None:
-    """Under the store's lock: a pruning looks who holds what under it, too."""
-    with locked(commits.folder.parent / "log" / LOCK, Deadline.after(LOCK_S)):
-        if name not in commits.names():
-            raise MillraceError(f"commit {name} was pruned just now; `millrace commits list` shows what is left")
-        commits.hold(name, who)
-
-
 def prune(store: Path, keep: int) -> None:
     """Remove all but the newest `keep` commits, those held, and the one that the next run begins at."""
     commits = Commits(store)
+    if not commits.names():
+        raise MillraceError(f"{store} holds no commit")
+    clear(store)
     start = begins_at(commits.names(), lineage(store))
     lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
     gone = commits.prune(keep, lock, held=[start] if start else [])

@@ -3,7 +3,6 @@
 It reads the job's log and one commit, which it holds meanwhile; the job may run. Comparing is trainer.chronicle's work.
 """
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,18 +19,15 @@ from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.lines import count
 from service.past.choosing import chosen, lineage
-from service.past.commits import leased
+from service.past.leases import leased
 from service.running import Show, read_report, tell_end
 from service.spec import Job, LoadedJob
-from service.store import REPORT, WORKERS
+from service.store import REPORT, RERUNS, WORKERS
 from trainer import respec
 from trainer.commits import Commit, Commits
 from trainer.history import History, Pass
 from trainer.log import read
 from trainer.rewind import NotPossible
-
-RERUNS = "reruns"
-"""Folder in the store for the stores of reruns."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
     commit = None if start == "0" else chosen(job.store, start)
     with ExitStack() as held:
         if commit is not None:
-            held.enter_context(leased(Commits(job.store), commit.name, f"rerun-{os.getpid()}"))
+            held.enter_context(leased(Commits(job.store), commit.name, "rerun"))
         course = course_of(job.store, commit)
         store = _new_store(job.store / RERUNS)
         again = replace_store(job, course, store)

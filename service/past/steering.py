@@ -1,14 +1,12 @@
 """`millrace rewind` and `millrace skip`: what a stopped job does next. What they write is trainer.rewind's."""
 
-import os
-
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.lines import count
 from service.past.choosing import begins_at, chosen, lineage
-from service.past.verify import damage_of
+from service.past.commits import verified
 from service.spec import LoadedJob
-from service.store import LIVE, stopped
+from service.store import stopped
 from trainer.commits import Commit, CommitDamaged, Commits, order_of
 from trainer.log import LogDamaged, read
 from trainer.mirror.address import parse
@@ -28,7 +26,7 @@ def rewind_job(job: LoadedJob, to: str) -> None:
     with stopped(job.store, job.spec.name):
         commits, past = Commits(job.store), lineage(job.store)
         commit = chosen(job.store, to)
-        if damage := damage_of(commit, job.store / LIVE / f"verify-{os.getpid()}"):
+        if damage := verified(job.store, commit.name):
             wrong = "; ".join(f"{file} {problem}" for file, problem in damage.items())
             raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` tells which commits are sound")
         left = begins_at(commits.names(), past)

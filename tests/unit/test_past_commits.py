@@ -1,11 +1,14 @@
 """Commits for people: what is listed, what is found damaged, what is kept, what is removed."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
 from millrace.errors import MillraceError, SpecError
 from service.past import commits as work
+from service.past import leases
 from service.past.choosing import chosen_name
 from tests.fakes.past import Past
 from trainer.commits import CommitDamaged, Commits
@@ -72,7 +75,10 @@ def test_a_list_shows_a_damaged_manifest_and_says_that_files_were_not_read(past,
 
 def test_a_store_without_commits_says_so(tmp_path, said):
     work.list_commits(Past(tmp_path / "store").store, as_json=False)
-    assert said() == f"{tmp_path / 'store'} holds no commit\n"
+    work.verify_commits(tmp_path / "store", None, as_json=False)
+    assert said() == 2 * f"{tmp_path / 'store'} holds no commit\n"
+    with pytest.raises(MillraceError, match="holds no commit"):
+        work.prune(tmp_path / "store", 1)
 
 
 def test_a_commit_shows_what_it_holds(past, said):
@@ -113,7 +119,21 @@ def test_sound_commits_are_told_with_what_was_read(past, said):
     work.verify_commits(past.store, None, as_json=False)
     assert [line.partition(";")[0] for line in said().splitlines()] == [f"{name}: sound" for name in names(past)]
     assert not list((past.store / "holds").iterdir())
-    assert [path.name for path in (past.store / "live").iterdir()] == ["g1"]
+    assert not list((past.store / "reruns").iterdir())
+
+
+def test_what_a_killed_command_held_is_let_go_by_the_next(past, said):
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    name, host = names(past)[0], leases._HOST
+    for who in (f"verify-{host}-{killed.pid}", f"rerun-{host}-{os.getpid()}", "rerun-elsewhere-1", "verify-1"):
+        Commits(past.store).hold(name, who)
+    left = past.store / "reruns" / f"verify-{host}-{killed.pid}"
+    left.mkdir(parents=True)
+    work.verify_commits(past.store, "3", as_json=False)
+    kept = ["rerun-elsewhere-1", f"rerun-{host}-{os.getpid()}", "verify-1"]
+    assert {name: sorted(kept)} == Commits(past.store).holders()
+    assert not left.exists()
 
 
 def test_verifying_leaves_a_commit_as_it_was(past, said):
