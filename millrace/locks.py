@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millrace.deadline import Deadline
+from millrace.durable import writing
 from millrace.errors import DeadlineExceeded
 
 _LOOK_AGAIN_S = 0.005
@@ -16,9 +17,12 @@ _LOOK_AGAIN_S = 0.005
 def locked(path: Path, deadline: Deadline) -> Iterator[None]:
     """Hold the lock on the file `path`, made if absent, against every other holder, in this process or another.
 
-    It ends with the process that holds it, however that ends. Raises DeadlineExceeded where another kept it too long.
+    It ends with the process that holds it, however that ends. Raises DeadlineExceeded where another kept it too long,
+    and Unwritable where it cannot be made.
     """
-    with path.open("a") as file:
+    with writing(path):
+        lock = path.open("a")
+    with lock as file:
         while not _taken(file.fileno()):
             if deadline.passed():
                 raise DeadlineExceeded(
