@@ -3,7 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,8 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         threads = torch.get_num_threads()
         stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device)
         halves = config.store / HALVES if job.metrics.halves and bounded else None
-        observer = Observer(job, schema, halves)
+        exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
+        observer = Observer(job, schema, halves, exclusive)
         bad = BadFraction(job.pipe.max_bad_fraction)
         closer = PassCloser(
             ranks, shards, loader, dense, observer, progress, planner, chronicle, bad, dead_letters, schema, CLOSE_S

@@ -1,5 +1,6 @@
 """What a trainer notes of each batch before learning it: predictions for the meter, days and times for the close."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from dataset.config import SlotKind
 from dataset.schema import Schema
 from trainer.batches import Batch
 from trainer.config import TrainerJob
+from trainer.metrics.halves import Exclusive
 from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import Observed, ids_of
 from trainer.ranks import Ranks
@@ -22,11 +24,14 @@ SECONDS_PER_DAY = 86_400
 class Observer:
     """One rank's; `observe` in each step, the rest at a close."""
 
-    def __init__(self, job: TrainerJob, schema: Schema, halves_folder: Path | None) -> None:
+    def __init__(
+        self, job: TrainerJob, schema: Schema, halves_folder: Path | None, exclusive: Exclusive = nullcontext
+    ) -> None:
+        """See Meter."""
         event_time = next(iter(job.sources.values())).event_time
         self._timed = event_time.kind != "none"
         self._schema, self._metrics = schema, job.metrics
-        self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder)
+        self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
         self._days: dict[int, int] = {}
         self._latest_s: float | None = None
 

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from millrace.errors import Unavailable
+
+Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 TELL_S = 0.2
@@ -86,6 +90,20 @@ class Alone:
         """See Ranks."""
 
 
+def _together(call: Callable[Asked, Result]) -> Callable[Asked, Result]:
+    """What torch raises where another trainer is gone is no bug of this one's."""
+
+    @wraps(call)
+    def translated(*args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            raise Unavailable(f"another trainer is gone, or too slow for train.step_deadline: {first_line}") from error
+
+    return translated
+
+
 class TorchRanks:
     """Trainers joined by torch.distributed: gloo for what is on CPUs, NCCL for what is on GPUs."""
 
@@ -103,12 +121,14 @@ class TorchRanks:
         )
         self.rank, self.world = rank, world
 
+    @_together
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
         """See Ranks."""
         tensor = torch.from_numpy(array.copy())
         dist.all_reduce(tensor)
         return tensor.numpy()
 
+    @_together
     def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """See Ranks."""
         mine = torch.from_numpy(array.copy())
@@ -119,12 +139,14 @@ class TorchRanks:
             total = total + part.numpy()
         return total
 
+    @_together
     def all_reduce(self, flat: Tensor) -> None:
         """See Ranks."""
         work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         for handle in work:
             handle.wait()
 
+    @_together
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
         """See Ranks."""
         payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns.values())
@@ -141,6 +163,7 @@ class TorchRanks:
             return None
         return [_columns(columns, sizes[rank], part.numpy().tobytes()) for rank, part in enumerate(parts)]
 
+    @_together
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """See Ranks."""
         text = json.dumps(message).encode() if self.rank == 0 else b""

@@ -1,17 +1,23 @@
-"""One run of a job in which one worker of each generation dies as planned.
+"""One run of a job in which one worker of each generation dies, or is taken for dead, as planned.
 
-What the deaths are is service.faults.plan's; whether the run came out as it should, service.faults.comparing's.
+What the deaths are is service.faults.plan's; whether the run came out as it should, service.faults.rounds'.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import islice
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from millrace.errors import MillraceError
 from millrace.points import LAST_WORDS, Fault, Point
-from service.faults.plan import AtPoint, Death
-from service.launcher.local import LocalLauncher
+from service.faults.held import HeldChild, Holding
+from service.faults.plan import CHIEF, EVERYBODY, AtInstant, AtPoint, Death
+from service.launcher.child import Spawner
+from service.launcher.local import LAUNCHER, LocalLauncher
 from service.launcher.nursery import Nursery, able
 from service.launcher.process import OnLine
 from service.launcher.restarts import RestartLimits
@@ -21,23 +27,105 @@ from service.running import phases, preloaded
 from service.spec import LoadedJob
 from service.store import WORKERS, claimed
 from trainer.history import History
-from trainer.log import read
+from trainer.log import Kind, Place, read
+from trainer.log_file import file_name, record_of
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: deaths are what is asked for."""
+MAX_UNASKED = 4
+"""Generations of a run that may end otherwise before it is given up: restarts have no other bound."""
+LOOK_S = 0.01
+"""How often the log is looked at for new passes."""
+STOPPED_S = 3.0
+"""How long a stopped worker stays so at most: it may hold the store's lock, for which the next generation waits."""
+END_S = 60.0
+"""How long a trainer that was taken for dead, and goes on, may take to find out and to end. A shard asks nobody."""
+
+
+class TooManyDeaths(MillraceError):
+    """Workers die that were not told to."""
+
+
+@dataclass
+class Died:
+    """A death as it came."""
+
+    death: Death
+    """What was planned."""
+    generation: int
+    point: Point | None = None
+    """Where the worker killed itself; None where it was killed, or stopped, at an instant."""
+    at_s: float = 0.0
+    recovered_s: float | None = None
+    """From the death to the first pass closed that was not before; None where another death came first."""
+    old: dict[str, HeldChild] = field(default_factory=dict)
+    """Workers that were taken for dead."""
+    old_codes: dict[str, int | None] = field(default_factory=dict)
+    """What they ended with by themselves; None for those that did not, as nobody asked anything of them."""
+    went_on: bool = False
+
+    def go_on(self) -> None:
+        """Let those that were taken for dead run again."""
+        self.went_on = True
+        for child in self.old.values():
+            child.signal(signal.SIGCONT)
+
+
+@dataclass
+class Tail:
+    """The passes that a generation closed, as its files of the log grow."""
+
+    log: Path
+    generation: int
+    newest: int = 0
+    """Number of the last close that is known."""
+    part: int = 1
+    offset: int = 0
+
+    def new_closes(self) -> int:
+        """How many closes were appended since the last look."""
+        path = self.log / file_name(self.generation, self.part)
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            file.seek(self.offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        records = (record_of(line, Place(path, 0)) for line in whole.splitlines(keepends=True))
+        numbers = [int(each.body["number"]) for each in records if each is not None and each.kind is Kind.CLOSE]
+        if not whole and (self.log / file_name(self.generation, self.part + 1)).exists():
+            self.part, self.offset = self.part + 1, 0
+        return len(numbers)
 
 
 class Deaths:
-    """The deaths of one run: of its first generation, its second, and so on; those after the last live on."""
+    """The deaths of one run, one a generation; after the last planned one the run goes on to its end."""
 
-    def __init__(self, store: Path, planned: Iterable[Death], most: int) -> None:
-        self.planned: Sequence[Death] = list(islice(planned, most))
-        self.generation = 0
-        self.died_at: dict[int, tuple[str, Point]] = {}
-        """By generation: the worker that killed itself and the point."""
+    def __init__(self, store: Path, planned: Iterator[Death], fallback: Fault | None = None) -> None:
+        """`fallback`: where the chief dies if the planned point is not come to; that death is tried again then."""
+        self.died: list[Died] = []
+        self.missed: list[AtPoint] = []
+        """Deaths at points that were not come to, twice."""
+        self.unasked: dict[int, str] = {}
+        """Generations that ended in another way than was planned, and how."""
         self.closes: dict[int, Mapping[str, Any]] = {}
         """Every close that the log ever had, by number."""
-        self._log = store / "log"
+        self.workers = Holding(Spawner())
+        self._log, self._planned, self._fallback = store / "log", planned, fallback
+        self._current: Death | None = None
+        self._again: AtPoint | None = None
+        self._tail = Tail(self._log, 0)
+        self._began_s = 0.0
+        self._num_closes = 0
+        self._closed_s = 0.0
+        self._acted, self._reason = False, ""
+        self._lock = threading.Lock()  # between the launcher's thread, the workers' readers and the watch
+
+    @property
+    def waiting(self) -> Death | None:
+        """The death that the end of the stream forestalled."""
+        return None if self._last() else self._current
 
     def read_closes(self) -> None:
         """Take note of what the log says. A generation prunes files of those before it only: once in each will do."""
@@ -45,18 +133,118 @@ class Deaths:
 
     def faults(self, generation: int, worker: str) -> Sequence[Fault]:
         """What a worker that starts now is told; see service.launcher.generation.Faults."""
-        if generation != self.generation:
-            self.generation = generation
-            self.read_closes()
-        death = self.planned[generation - 1] if generation <= len(self.planned) else None
+        with self._lock:
+            if generation != self._tail.generation:
+                self.read_closes()
+                self._next(generation)
+            death = self._current
+        found = []
+        if self._fallback is not None and isinstance(death, AtPoint) and worker == CHIEF:
+            found.append(self._fallback)
         if isinstance(death, AtPoint) and death.worker == worker:
-            return [Fault(point=death.point, hit=death.hit)]
-        return []
+            found.append(Fault(point=death.point, hit=death.hit))  # the later one counts
+        return found
 
     def on_line(self, worker: str, text: str) -> None:
         """Listen for last words, which are heard before the next generation starts."""
+        if worker == LAUNCHER:
+            self._reason = text
         if text.startswith(LAST_WORDS):
-            self.died_at[self.generation] = (worker, Point(text.removeprefix(LAST_WORDS)))
+            with self._lock:
+                self._note(Point(text.removeprefix(LAST_WORDS)))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Act at instants and measure, on a thread, as long as the context lasts. No process is left at its end."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_S):
+                with self._lock:
+                    self._look(time.monotonic())
+
+        thread = threading.Thread(target=watch, name="faults", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self._end_old()
+
+    def _next(self, generation: int) -> None:
+        """Another generation starts: what is to become of it."""
+        self._look(time.monotonic())
+        last = self._last()
+        if self._current is not None and last is None:
+            self.unasked[self._tail.generation] = self._reason
+            if len(self.unasked) > MAX_UNASKED:
+                raise TooManyDeaths(
+                    f"{len(self.unasked)} generations ended in another way than asked for: {self._reason}"
+                )
+        missed = self._current if isinstance(self._current, AtPoint) else None
+        if missed is not None and (last is None or last.point is not missed.point) and self._again is None:
+            self._again = missed
+        else:
+            if self._again is not None and (last is None or last.point is not self._again.point):
+                self.missed.append(self._again)
+            self._again, self._current = None, next(self._planned, None)
+        self._tail = Tail(self._log, generation)
+        self._began_s, self._num_closes, self._acted = time.monotonic(), 0, False
+        self.workers.children.clear()
+
+    def _last(self) -> Died | None:
+        """How the present generation died, if it did."""
+        return self.died[-1] if self.died and self.died[-1].generation == self._tail.generation else None
+
+    def _look(self, now_s: float) -> None:
+        new = self._tail.new_closes() if self._tail.generation else 0
+        if new:
+            self._closed_s = now_s
+            if not self._num_closes and self.died and self.died[-1].generation == self._tail.generation - 1:
+                self.died[-1].recovered_s = now_s - self.died[-1].at_s
+        self._num_closes += new
+        death = self._current
+        if isinstance(death, AtInstant) and not self._acted and self._is_due(death, now_s):
+            self._act(death)
+        for died in (each for each in self.died if each.old and not each.went_on):
+            late = now_s - died.at_s > STOPPED_S or (self._num_closes and died.generation < self._tail.generation)
+            if late:
+                died.go_on()
+
+    def _is_due(self, death: AtInstant, now_s: float) -> bool:
+        if self._num_closes < death.closes:
+            return False
+        return now_s - (self._closed_s if death.closes else self._began_s) >= death.delay_s
+
+    def _act(self, death: AtInstant) -> None:
+        meant = self.workers.children
+        if death.worker != EVERYBODY:
+            meant = {death.worker: meant[death.worker]} if death.worker in meant else {}
+        if not meant:  # not started yet
+            return
+        self._acted = True
+        self._note(None)
+        if death.stopped:
+            self.died[-1].old = {name: child for name, child in meant.items() if child.stop()}
+            return
+        for child in meant.values():
+            child.kill()
+
+    def _note(self, point: Point | None) -> None:
+        assert self._current is not None
+        self.died.append(Died(self._current, self._tail.generation, point, time.monotonic()))
+
+    def _end_old(self) -> None:
+        for died in self.died:
+            died.go_on()
+            trainers_first = sorted(died.old, reverse=True)
+            died.old_codes = {name: died.old[name].end(end_s(name)) for name in trainers_first}
+
+
+def end_s(worker: str) -> float:
+    """How long a worker may take to find out that it was replaced, and to end."""
+    return END_S if worker.startswith("trainer") else 0.0
 
 
 def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> Outcome:
@@ -69,9 +257,11 @@ def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> Outcome:
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
         folder = held.enter_context(run_folder(store / WORKERS))
-        starter = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else None
+        starter = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else Spawner()
+        held.enter_context(deaths.watching())
+        deaths.workers = Holding(starter)
         launcher = LocalLauncher(
-            job.spec.name, phases(job, folder), heard, starter=starter, restarts=AT_ONCE, faults=deaths.faults
+            job.spec.name, phases(job, folder), heard, starter=deaths.workers, restarts=AT_ONCE, faults=deaths.faults
         )
         outcome = launcher.run()
         deaths.read_closes()

@@ -13,6 +13,8 @@ OF_SHARDS = frozenset(
     {Point.PARTLY_PUSHED, Point.SNAPSHOT_TAKEN, Point.ROWS_WRITTEN, Point.CHECKPOINT_MADE, Point.RESTORE_LINKED}
 )
 """Points that every shard comes to, or the trainer with an embedded one. The others are the chief's."""
+EVERYBODY = "everybody"
+"""All workers of a generation at once: a machine that was cut off."""
 MAX_HIT = 3
 """A point is died at when it is come to for the first time, or up to this time."""
 MAX_CLOSES, MAX_DELAY_S = 3, 1.5
@@ -32,7 +34,7 @@ class AtPoint:
 
 @dataclass(frozen=True, slots=True)
 class AtInstant:
-    """A worker is killed `delay_s` after its generation's start (`closes` = 0), or after so many new passes."""
+    """A worker, or EVERYBODY, is killed `delay_s` after its generation began, or closed so many new passes."""
 
     worker: str
     closes: int
@@ -71,4 +73,4 @@ def deaths(seed: int, num_trainers: int, num_shards: int, *, mirrored: bool) -> 
             yield AtPoint(worker, point, random.randint(1, MAX_HIT))
             delay_s = random.uniform(0, MAX_DELAY_S)
             stopped = random.random() < STOPPED_SHARE
-            yield AtInstant(random.choice(workers), random.randint(0, MAX_CLOSES), delay_s, stopped)
+            yield AtInstant(random.choice([*workers, EVERYBODY]), random.randint(0, MAX_CLOSES), delay_s, stopped)

@@ -26,6 +26,10 @@ class Child(Protocol):
         """End the process and everything in its group, also where it is stopped. Any thread."""
         ...
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process, and nothing that it started, a signal. Any thread."""
+        ...
+
     def wait(self) -> int:
         """Wait until it is gone and its group was killed; its exit code, or minus the signal's number. Called once."""
         ...
@@ -74,9 +78,13 @@ class SpawnedChild:
 
     def terminate(self) -> None:
         """See Child."""
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: signal.Signals) -> None:
+        """See Child."""
         with self._lock:
             if not self._reaped:
-                self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(number)
 
     def kill(self) -> None:
         """See Child."""

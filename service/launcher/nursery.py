@@ -44,11 +44,11 @@ class NurseryChild:
 
     def terminate(self) -> None:
         """See Child."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """See Child. The nursery kills the rest of the group when it sees the leader gone."""
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
     def wait(self) -> int:
         """See Child."""
@@ -77,7 +77,8 @@ class NurseryChild:
                 os.killpg(self.started.result()[0], signal.SIGKILL)
             self.ended.set_result(-signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
+        """See Child."""
         with self._lock, suppress(ProcessLookupError):
             if self._open:
                 signal.pidfd_send_signal(self.started.result()[1], number)

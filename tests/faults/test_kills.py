@@ -41,14 +41,14 @@ def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers
     write_job(tmp_path, num_lines=500)
     said = []
     undisturbed, disturbed = (job_at(tmp_path, store, trainers, shards) for store in ("calm", "killed"))
-    calm = Deaths(undisturbed.store, [], 0)
+    calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said
     planned = in_order(trainers, shards)
-    deaths = Deaths(disturbed.store, planned, len(planned))
+    deaths = Deaths(disturbed.store, iter(planned))
     outcome = run(disturbed, deaths, said_by(said))
     assert outcome.code == 0, (outcome, said[-20:])
-    died_at = [deaths.died_at.get(generation) for generation in range(1, len(planned) + 1)]
-    assert died_at == [(death.worker, death.point) for death in planned]
+    assert [(died.death, died.point) for died in deaths.died] == [(death, death.point) for death in planned]
+    assert not deaths.unasked
     assert deaths.closes == calm.closes
     assert report(disturbed.store) == report(undisturbed.store)
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)

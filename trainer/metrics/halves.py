@@ -5,7 +5,8 @@ until the end, when one half at a time is read: some 60 bytes a sample of the ha
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,24 @@ from trainer.metrics.totals import add_samples, carry, empty
 FILE_NAME = "predictions.bin"
 CHUNK = 1 << 20
 
+Exclusive = Callable[[], AbstractContextManager[None]]
+"""Keeps everybody else who may write to the store away; raises where that is no longer ours to write to."""
+
 log = logging.getLogger(__name__)
 
 
 class Halves:
     """See module docstring. One writer."""
 
-    def __init__(self, folder: Path, tasks: Sequence[tuple[str, bool]], grouped: bool) -> None:
-        """`tasks`: name, and whether its predictions are probabilities. What lies in `folder` is begun anew."""
+    def __init__(
+        self, folder: Path, tasks: Sequence[tuple[str, bool]], grouped: bool, exclusive: Exclusive = nullcontext
+    ) -> None:
+        """`tasks`: name, and whether its predictions are probabilities. What lies in `folder` is begun anew.
+
+        The file is written under `exclusive`: a chief that was replaced must not cut what the new one wrote.
+        """
         self._path, self._tasks, self._grouped = folder / FILE_NAME, tuple(tasks), grouped
-        self._type = row_type(len(tasks), grouped)
+        self._type, self._exclusive = row_type(len(tasks), grouped), exclusive
         self.num_samples = 0
         self._lost = False
 
@@ -39,7 +48,7 @@ class Halves:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = self.num_samples * self._type.itemsize
-        with self._path.open("r+b" if size else "wb") as file:
+        with self._exclusive(), self._path.open("r+b" if size else "wb") as file:
             file.truncate(size)
             file.seek(size)
             file.write(rows_N.tobytes())

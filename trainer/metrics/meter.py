@@ -10,6 +10,7 @@ of slices, from the chief to all), one sum (totals).
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trainer.config import MetricsSection, TaskSection
 from trainer.metrics import messages
 from trainer.metrics.auc import sum_group_aucs
 from trainer.metrics.custom import METRICS, Metric
-from trainer.metrics.halves import Halves, countable
+from trainer.metrics.halves import Exclusive, Halves, countable
 from trainer.metrics.measures import Measures, measures, set_gauc
 from trainer.metrics.observed import Observed
 from trainer.metrics.reduce import Reduce
@@ -58,10 +59,11 @@ class Meter:
         *,
         timed: bool,
         halves_folder: Path | None = None,
+        exclusive: Exclusive = nullcontext,
         own: Sequence[Metric] = METRICS,
     ) -> None:
         """`timed`: whether samples have event times. `halves_folder`: where the chief keeps what the two halves need;
-        None: they are not measured. Both are the same on all ranks."""
+        None: they are not measured. Both are the same on all ranks. `exclusive`: under what it is written."""
         self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
         self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
         self._times = TimeCounts(config.window)
@@ -70,7 +72,7 @@ class Meter:
         self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
         keeps = self._grouped or halves_folder is not None
         self._samples = SampleBuffer([name for name, _ in self._tasks], self._grouped) if keeps else None
-        self._halves = None if halves_folder is None else Halves(halves_folder, self._tasks, self._grouped)
+        self._halves = None if halves_folder is None else Halves(halves_folder, self._tasks, self._grouped, exclusive)
         self._pass = self._new_scope()
         """Of the pass being trained, this rank's; after its close, all ranks'."""
         self._life, self._window = Scope.like(self._pass), Window()
