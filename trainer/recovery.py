@@ -25,6 +25,7 @@ from trainer.mirror.errors import MirrorUnavailable
 from trainer.mirror.fetch import repair
 from trainer.partitions import Known, Skip
 from trainer.plan import Plan
+from trainer.rewind import Lineage, known_partitions
 
 CLAIM_S = 60.0
 """How long the store's lock may be held by others."""
@@ -73,8 +74,9 @@ def begin(
     claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), **facts}
     joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
     reach(Point.CLAIMED)
-    history = History.of(read(folder))
-    commit, passed_over = newest_sound(commits, history, uri)  # 2
+    records = read(folder)
+    history = History.of(records)
+    commit, passed_over = newest_sound(commits, Lineage.of(records), uri)  # 2
     for name in passed_over:
         log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
     found = after(history, commit, passed_over)  # 3
@@ -105,15 +107,15 @@ def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
     return f"t{last + 1}", whole[-1].name if whole else None
 
 
-def newest_sound(commits: Commits, history: History, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
-    """The newest commit of the present timeline that reads back as written, and why newer ones do not.
+def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
+    """The newest commit that led to the present and reads back as written, and why newer ones do not.
 
     Raises MirrorUnavailable where none is sound, and the mirror, which may mend one, does not answer.
     """
     passed_over: dict[str, str] = {}
     unreachable: MirrorUnavailable | None = None
     for name in reversed(commits.names()):
-        if name != history.base and not name.startswith(f"{history.timeline}-"):
+        if not lineage.holds(name):
             continue
         try:
             commit = commits.read(name)
@@ -149,8 +151,6 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
             )
             for each in history.after(version)
         ]
-        if commit is None and history.base is not None:
-            raise HistoryMissing(0, f"beginning: the timeline began from commit {history.base}")
     except HistoryMissing as error:
         if commit is not None:
             raise
@@ -159,17 +159,15 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
             + ("; ".join(f"{name}: {how}" for name, how in passed_over.items()) or "there is no commit")
             + "; put a whole copy of a commit's folder back, name a store.mirror that holds one, or start with --fresh"
         ) from error
-    known = {each["name"]: Known.of_message(each) for each in state.get("partitions", ())}
     skips = [Skip(*each) for each in state.get("skips", ())]
     for body in (operation.body for operation in history.operations):
         match body["op"]:
-            case "partitions":
-                known |= {each["name"]: Known.of_message(each) for each in body["partitions"]}
             case "skip":
                 skips.append(Skip(body["partition"], body["begin"], body["end"]))
             case "gap":
                 skips.append(Skip(body["partition"], body["position"], body["go_on"]))
     last = max(version, history.last_number)
+    known = known_partitions(history, commit)
     return Beginning(history.timeline, commit, replay, last, known, list(dict.fromkeys(skips)), passed_over)
 
 
