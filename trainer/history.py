@@ -20,9 +20,10 @@ class HistoryMissing(MillraceError):
     """Records that a replay needs were pruned, or never came to this folder."""
 
     def __init__(self, version: int, what: str) -> None:
+        rewind = ", or `millrace rewind` to this one, which trains what came after it again on a new timeline"
         super().__init__(
-            f"version {version} cannot be continued: the log has no {what} any more; start from a newer commit, or"
-            " `millrace rewind` to this one, which trains what came after it again on a new timeline"
+            f"version {version} cannot be continued: the log has no {what} any more; start from a newer commit"
+            + (rewind if version else "")
         )
         self.version = version
 

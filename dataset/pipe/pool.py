@@ -88,5 +88,6 @@ class PipePool:
                 stderr = f"; its last words:\n{failure.stderr}" if failure.stderr else "; it said nothing on stderr"
                 raise PipeFailed(
                     f"pipe command {str(self._command)!r} in {self._command.folder} {failure.what}{code} on segment "
-                    f"{place}, try {attempt} of {self._tries}{stderr}"
+                    f"{place}, try {attempt} of {self._tries} (mend it, or go past its events with `millrace skip`)"
+                    f"{stderr}"
                 ) from failure
