@@ -1,7 +1,8 @@
 """The first and the last half of all samples in training order, measured exactly at the end of a bounded source.
 
 The chief appends each pass to a file, 12 bytes a sample and task and 8 for the group. Memory is bounded by a pass
-until the end, when one half at a time is read: some 60 bytes a sample of the half.
+until the end, when one half at a time is read: some 60 bytes a sample of the half. Where the disk is full, samples wait
+in memory for a while.
 """
 
 import logging
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.durable import NO_ROOM, REAL, writing
+from millrace.errors import Unwritable
 from trainer.metrics.auc import exact_auc, sum_group_aucs
 from trainer.metrics.measures import Measures, measures, set_gauc
 from trainer.metrics.samples import row_type
@@ -20,6 +23,8 @@ from trainer.metrics.totals import add_samples, carry, empty
 
 FILE_NAME = "predictions.bin"
 CHUNK = 1 << 20
+MAX_WAITING_BYTES = 64 << 20
+"""Of samples that wait for room on a full disk; beyond, the job stops."""
 
 Exclusive = Callable[[], AbstractContextManager[None]]
 """Keeps everybody else who may write to the store away; raises where that is no longer ours to write to."""
@@ -40,35 +45,58 @@ class Halves:
         self._path, self._tasks, self._grouped = folder / FILE_NAME, tuple(tasks), grouped
         self._type, self._exclusive = row_type(len(tasks), grouped), exclusive
         self.num_samples = 0
+        self._num_bytes = 0
+        """Of those in the file."""
+        self._waiting = b""
+        """Those that are not."""
         self._lost = False
 
     def append(self, rows_N: NDArray[Any]) -> None:
-        """Add the samples of a pass, in training order."""
+        """Add the samples of a pass, in training order. Raises Unwritable."""
         if self._lost:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        size = self.num_samples * self._type.itemsize
-        with self._exclusive(), self._path.open("r+b" if size else "wb") as file:
-            file.truncate(size)
-            file.seek(size)
-            file.write(rows_N.tobytes())
+        had_room = not self._waiting
+        self._waiting += rows_N.tobytes()
         self.num_samples += len(rows_N)
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in NO_ROOM or len(self._waiting) > MAX_WAITING_BYTES:
+                raise Unwritable(self._path, error) from error
+            if had_room:
+                log.warning("%s: %s; samples of the halves wait in memory", self._path, error.strerror)
+
+    def _write(self) -> None:
+        """Put what waits behind what counts of the file."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._exclusive(), self._path.open("r+b" if self._num_bytes else "wb", buffering=0) as file:
+            file.truncate(self._num_bytes)
+            file.seek(self._num_bytes)
+            REAL.append(file, self._waiting)
+        self._num_bytes, self._waiting = self._num_bytes + len(self._waiting), b""
 
     def resume(self, num_samples: int) -> None:
         """Go on after `num_samples`, as saved with a commit; the next append cuts off what was written after them.
 
         The file is no part of a commit: where it holds less (another machine, a lost disk), halves are not measured.
         """
-        self.num_samples = num_samples
+        self.num_samples, self._waiting = num_samples, b""
+        self._num_bytes = num_samples * self._type.itemsize
         size = self._path.stat().st_size if self._path.exists() else 0
-        if size < num_samples * self._type.itemsize:
+        if size < self._num_bytes:
             self._lost = True
             log.warning("%s holds %d bytes of %d samples; halves are not measured", self._path, size, num_samples)
 
     def measures(self) -> dict[str, dict[str, Measures]] | None:
-        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more. None once lost."""
+        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more. None once lost.
+
+        Raises Unwritable.
+        """
         if self._lost:
             return None
+        if self._waiting:
+            with writing(self._path):
+                self._write()
         middle = self.num_samples // 2
         return {"first": self._half(0, middle), "last": self._half(middle, self.num_samples)}
 
