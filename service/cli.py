@@ -12,6 +12,7 @@ from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
 from service.arguments import Overrides, SpecFile
 from service.display import show_here
+from service.faults.command import faults
 from service.past.commands import past
 from service.running import run_job
 from service.spec import Job, load_job
@@ -25,6 +26,7 @@ cli = typer.Typer(
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
 cli.add_typer(spec, name="spec")
 cli.add_typer(past)
+cli.command()(faults)
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")

@@ -15,10 +15,14 @@ OF_SHARDS = frozenset(
 """Points that every shard comes to, or the trainer with an embedded one. The others are the chief's."""
 EVERYBODY = "everybody"
 """All workers of a generation at once: a machine that was cut off."""
+OFTEN = frozenset({Point.PLAN_LOGGED, Point.LOG_WRITTEN, Point.LOG_SYNCED, Point.PARTLY_PUSHED, Point.CLOSED})
+"""Points that a generation comes to again and again."""
 MAX_HIT = 3
-"""A point is died at when it is come to for the first time, or up to this time."""
-MAX_CLOSES, MAX_DELAY_S = 3, 1.5
-"""A random instant is so many new passes after a generation's start at most, and so long after that."""
+"""At which time of coming to such a point a worker dies, at most."""
+MAX_START_S = 0.8
+"""Half of the random instants are so long after a generation's start at most,"""
+MAX_CLOSES, MAX_DELAY_S = 3, 0.05
+"""half so many new passes, and then so long. Longer ones would use the stream up."""
 STOPPED_SHARE = 0.2
 """Of the deaths at random instants, those that are none: the worker is stopped, taken for dead, and goes on later."""
 
@@ -70,7 +74,8 @@ def deaths(seed: int, num_trainers: int, num_shards: int, *, mirrored: bool) -> 
     while True:
         random.shuffle(everywhere)
         for point, worker in everywhere:
-            yield AtPoint(worker, point, random.randint(1, MAX_HIT))
-            delay_s = random.uniform(0, MAX_DELAY_S)
+            yield AtPoint(worker, point, random.randint(1, MAX_HIT) if point in OFTEN else 1)
+            closes = random.choice([0, random.randint(1, MAX_CLOSES)])
+            delay_s = random.uniform(0, MAX_DELAY_S if closes else MAX_START_S)
             stopped = random.random() < STOPPED_SHARE
-            yield AtInstant(random.choice([*workers, EVERYBODY]), random.randint(0, MAX_CLOSES), delay_s, stopped)
+            yield AtInstant(random.choice([*workers, EVERYBODY]), closes, delay_s, stopped)

@@ -1,0 +1,67 @@
+"""`millrace faults`: reads arguments, runs the rounds, prints what they came to."""
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from service.arguments import Overrides, SpecFile
+from service.faults.rounds import FaultRuns, Round
+from service.faults.table import table_of, total_line
+from service.lines import labelled
+
+BY_CLOSES = "every close and the report, compared with the undisturbed run's"
+BY_RERUN = "a rerun of the run's own log, as its passes are cut by arrival"
+
+
+class _Quiet:
+    """Keeps the workers' lines in a file; see service.running.Show."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def on_line(self, worker: str, text: str) -> None:
+        print(labelled(worker, text), file=self._file, flush=True)
+
+    def watching(self, _status: Callable[[], Mapping[str, Any]]) -> nullcontext[None]:
+        return nullcontext()
+
+
+def faults(
+    job: SpecFile,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with deaths, each to the end of the stream.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Repeats the choice of points, roles and delays.")] = None,
+    events: Annotated[int | None, typer.Option(min=1, help="End a simulated stream after so many events.")] = None,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+) -> None:
+    """Kill a job's workers at every point and at random, in stores of its own, and compare what comes out."""
+    console = Console()
+    chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    console.print(f"seed {chosen}")
+    lines: list[_Quiet] = []
+    runs = FaultRuns(job, overrides, events, chosen, lambda worker, text: lines[0].on_line(worker, text))
+    show = _Quiet(runs.folder / "output.txt")
+    lines.append(show)
+    console.print(f"undisturbed: {runs.undisturbed()} passes")
+    found: list[Round] = []
+    for number in range(1, rounds + 1):
+        found.append(runs.disturbed(number, show))
+        console.print(f"round {number}: {total_line(found[-1:])}{_trouble(found[-1])}", soft_wrap=True)
+    console.print(table_of(found, BY_RERUN if runs.by_arrival else BY_CLOSES))
+    console.print(f"{total_line(found)} (seed {chosen})")
+    if all(each.identical for each in found):
+        runs.clear()
+        return
+    console.print(f"stores and output are kept: {runs.folder}", soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _trouble(found: Round) -> str:
+    unasked = [f"generation {number} ended unasked: {reason}" for number, reason in found.unasked.items()]
+    text = "; ".join([*found.wrong, *unasked])
+    return f"; {text} ({found.store})" if text else ""

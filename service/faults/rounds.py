@@ -1,0 +1,167 @@
+"""A job run undisturbed, then again and again with deaths, in stores of its own, and what came of it compared.
+
+Making workers die is service.faults.acting's, telling people service.faults.table's.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from millrace.config import load_toml
+from millrace.errors import MillraceError, SpecError
+from millrace.points import Fault, Point
+from service.faults.acting import Deaths, Died, run
+from service.faults.plan import AtPoint, Death, deaths, places
+from service.launcher.process import OnLine
+from service.launcher.supervision import Outcome
+from service.past.rerun import rerun_job
+from service.running import Show
+from service.spec import LoadedJob, load_job
+from service.store import REPORT
+
+COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
+"""What of two reports must be the same."""
+COMMITS = ("commit.every_passes=2", "commit.keep=2")
+"""Many commits, of which few are kept; a user's own settings come after these."""
+FALLBACK = Fault(point=Point.CLOSED, hit=6)
+"""Where a generation dies that does not come to its point."""
+NAME_LENGTH = 57
+
+
+@dataclass
+class Round:
+    """One disturbed run."""
+
+    store: Path
+    died: Sequence[Died] = ()
+    missed: Sequence[AtPoint] = ()
+    """Points that were not come to."""
+    unasked: Mapping[int, str] = field(default_factory=dict)
+    """Generations that ended in another way than was planned, and how."""
+    wrong: list[str] = field(default_factory=list)
+    """How it came out otherwise than the undisturbed run; empty: it did not."""
+    ended: bool = False
+    """Whether it came to the end of the stream."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether it came out as the undisturbed run did."""
+        return self.ended and not self.wrong and not self.unasked
+
+
+class FaultRuns:
+    """The runs of one job. Main thread only."""
+
+    def __init__(self, path: Path, overrides: Sequence[str], events: int | None, seed: int, on_line: OnLine) -> None:
+        """Raises SpecError where the job's stream has no end, or stores of an earlier fault run are there."""
+        self._path, self._overrides, self._on_line = path, overrides, on_line
+        asked = load_job(path, overrides)
+        self.folder = asked.store.with_name(f"{asked.store.name}-faults-{seed}")
+        self._raw = load_toml(path, overrides)
+        self._ours = _overrides(self._raw, asked, events)
+        _check_stream(asked, events)
+        self.by_arrival = asked.spec.passes.cut == "arrival"
+        if self.folder.exists():
+            raise SpecError(f"{self.folder} is left of an earlier fault run; remove it, or give another --seed")
+        spec = asked.spec
+        sizes = spec.cluster.trainers, spec.cluster.num_shards
+        mirrored = spec.store.mirror is not None
+        self._num_places = len(places(*sizes, mirrored=mirrored))
+        self._deaths: Iterator[Death] = deaths(seed, *sizes, mirrored=mirrored)
+        self._calm: tuple[Mapping[int, Any], Mapping[str, Any]] = ({}, {})
+
+    def undisturbed(self) -> int:
+        """The run to compare with; how many passes it had. Raises MillraceError where it fails by itself."""
+        job = self._job("calm")
+        seen = Deaths(job.store, iter(()))
+        outcome = run(job, seen, self._on_line)
+        if outcome.code != 0 or seen.unasked:
+            raise MillraceError(f"the job does not run undisturbed: {outcome.reason}; its store is {job.store}")
+        self._calm = seen.closes, report_of(job.store)
+        return len(seen.closes)
+
+    def disturbed(self, number: int, show: Show) -> Round:
+        """The n-th run with deaths, twice as many as there are points and roles at most."""
+        job = self._job(f"round-{number}")
+        seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
+        found = Round(job.store)
+        try:
+            outcome = run(job, seen, self._on_line)
+        except MillraceError as error:
+            outcome = Outcome(error.exit_code, str(error))
+        if seen.waiting is not None:
+            self._deaths = chain([seen.waiting], self._deaths)
+        found.died, found.missed, found.unasked = seen.died, seen.missed, seen.unasked
+        found.ended = outcome.code == 0
+        if not found.ended:
+            found.wrong.append(f"it ended with {outcome.code}: {outcome.reason}")
+        elif self.by_arrival:
+            found.wrong += [] if rerun_job(job, "0", show, keep=False) == 0 else ["a rerun of its log differs"]
+        else:
+            found.wrong += differences(self._calm, (seen.closes, report_of(job.store)))
+        if found.identical:
+            shutil.rmtree(job.store)
+        return found
+
+    def clear(self) -> None:
+        """Remove every store."""
+        shutil.rmtree(self.folder)
+
+    def _job(self, name: str) -> LoadedJob:
+        store = self.folder / name
+        mirror = [f"store.mirror={json.dumps(f'{store}-mirror')}"] if "mirror" in self._raw["store"] else []
+        place = f"store.path={json.dumps(str(store))}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return load_job(self._path, [*COMMITS, *self._overrides, *self._ours, place, *mirror])
+
+
+def _overrides(raw: Mapping[str, Any], job: LoadedJob, events: int | None) -> list[str]:
+    """What keeps these runs apart from the job: its name, under which positions are shown, too."""
+    ours = [f"name={json.dumps(job.spec.name[:NAME_LENGTH] + '-faults')}"]
+    for name, source in job.spec.sources.items():
+        if source.kind == "simulated" and events is not None:
+            ours.append(f"sources.{name}.events={events}")
+        if source.kind == "kafka" and source.group is not None:
+            ours.append(f"sources.{name}.group={json.dumps(source.group + '-faults')}")
+    if job.spec.passes.cut == "arrival":
+        ours.append("commit.keep=1000")  # the whole log is needed for its rerun
+    return ours
+
+
+def _check_stream(job: LoadedJob, events: int | None) -> None:
+    """Raises SpecError where the stream never ends, or depends on where the job itself stands."""
+    for name, source in job.spec.sources.items():
+        key = f"sources.{name}"
+        if events is not None and source.kind != "simulated":
+            raise SpecError("--events is for simulated sources", key)
+        if source.kind == "simulated" and source.events is None and events is None:
+            raise SpecError("this stream never ends; give --events", key)
+        if source.kind == "files" and source.follow:
+            raise SpecError("this stream never ends; give --set ...follow=false", f"{key}.follow")
+        if source.kind == "kafka" and source.end in ("never", "latest"):
+            raise SpecError("runs must end alike: give a time, as in 2024-05-01T00:00:00+00:00", f"{key}.end")
+        if source.kind == "kafka" and source.start in ("latest", "group"):
+            raise SpecError('runs must begin alike: give "earliest", or a time', f"{key}.start")
+
+
+def report_of(store: Path) -> dict[str, Any]:
+    """What of a run's report is compared."""
+    report = {}
+    with suppress(FileNotFoundError):
+        report = json.loads((store / REPORT).read_text(encoding="utf-8"))
+    return {key: report.get(key) for key in COMPARED}
+
+
+Seen = tuple[Mapping[int, Any], Mapping[str, Any]]
+
+
+def differences(wanted: Seen, found: Seen) -> list[str]:
+    """What of the closes and the report of two runs differs, in words."""
+    wrong = [f"pass {n}" for n in sorted({*wanted[0], *found[0]}) if wanted[0].get(n) != found[0].get(n)]
+    more = [f"{len(wrong) - 3} more passes"] if len(wrong) > 4 else []
+    return [*(wrong[:3] if more else wrong), *more, *(key for key in COMPARED if wanted[1][key] != found[1][key])]

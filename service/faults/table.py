@@ -1,0 +1,55 @@
+"""What fault runs came to, for people: a table of deaths and a line that sums them up. Pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from rich.table import Table
+
+from service.faults.acting import Died
+from service.faults.plan import AtInstant, AtPoint
+from service.faults.rounds import Round
+
+HOW_MEASURED = (
+    "in: from the death to the first pass closed that was not closed before, as its close stands in the log; "
+    "median and longest, of the deaths that no other death followed sooner"
+)
+
+
+def place_of(died: Died) -> tuple[str, str]:
+    """Where somebody died, and who."""
+    match died.death:
+        case AtPoint(worker, point):
+            elsewhere = died.point is not None and died.point != point
+            return ("", "") if died.point is None else (died.point, "trainer-0" if elsewhere else worker)
+        case AtInstant(worker, stopped=stopped):
+            return "stopped and back" if stopped else "at random", worker
+
+
+def table_of(rounds: Sequence[Round], compared: str) -> Table:
+    """A row for each place and worker."""
+    rows: dict[tuple[str, str], list[tuple[Died, Round]]] = defaultdict(list)
+    for each in rounds:
+        for died in each.died:
+            rows[place_of(died)].append((died, each))
+    table = Table(caption=f"{HOW_MEASURED}\nidentical: {compared}", caption_justify="left")
+    for name in ("point", "role"):
+        table.add_column(name, no_wrap=True)
+    for name in ("kills", "recovered", "in", "at most", "identical"):
+        table.add_column(name, justify="right")
+    for (point, worker), found in sorted(rows.items()):
+        times = [died.recovered_s for died, _ in found if died.recovered_s is not None]
+        took = (f"{median(times):.1f} s", f"{max(times):.1f} s") if times else ("-", "-")
+        counts = [len(found), sum(each.ended for _, each in found)]
+        table.add_row(point, worker, *map(str, counts), *took, str(sum(each.identical for _, each in found)))
+    for place in sorted({(death.point, death.worker) for each in rounds for death in each.missed} - rows.keys()):
+        table.add_row(*place, "never", "", "", "", "")
+    return table
+
+
+def total_line(rounds: Sequence[Round]) -> str:
+    """All in one line."""
+    kills = sum(len(each.died) for each in rounds)
+    recovered = sum(len(each.died) for each in rounds if each.ended)
+    identical = sum(len(each.died) for each in rounds if each.identical)
+    return f"{kills} kills, {recovered} recovered, {identical} identical"

@@ -1,0 +1,92 @@
+"""Which deaths a fault run plans, what it refuses, and how it tells what came of them."""
+
+from itertools import islice
+
+import pytest
+
+from millrace.errors import SpecError
+from millrace.points import Point
+from service.faults.acting import Died
+from service.faults.plan import EVERYBODY, OFTEN, AtInstant, AtPoint, deaths, places, workers_of
+from service.faults.rounds import COMPARED, FaultRuns, Round, differences
+from service.faults.table import place_of, total_line
+from tests.integration.stream_job import write_job
+
+
+def test_every_point_has_a_worker_in_every_topology():
+    for sizes in ((1, 0), (1, 2), (3, 2)):
+        assert {point for point, _ in places(*sizes, mirrored=True)} == set(Point)
+        assert {worker for _, worker in places(*sizes, mirrored=True)} == set(workers_of(*sizes))
+
+
+def test_uploads_are_died_at_only_where_there_is_a_mirror():
+    assert {point for point, _ in places(1, 0, mirrored=False)} == set(Point) - {Point.UPLOADED}
+
+
+def test_an_embedded_shard_dies_with_its_trainer_and_others_in_turn():
+    assert (Point.SNAPSHOT_TAKEN, "trainer-0") in places(1, 0, mirrored=False)
+    found = places(3, 2, mirrored=False)
+    assert [worker for point, worker in found if point is Point.SNAPSHOT_TAKEN] == ["shard-0", "shard-1"]
+    assert [worker for point, worker in found if point is Point.BEFORE_CLOSE] == ["trainer-0", "trainer-1", "trainer-2"]
+
+
+def test_a_seed_repeats_its_deaths_and_another_gives_others():
+    first, again, other = (list(islice(deaths(seed, 3, 2, mirrored=True), 100)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_every_place_has_its_turn_before_one_comes_again():
+    everywhere = places(3, 2, mirrored=True)
+    found = list(islice(deaths(5, 3, 2, mirrored=True), 2 * len(everywhere)))
+    at_points = [death for death in found if isinstance(death, AtPoint)]
+    assert sorted((death.point, death.worker) for death in at_points) == sorted(everywhere)
+    assert all(death.hit == 1 for death in at_points if death.point not in OFTEN)
+    at_random = [death for death in found if isinstance(death, AtInstant)]
+    assert {death.worker for death in at_random} <= {*workers_of(3, 2), EVERYBODY}
+    assert {death.stopped for death in at_random} == {True, False}
+
+
+def test_a_run_that_differs_is_told_in_what():
+    report = dict.fromkeys(COMPARED, 1)
+    calm = ({1: "a", 2: "b"}, report)
+    assert differences(calm, calm) == []
+    assert differences(calm, ({1: "a", 2: "c"}, report | {"digest": 2})) == ["pass 2", "digest"]
+    assert differences(calm, ({1: "a"}, report)) == ["pass 2"]
+    many = ({n: "x" for n in range(1, 10)}, report)
+    assert differences(calm, many) == ["pass 1", "pass 2", "pass 3", "6 more passes"]
+
+
+def test_kills_count_as_identical_only_where_their_whole_run_is(tmp_path):
+    kill = Died(AtPoint("trainer-0", Point.CLOSED), 1, Point.CLOSED)
+    good = Round(tmp_path, [kill, kill], ended=True)
+    wrong = Round(tmp_path, [kill], wrong=["pass 2"], ended=True)
+    unasked = Round(tmp_path, [kill], unasked={3: "exit code 70"}, ended=True)
+    failed = Round(tmp_path, [kill], wrong=["it ended with 1"])
+    assert total_line([good, wrong, unasked, failed]) == "5 kills, 4 recovered, 2 identical"
+
+
+def test_a_death_elsewhere_than_planned_is_counted_where_it_was():
+    assert place_of(Died(AtPoint("shard-1", Point.ROWS_WRITTEN), 1, Point.CLOSED)) == ("closed", "trainer-0")
+    assert place_of(Died(AtInstant("shard-1", 0, 0.0, stopped=True), 1)) == ("stopped and back", "shard-1")
+
+
+@pytest.mark.parametrize(
+    ("setting", "events", "key"),
+    [
+        ("sources.lines.follow=true", None, "sources.lines.follow"),
+        ("seed=1", 100, "sources.lines"),
+        ('sources={made={kind="simulated", rate=10.0}}', None, "sources.made"),
+    ],
+)
+def test_a_stream_that_never_ends_is_refused(tmp_path, setting, events, key):
+    job = write_job(tmp_path, num_parts=1, num_lines=1)
+    with pytest.raises(SpecError, match=f"^{key}: "):
+        FaultRuns(job, [setting], events, 1, lambda *_: None)
+    assert not (tmp_path / "store-faults-1").exists()
+
+
+def test_what_an_earlier_fault_run_left_is_not_touched(tmp_path):
+    job = write_job(tmp_path, num_parts=1, num_lines=1)
+    (tmp_path / "store-faults-7").mkdir()
+    with pytest.raises(SpecError, match="another --seed"):
+        FaultRuns(job, [], None, 7, lambda *_: None)
