@@ -26,6 +26,7 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/pytest tests -m slow --timeout 3600
+	$(BIN)/python -m tests.bench --only long-commits memory-curve
 
 faults: $(READY)
 	$(BIN)/pytest tests/faults

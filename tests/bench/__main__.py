@@ -19,8 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import bench_shards, parsing
+from tests.bench import bench_shards, beyond_memory, parsing
 from tests.bench import commits as committing
+from tests.bench import recovery as recovering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
 
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -92,20 +93,44 @@ def commits(rounds: int, rows: int) -> dict[str, dict]:
     return committing.figures(make(CACHE / f"w1-{rows}", rows))
 
 
+def long_commits(rounds: int, rows: int) -> dict[str, dict]:
+    """Ten minutes with commits of 200,000 rows every 30 s, and without them, in turn."""
+    return committing.rates(make(CACHE / f"w1-{rows}", rows), "--every", "30", "--seconds", "600")
+
+
+def recovery(rounds: int, rows: int) -> dict[str, dict]:
+    """How long a job stands still after a death, and how fast it replays."""
+    return recovering.figures(CACHE)
+
+
+def memory(rounds: int, rows: int) -> dict[str, dict]:
+    """Training with more rows than memory."""
+    return beyond_memory.figures(CACHE)
+
+
+def memory_curve(rounds: int, rows: int) -> dict[str, dict]:
+    """The same with more and more rows."""
+    return beyond_memory.curve(CACHE)
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
     "text": text,
     "w1": w1,
     "commits": commits,
+    "recovery": recovery,
+    "memory": memory,
 }
-NEED_YARDSTICKS = {"text", "w1", "pipes", "commits"}
+LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
+"""Asked for by name only: `make soak` does."""
+NEED_YARDSTICKS = {"text", "w1", "pipes", "commits", "long-commits"}
 
 
 def main() -> None:
     """Run the parts asked for; print and keep the results."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--only", nargs="*", choices=sorted(PARTS), default=sorted(PARTS))
+    arguments.add_argument("--only", nargs="*", choices=sorted(PARTS | LONG_PARTS), default=sorted(PARTS))
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     given = arguments.parse_args()
@@ -116,7 +141,7 @@ def main() -> None:
             console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in MILLRACE_BENCH")
             continue
         console.print(f"{part} ...")
-        results |= PARTS[part](given.rounds, given.rows)
+        results |= (PARTS | LONG_PARTS)[part](given.rounds, given.rows)
     table = Table("what", "figures", title=f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
     for name, figures in results.items():
         table.add_row(name, json.dumps(figures, indent=1).strip("{}\n").replace('"', ""))

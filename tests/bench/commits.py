@@ -132,6 +132,7 @@ def rate(npz: Path, hidden: int, every_s: float, seconds: float) -> dict[str, fl
         "rows_a_commit": blocks[-1]["rows"],
         "write_s": float(np.median([block["write_s"] for block in blocks[1::2]])),
         "pause_ms": 1000 * float(np.median([block["pause_s"] for block in blocks[1::2]])),
+        "pause_ms_most": 1000 * max(block["pause_s"] for block in blocks[1::2]),
     }
 
 
@@ -159,8 +160,14 @@ def figures(npz: Path) -> dict[str, dict]:
         found[f"commit, {rows // 1_000_000} M rows, {where}"] = run(
             "pause", "--rows", str(rows), "--shards", str(num_shards)
         )
+    return found | rates(npz)
+
+
+def rates(npz: Path, *options: str) -> dict[str, dict]:
+    """The rate that commits leave, by name."""
+    found = {}
     for hidden in (64, 400):
-        said = run("rate", "--npz", str(npz), "--hidden", str(hidden))
+        said = run("rate", "--npz", str(npz), "--hidden", str(hidden), *options)
         found[f"training with commits, hidden {hidden}"] = said | {"target": 0.85}
     return found
 
