@@ -4,7 +4,8 @@ It imports what workers need and starts nothing: no thread of ours, no channel, 
 (OpenBLAS and jemalloc do keep a thread each from their import on; both look after themselves in pthread_atfork.)
 Requests come over a Unix socket, one datagram each: `{"id", "module", "argv", "cwd"}` with the descriptors of standard
 input and of output. It answers `{"id", "pid"}` with a pidfd, or `{"id", "error"}`; later `{"id", "code"}`, once the
-process and all its group are gone. It ends with the other end of the socket, and its children end with it.
+process and all its group are gone, and where it was the last, all that any of them left behind. It ends with the other
+end of the socket, and its children end with it.
 
 The launcher's side is service.launcher.nursery.
 """
@@ -22,7 +23,9 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import setproctitle
@@ -98,7 +101,7 @@ class Nursery:
         return False
 
     def _reap(self) -> None:
-        """Tell of children that are gone, when their groups are; orphans are only let go."""
+        """Tell of children that are gone, when their groups are; orphans are let go while any worker lives."""
         try:
             while self._woken.recv(4096):
                 pass
@@ -115,7 +118,10 @@ class Nursery:
                 while True:
                     os.waitpid(-pid, 0)  # what the child started is ours now, and dying
             except ChildProcessError:
-                self._tell({"id": self._children.pop(pid), "code": code})
+                number = self._children.pop(pid)
+            if not self._children:
+                _kill_adopted()
+            self._tell({"id": number, "code": code})
 
     def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
         try:
@@ -127,6 +133,7 @@ class Nursery:
         """The launcher is gone: so is everything here, stopped processes too."""
         for pid in self._children:
             _kill_group(pid)
+        _kill_adopted()
         os._exit(0)  # what libraries say of their own end is nobody's
 
 
@@ -170,6 +177,29 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:  # it has not come as far as setsid()
         os.kill(pid, signal.SIGKILL)
+
+
+def _kill_adopted() -> None:
+    """End all our children. Workers are gone or dying: the others are what those started and left behind.
+
+    Such may lead sessions of their own, as pipe commands do. While any worker lives, an orphan may be at work for it.
+    """
+    while pids := _children():
+        for pid in pids:
+            _kill_group(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)  # then its own children are ours, for the next round
+
+
+def _children() -> list[int]:
+    """Process numbers of our children: each stays its own until we wait for it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parent = int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                found.append(int(path.parent.name))
+    return found
 
 
 def _prctl(option: int, value: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from service.launcher.nursery import Nursery
 from service.launcher.plan import PYTHON
+from tests.integration.running_job import runs
 
 ROOT = Path(__file__).parents[2]
 SHOW = """
@@ -32,6 +33,9 @@ print("up", flush=True)
 what = sys.argv[1]
 if what == "raise": raise KeyError("oh")
 if what == "orphan": print(subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL).pid)
+if what == "away":
+    print(subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], start_new_session=True).pid, flush=True)
+    signal.pause()
 if what == "input": print(repr(sys.stdin.read()))
 if what == "wait": signal.pause()
 sys.exit(int(what) if what.isdigit() else 0)
@@ -115,6 +119,35 @@ def test_what_it_started_is_gone_once_it_is_told_to_be(nursery, tmp_path):
     code, said = finished(start(nursery, tmp_path, "end_me", "orphan"))
     assert code == 0
     assert not Path(f"/proc/{said.split()[1]}").exists()  # no zombie either
+
+
+def away(nursery, folder):
+    """A child that started a shell in a session of its own, which started another process: child and both numbers."""
+    child = start(nursery, folder, "end_me", "away")
+    assert child.output.readline() == "up\n"
+    return child, sorted(int(child.output.readline()) for _ in range(2))
+
+
+def test_nothing_that_killed_workers_left_in_other_sessions_outlives_the_last_of_them(nursery, tmp_path):
+    (first, left), (second, at_work) = away(nursery, tmp_path), away(nursery, tmp_path)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    assert all(map(runs, at_work)), "a worker that lives keeps what it started"
+    second.kill()
+    assert finished(second) == (-signal.SIGKILL, "")
+    assert first.output.read() == "", "nobody holds it open any more"
+    first.output.close()
+    first.let_go()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (*left, *at_work))
+
+
+def test_nothing_in_other_sessions_outlives_the_nursery(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "end_me.py").write_text(END)
+    with Nursery([]) as nursery:
+        child, left = away(nursery, tmp_path)
+    assert finished(child)[0] == -signal.SIGKILL
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
 
 
 def test_its_input_closes_for_it_alone(nursery, tmp_path):
