@@ -18,6 +18,7 @@ from service.launcher.process import OnLine
 from service.launcher.restarts import Death, End, RestartLimits, decide
 from service.launcher.run_folder import run_folder
 from service.launcher.supervision import Event, Limits, Outcome, StopAsked
+from service.status import Status
 
 LAUNCHER = "launcher"
 """Who says what the launcher has to say between the workers' lines."""
@@ -76,6 +77,7 @@ class LocalLauncher:
         self._chief: ChiefLine | None = None
         self._generation: Generation | None = None
         self._last_number = 0
+        self._version = 0  # the newest that a chief told of
 
     def status(self) -> Mapping[str, Any]:
         """See Launcher.status."""
@@ -102,12 +104,13 @@ class LocalLauncher:
         while True:
             outcome, stopped = self._run_generation(next_plan(self._last_number))
             now_s = time.monotonic()
-            decision = decide(outcome, self._deaths, now_s, self._restarts, stop_asked=stopped)
+            progress = self._closed_more()
+            decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
             if isinstance(decision, End):
                 return decision.outcome, stopped
             self._before = {**self.status(), "state": "restarting"}
             self._chief = None
-            self._deaths.append(Death(now_s, outcome.reason))
+            self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
             if self._asked_to_stop_within(decision.after_s):
                 return Outcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
@@ -120,6 +123,12 @@ class LocalLauncher:
         )
         with run_folder(plan.run_folder):
             return generation.run(), generation.stop_asked
+
+    def _closed_more(self) -> bool:
+        """Whether the chief told of a version that none before it had told of; what it closed since is not known."""
+        version = int(Status(self.status()).number("version") or 0)
+        before, self._version = self._version, max(self._version, version)
+        return version > before
 
     def _asked_to_stop_within(self, pause_s: float) -> bool:
         deadline = Deadline.after(pause_s)

@@ -6,11 +6,13 @@ How a generation ends is service.launcher.supervision's; starting one is service
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from service.launcher.supervision import Outcome
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
-"""The first restart is immediate; the next waits so long, each one after it twice as long, up to the bound."""
+"""Of deaths in a row without progress, the first is followed at once; the next waits so long, each one after it twice
+as long, up to the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Death:
 
     at_s: float
     reason: str
+    progress: bool = False
+    """Whether it closed a pass that no generation before it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +50,24 @@ class End:
 
 
 def decide(
-    outcome: Outcome, past: Sequence[Death], now_s: float, limits: RestartLimits, *, stop_asked: bool = False
+    outcome: Outcome,
+    past: Sequence[Death],
+    now_s: float,
+    limits: RestartLimits,
+    *,
+    progress: bool = False,
+    stop_asked: bool = False,
 ) -> Restart | End:
-    """What follows a generation that ended with `outcome`, `past` those before it."""
+    """What follows a generation that ended with `outcome` and with or without `progress`, `past` those before it."""
     if not outcome.may_pass or limits.max_restarts == 0:
         return End(outcome)
     if stop_asked:
         return End(replace(outcome, reason=f"{outcome.reason}; not restarted, for the job was asked to stop"))
-    recent = [death.reason for death in past if now_s - death.at_s < limits.window_s]
+    recent = [death for death in past if now_s - death.at_s < limits.window_s]
     if len(recent) >= limits.max_restarts:
-        return End(replace(outcome, reason=_too_many([*recent, outcome.reason], limits)))
-    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(recent) - 1)) if recent else 0.0
+        return End(replace(outcome, reason=_too_many([*(death.reason for death in recent), outcome.reason], limits)))
+    in_vain = 0 if progress else sum(1 for _ in takewhile(lambda death: not death.progress, reversed(recent)))
+    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (in_vain - 1)) if in_vain else 0.0
     after = f" in {pause_s:g} s" if pause_s else ""
     return Restart(pause_s, f"{outcome.reason}; restarting{after}, {len(recent) + 1} of {limits.max_restarts}")
 

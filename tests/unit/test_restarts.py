@@ -12,19 +12,32 @@ KILLED = death("shard-0", -9)
 REASON = "shard-0 ended first: killed by SIGKILL"
 
 
-def past(*times_s):
-    return [Death(at_s, REASON) for at_s in times_s]
+def past(*times_s, progress=False):
+    return [Death(at_s, REASON, progress) for at_s in times_s]
 
 
 def test_the_first_restart_is_immediate_and_says_why():
     assert decide(KILLED, [], 5, LIMITS) == Restart(0, f"{REASON}; restarting, 1 of 3")
 
 
-def test_pauses_grow_with_the_deaths_in_the_window_up_to_a_bound():
+def test_pauses_grow_with_the_deaths_in_the_window_without_progress_up_to_a_bound():
     limits = RestartLimits(max_restarts=8, window_s=100)
     pauses = [decide(KILLED, past(*range(number)), 10, limits).after_s for number in range(8)]
     assert pauses == [0, 0.5, 1, 2, 4, 8, MAX_PAUSE_S, MAX_PAUSE_S]
     assert decide(KILLED, past(8), 10, limits).reason == f"{REASON}; restarting in 0.5 s, 2 of 8"
+
+
+def test_a_death_after_progress_is_followed_at_once_and_the_pauses_begin_anew():
+    limits = RestartLimits(max_restarts=9, window_s=100)
+    assert decide(KILLED, past(1, 2, 3), 10, limits, progress=True) == Restart(0, f"{REASON}; restarting, 4 of 9")
+    after = [*past(1, 2, 3), *past(4, progress=True)]
+    pauses = [decide(KILLED, [*after, *past(*[5] * number)], 10, limits).after_s for number in range(4)]
+    assert pauses == [0, 0.5, 1, 2]
+
+
+def test_progress_allows_no_more_restarts_than_none():
+    decision = decide(KILLED, past(1, 2, 3, progress=True), 10, LIMITS, progress=True)
+    assert isinstance(decision, End)
 
 
 def test_deaths_before_the_window_do_not_count():
