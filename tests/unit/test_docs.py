@@ -1,0 +1,190 @@
+"""What the READMEs name exists: commands and their options, keys of the spec, metrics, files, figures of code."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from pserver.config import TableSection
+from pserver.optim import optimizer_of
+from pserver.residency import BOOKKEEPING_BYTES, Bound
+from pserver.row_words import HEAD
+from pserver.rows import row_bytes_of
+from service import cli
+from service.spec import Job
+from service.store import MADE_BY_A_RUN
+from tests.unit.test_cli import GOLDEN, surface
+from trainer import respec
+
+ROOT = Path(__file__).parents[2]
+PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md")
+DOCS = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
+PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
+SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics")
+every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
+service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_text())
+
+
+def commands():
+    """The options of every command, by its words after `millrace`."""
+    found, name = {}, ""
+    for line in surface(typer.main.get_command(cli.cli)):
+        if not line.startswith(" "):
+            name = line.removeprefix("millrace").strip()
+            found[name] = {"--help"}
+        else:
+            found[name] |= set(re.findall(r"--[a-z-]+", line))
+    return found
+
+
+COMMANDS = commands()
+
+
+def said_commands(text):
+    """Every command line of the documentation that begins with `millrace`: its words after that."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.S)
+    lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+    for line in lines:
+        if match := re.match(r"(?:\S*/)?millrace ([a-z].*)", line.strip()):
+            yield shlex.split(match[1], comments=True)
+
+
+@every_doc
+def test_every_command_and_option_named_is_there(doc):
+    for words in said_commands((ROOT / doc).read_text()):
+        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+        assert name in COMMANDS, f"{doc}: millrace {' '.join(words)}"
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert options <= COMMANDS[name], f"{doc}: millrace {' '.join(words)}"
+
+
+def test_every_command_is_told_of():
+    told = " ".join((ROOT / doc).read_text() for doc in ("README.md", "service/README.md"))
+    groups = {"", *(name.split()[0] for name in COMMANDS if " " in name)}
+    words = set(re.findall(r"\w+", told))
+    assert [name for name in COMMANDS if name not in groups and name.split()[-1] not in words] == []
+
+
+@every_doc
+def test_every_make_target_is_there(doc):
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    named = re.findall(r"^    make (\w+)", (ROOT / doc).read_text(), re.M)
+    named += re.findall(r"`make (\w+)", (ROOT / doc).read_text())
+    assert set(named) <= targets
+
+
+@every_doc
+def test_every_file_named_is_there(doc):
+    text = (ROOT / doc).read_text()
+    named = re.findall(r"`([\w./-]+\.(?:py|md|toml|txt|proto))`", text) + re.findall(r"\]\(([^):]+)\)", text)
+    optional = {"report.json", "data/criteo_80k.txt.gz"}
+    missing = [name for name in named if name not in optional and not found(doc, name)]
+    assert missing == []
+
+
+def found(doc, name):
+    """A path counts from the document's folder or from the root; some belong to a user's job, or to each package."""
+    if doc.name == "CONTRIBUTING.md" and name in ("config.py", "errors.py"):  # of each package that has one
+        return True
+    return name == "job.toml" or any((folder / name).exists() for folder in (ROOT / doc.parent, ROOT))
+
+
+def keys_of(schema, definitions):
+    """Every key of a JSON schema by its path; a mapping's names are "*"."""
+    schema = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from keys_of(choice, definitions)
+    inner = {**schema.get("properties", {})}
+    if isinstance(schema.get("additionalProperties"), dict):
+        inner["*"] = schema["additionalProperties"]
+    for name, child in inner.items():
+        yield name
+        yield from (f"{name}.{key}" for key in keys_of(child, definitions))
+
+
+@pytest.fixture(scope="module")
+def keys():
+    schema = Job.model_json_schema()
+    return set(keys_of(schema, schema["$defs"]))
+
+
+@every_doc
+def test_every_key_of_the_spec_named_is_there(doc, keys):
+    text = re.sub(r"```.*?```", "", (ROOT / doc).read_text(), flags=re.S)
+    named = re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_<>.]+)(?: =[^`]*)?`", text)
+    named = [key for key in named if not key.endswith((".py", ".path/"))]
+    if doc.parts[0] != "trainer":  # there `metrics.x` and the like are modules
+        assert [key for key in named if re.sub(r"<\w+>", "*", key) not in keys] == []
+
+
+@every_doc
+def test_every_setting_of_a_command_is_a_key(doc, keys):
+    for key in re.findall(r"--set '?([a-z_.]+)=", (ROOT / doc).read_text()):
+        names = key.split(".")
+        if names[0] in ("tables", "sources"):
+            names[1] = "*"
+        assert ".".join(names) in keys or key.startswith("model.settings"), key
+
+
+def test_what_a_changed_job_file_does_is_what_respec_does(service_readme):
+    (at_once,) = re.findall(r"^\| at once \| (.*) \|$", service_readme, re.M)
+    assert tuple(re.findall(r"`([^`]+)`", at_once)) == respec.AT_ONCE
+    (never,) = re.findall(r"^\| never \| (.*?): rows are made", service_readme, re.M)
+    assert tuple(re.findall(r"`([^`]+)`", never)) == (*respec.NEVER, *respec.NEVER_OF_TABLES)
+
+
+def test_the_defaults_told_are_the_specs(service_readme):
+    schema = Job.model_json_schema()["$defs"]
+    seconds = {"s": 1, "min": 60}
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\d+)(?: (s|min))? \|", service_readme, re.M)
+    assert len(rows) >= 6
+    for section, key, number, unit in rows:
+        default = schema[f"{section.title()}Section"]["properties"][key]["default"]
+        assert default == int(number) * seconds.get(unit, 1), f"{section}.{key}"
+    cluster = schema["ClusterSection"]["properties"]
+    assert (cluster["max_restarts"]["default"], cluster["restart_window"]["default"]) == (5, 600.0)
+
+
+@every_doc
+def test_every_metric_named_is_there(doc):
+    metrics = set(re.findall(r"^(\w+)\{", (GOLDEN / "metrics.txt").read_text(), re.M))
+    named = re.findall(r"`(millrace_\w+)`", (ROOT / doc).read_text())
+    assert set(named) <= metrics
+
+
+def test_what_memory_holds_is_as_told(service_readme):
+    section = TableSection()
+    width = int(section.first_order) + section.dim + len(optimizer_of(section).start_state)
+    assert f"{width} for `dim = {section.dim}`" in service_readme
+    assert f"4 W + {row_bytes_of(0) + BOOKKEEPING_BYTES} bytes" in service_readme
+    assert f"a copy 4 W + {8 + 4 * HEAD}" in service_readme
+    (code, answer) = re.search(r'python -c "(.*)"\n(.*)\n', service_readme).groups()
+    expected, names = Bound.of(512 << 20, width), {"print": lambda value: None}
+    exec(code, names)  # noqa: S102  # the README's own line
+    assert answer == repr(expected) and f"Bound.of(512 << 20, {width})" in code
+
+
+def test_all_that_a_run_leaves_is_drawn():
+    (drawn,) = re.findall(r"^store\.path/\n(.*?)```", (ROOT / "README.md").read_text(), re.M | re.S)
+    names = {name for name in MADE_BY_A_RUN if "." not in name} - {"model"}
+    assert [name for name in sorted(names) if f"{name}/" not in drawn] == []
+
+
+def test_the_reading_order_is_ten_files_of_an_evening():
+    text = (ROOT / "README.md").read_text()
+    order = re.findall(r"^\d+\. `([\w/]+\.py)`", text, re.M)
+    lines = sum((ROOT / name).read_text().count("\n") for name in order)
+    assert len(order) == 10 and lines < 2_500
+    assert f"{round(lines, -2):,}" in text
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_is_left_out_of_its_packages_readme(package):
+    """A module is told of by its name, or by that of its folder."""
+    text = (ROOT / package / "README.md").read_text()
+    silent = {"__init__", "__main__", "errors", "config"}
+    modules = [path for path in (ROOT / package).glob("*.py") if path.stem not in silent]
+    missing = sorted(path.name for path in modules if path.name not in text)
+    assert missing == []
