@@ -5,18 +5,18 @@ Writing and reading the log's files is trainer.log's, choosing where to begin tr
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
-from trainer.log import Kind, Log, LogFull
+from trainer.log import Kind, Log
+from trainer.patience import Patience
 from trainer.plan import Plan
-from trainer.planner import FULL_WAIT_S, Drained, Planner, full_log_text
+from trainer.planner import Drained, Planner
 
 COMPARED = ("events", "samples", "rejected", "day", "digests")
 """What of a close must come out again."""
@@ -86,15 +86,14 @@ class Chronicle:
 
         A log that cannot be written, for its disk is full, is tried for `max_full_s`; training waits.
         """
-        self._log, self._planner, self._on_mismatch, self._max_full_s = joblog, planner, on_mismatch, max_full_s
+        self._log, self._planner, self._on_mismatch = joblog, planner, on_mismatch
+        self._patience = Patience(max_full_s)
         self._ahead = deque(replay)
         self._open: dict[int, Logged] = {}
         self._planned_at = {} if journal is None else journal.planned_at
         self._planned_at |= {logged.plan.number: logged.planned_at for logged in self._ahead}
         self.needed_from = 0
         """The first log record that a replay after the last close would need."""
-        self.trouble = ""
-        """Why training waits, for a status."""
         self.compared: list[tuple[int, list[str]]] = []
         """Replayed passes, each with what differed."""
 
@@ -107,6 +106,12 @@ class Chronicle:
     def forked(self) -> bool:
         """Whether a replayed pass came out otherwise."""
         return any(found for _, found in self.compared)
+
+    @property
+    def trouble(self) -> str:
+        """Why training waits, for a status; empty where it does not. Any thread."""
+        waits = self._patience.trouble
+        return waits if waits or self._planner is None else self._planner.trouble
 
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
         """Ask for the next pass; see Planner."""
@@ -129,7 +134,9 @@ class Chronicle:
         number = int(body["number"])
         logged = self._open.pop(number, None)
         if logged is None or logged.close is None:
-            closed_at = 0 if self._log is None else self._append(self._log, body)
+            joblog = self._log
+            write = None if joblog is None else partial(joblog.append, Kind.CLOSE, body)
+            closed_at = 0 if write is None else self._patience.write(write).number
             reach(Point.CLOSED)
         else:
             closed_at = logged.closed_at
@@ -140,22 +147,6 @@ class Chronicle:
             reach(Point.REPLAYED)
         self._planned_at.pop(number, None)
         self.needed_from = min([*list(self._planned_at.values()), closed_at + 1])
-
-    def _append(self, joblog: Log, body: Mapping[str, Any]) -> int:
-        deadline = Deadline.after(self._max_full_s)
-        while True:
-            try:
-                record = joblog.append(Kind.CLOSE, body)
-            except LogFull as error:
-                if deadline.passed():
-                    raise
-                if not self.trouble:
-                    log.warning("training waits, since the log cannot be written: %s", error)
-                self.trouble = full_log_text(error, self._max_full_s)
-                time.sleep(FULL_WAIT_S)
-            else:
-                self.trouble = ""
-                return record.number
 
     def _tell(self, number: int, found: list[str]) -> None:
         text = (

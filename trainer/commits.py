@@ -63,6 +63,16 @@ class Commit:
         return int(self.manifest["version"])
 
     @property
+    def job(self) -> str:
+        """Whose it is."""
+        return str(self.manifest["job"])
+
+    @property
+    def made_at(self) -> str:
+        """When, in UTC."""
+        return str(self.manifest["made_at"])
+
+    @property
     def timeline(self) -> str:
         """Its branch of the job's history."""
         return str(self.manifest["timeline"])

@@ -122,7 +122,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             arithmetic = fingerprint(device)
             changed = changed_arithmetic(beginning.commit, arithmetic)
             committer = held.enter_context(_committing(config, job, beginning, shards, capture, planner, arithmetic))
-            progress.says = partial(_told, config, beginning, chronicle, committer, planner, changed)
+            progress.says = partial(_told, config, beginning, chronicle, committer, changed)
         parts = Parts(
             job.train,
             job.tasks,
@@ -168,7 +168,7 @@ def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: 
         commit = commit or read_commit(Path(message["commit"]))
         holders.load(commit.folder, commit.state)
     if beginning is not None:
-        holders.progress.withdrawn(beginning.last_number if not beginning.replay else 0)
+        holders.progress.used(beginning.last_number)
 
 
 @contextmanager
@@ -250,7 +250,6 @@ def _told(
     beginning: Beginning,
     chronicle: Chronicle,
     committer: Committer,
-    planner: Planner | None,
     changed: Sequence[str],
 ) -> dict[str, Any]:
     """Chief: lines of the status about log, commits and recovery."""
@@ -261,7 +260,7 @@ def _told(
         "restored": None if beginning.commit is None else beginning.commit.name,
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
-        "trouble": chronicle.trouble or ("" if planner is None else planner.trouble),
+        "trouble": chronicle.trouble,
     }
 
 

@@ -7,7 +7,7 @@ and what is planned goes to the journal before anybody hears of it. At most one 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any, Literal, Protocol
@@ -17,8 +17,8 @@ from dataset.source import Partition, Source
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from trainer.config import PassesSection
-from trainer.log import LogFull
 from trainer.partitions import Known, Skip, meet, past, present
+from trainer.patience import Patience
 from trainer.plan import Plan, backlog, cut, drained, gaps
 
 POLL_S = 0.05
@@ -27,15 +27,8 @@ IDLE_POLL_S = 1.0
 """How often while none is, for the figures of lag."""
 LAST_COMMIT_S = 5.0
 """How long the last positions may take to be shown to lag tools, at the end."""
-FULL_WAIT_S = 0.5
-"""Pause before a log whose disk is full is written again."""
 
 log = logging.getLogger(__name__)
-
-
-def full_log_text(error: LogFull, max_full_s: float) -> str:
-    """What a status says while training waits."""
-    return f"training waits, for the log cannot be written; the job stops after {max_full_s:g} s of it: {error}"
 
 
 class Drained:
@@ -101,13 +94,11 @@ class Planner:
         """`known` and `skips` are what commit and log say; a full log is tried for `max_full_s`."""
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
         self._learn_until, self._on_gap = learn_until, on_gap
-        self._journal, self._max_full_s = journal or MemoryJournal(), max_full_s
+        self._journal = journal or MemoryJournal()
         self.known: Mapping[str, Known] = dict(known or {})
         """Partitions met; replaced, never changed, so any thread may read it."""
         self.skips: tuple[Skip, ...] = tuple(skips)
         """What is gone past: as given, and what was jumped over since. Any thread."""
-        self.trouble = ""
-        """Why no plan can be had now, for a status. Any thread."""
         self._jumped: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
@@ -117,6 +108,7 @@ class Planner:
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
+        self._patience = Patience(max_full_s, self._stopping)
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
@@ -133,6 +125,11 @@ class Planner:
         if isinstance(answer, MillraceError):
             raise answer
         return answer
+
+    @property
+    def trouble(self) -> str:
+        """Why no plan can be had now, for a status; empty where there is no trouble. Any thread."""
+        return self._patience.trouble
 
     def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Positions that wait, by partition, as last seen."""
@@ -201,7 +198,7 @@ class Planner:
         known, new = meet(self.known, seen, self._source.bounded)
         if new:
             messages = [each.message() for each in new]
-            self._write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+            self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
             self.known = known
         absent = self.known.keys() - {partition.name for partition in seen}
         for name in sorted(absent - self._absent):
@@ -228,7 +225,7 @@ class Planner:
         if not due:
             return None
         plan = cut(request.number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
-        self._write(lambda: self._journal.plan(plan))
+        self._patience.write(lambda: self._journal.plan(plan))
         return plan
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
@@ -245,26 +242,8 @@ class Planner:
                 )
             log.warning("%s", gap)
             body = {"op": "gap", "partition": gap.partition, "position": gap.position, "go_on": gap.go_on}
-            self._write(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
+            self._patience.write(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
             self.skips += (Skip(gap.partition, gap.position, gap.go_on),)
             self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places
-
-    def _write(self, write: Callable[[], None]) -> None:
-        """Do what writes the log, again and again for a while where its disk is full."""
-        deadline = Deadline.after(self._max_full_s)
-        while True:
-            try:
-                write()
-            except LogFull as error:
-                if deadline.passed():
-                    raise
-                if not self.trouble:
-                    log.warning("no pass can be planned, since the log cannot be written: %s", error)
-                self.trouble = full_log_text(error, self._max_full_s)
-                if self._stopping.wait(FULL_WAIT_S):
-                    raise
-            else:
-                self.trouble = ""
-                return

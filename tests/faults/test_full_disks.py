@@ -15,7 +15,6 @@ from pserver.store import rocks
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.small_disk import PAGE, small_disk
-from trainer import chronicle as chronicle_module
 from trainer import commit as chief_commit
 from trainer import commits as commits_module
 from trainer import log_end
@@ -219,7 +218,7 @@ def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monk
         troubles.append(told.trouble)
         disk.free()
 
-    monkeypatch.setattr(chronicle_module.time, "sleep", wait)
+    monkeypatch.setattr(told._patience._stopping, "wait", wait)
     disk.leave(0)
     number = 0
     while not troubles:

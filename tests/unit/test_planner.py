@@ -12,7 +12,7 @@ from dataset.memory import MemorySource
 from dataset.simulated import Simulated
 from dataset.source import Partition
 from millrace.deadline import Deadline
-from trainer import planner as planner_module
+from trainer import patience
 from trainer.config import PassesSection
 from trainer.log import LogFull
 from trainer.partitions import Known, Skip, meet
@@ -307,7 +307,7 @@ class Full(MemoryJournal):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(planner_module, "FULL_WAIT_S", 0.01)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
 
 
 def test_a_full_log_is_tried_again_until_there_is_room_and_says_so_meanwhile(quick):

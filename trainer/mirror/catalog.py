@@ -1,56 +1,23 @@
 """What a mirror's manifests say, checked; pure, no network."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from pserver.store.base import StoredFile
-from trainer.commits import files_of, order_of, parse_manifest, to_prune
+from trainer.commits import Commit, order_of, parse_manifest, to_prune
 
 
 @dataclass(frozen=True, slots=True)
-class MirroredCommit:
-    """One commit of a mirror."""
+class MirroredCommit(Commit):
+    """One commit of a mirror; its folder is but its name."""
 
-    name: str
-    manifest: Mapping[str, Any]
     text: bytes
     """Its manifest.json."""
-
-    @property
-    def job(self) -> str:
-        """Whose it is."""
-        return str(self.manifest["job"])
-
-    @property
-    def timeline(self) -> str:
-        """Its branch of the job's history."""
-        return str(self.manifest["timeline"])
-
-    @property
-    def version(self) -> int:
-        """Last closed pass."""
-        return int(self.manifest["version"])
-
-    @property
-    def made_at(self) -> str:
-        """When, in UTC."""
-        return str(self.manifest["made_at"])
-
-    @property
-    def files(self) -> dict[str, StoredFile]:
-        """Every file by its path in the commit's folder."""
-        return files_of(self.manifest)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files; those shared with other commits count in each."""
-        return sum(file.num_bytes for file in self.files.values())
 
 
 def read_manifest(name: str, text: bytes) -> MirroredCommit:
     """The commit `name` whose manifest is `text`. Raises CommitDamaged, and NewerFormat."""
-    return MirroredCommit(name, parse_manifest(name, text), text)
+    return MirroredCommit(Path(name), parse_manifest(name, text), text)
 
 
 def newest_first(commits: Iterable[MirroredCommit]) -> list[MirroredCommit]:
