@@ -79,6 +79,7 @@ class History:
                 self.closed = record.body.get(CLOSED, self.closed)
             case Kind.PLAN:
                 self.plans[record.body["number"]] = record
+                self.voids.pop(record.body["number"], None)  # early logs gave some numbers again
             case Kind.VOID:
                 self.voids[record.body["number"]] = record
                 self.plans.pop(record.body["number"], None)

@@ -47,6 +47,7 @@ class Progress:
         self.num_positions = 0
         """Positions of all closed passes."""
         self.last_planned = 0
+        """Highest number of a plan."""
         self.planned_positions: dict[str, int] = {}
         self.num_planned = 0
         """Positions of all passes planned."""
@@ -59,7 +60,7 @@ class Progress:
 
     def planned(self, plan: Plan) -> None:
         """A pass is planned."""
-        self.last_planned = plan.number
+        self.used(plan.number)
         self.planned_positions |= plan.positions()
         self.num_planned += plan.num_positions
 
@@ -67,8 +68,8 @@ class Progress:
         """A pass begins."""
         self.current, self.state, self.learning = plan.number, state, plan.learn
 
-    def withdrawn(self, number: int) -> None:
-        """A plan up to this number is void: the number is not used again."""
+    def used(self, number: int) -> None:
+        """Numbers up to this one were given to plans, of which some may be void: they are not used again."""
         self.last_planned = max(self.last_planned, number)
 
     def closed(self, plan: Plan, reading: Reading, said: Mapping[str, Any]) -> None:

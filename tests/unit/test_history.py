@@ -61,6 +61,12 @@ def test_a_withdrawn_pass_is_not_run_again_and_its_number_is_not_used_again():
     assert numbers(of(claim(1), plan(1), void(1), plan(2), close(2)).after(0)) == [(2, True, 5)]
 
 
+def test_a_pass_that_was_given_the_number_of_a_withdrawn_one_is_run_again():
+    """As logs have it that were written before numbers were kept apart also after a replay."""
+    history = of(claim(1), plan(1), plan(2), void(2), close(1), claim(2), plan(2), close(2))
+    assert numbers(history.after(0)) == [(1, True, 5), (2, True, 8)]
+
+
 def test_an_operation_acts_at_the_close_after_it():
     history = of(claim(1), operation(SPEC), plan(1), close(1), operation(SHRINK), plan(2), close(2), operation(SHRINK))
     assert [record.number for record in history.operations] == [2, 5, 8]
