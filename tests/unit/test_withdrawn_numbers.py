@@ -1,0 +1,35 @@
+"""The number of a withdrawn pass is used for no other one, also where passes before it are replayed first."""
+
+from types import SimpleNamespace
+
+from tests.fakes.past import SPEC, Past
+from trainer.job import restore
+from trainer.log import Kind
+from trainer.partitions import Skip
+from trainer.progress import Progress
+from trainer.ranks import Alone
+from trainer.recovery import begin
+from trainer.rewind import skip
+
+
+def test_what_is_planned_after_a_replay_has_a_number_above_all_that_were_withdrawn(tmp_path):
+    """Else its plan would be taken for the withdrawn one, and its events would be left out of the next replay."""
+    past = Past(tmp_path / "store").begin()
+    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    past.meet("a")
+    for number in (1, 2):
+        past.close(number, a=(100 * number - 100, 100 * number))
+    past.plan(3, a=(200, 300))
+    past.plan(4, a=(300, 400))
+    past.end()
+    assert skip(past.store, None, Skip("a", 250, 300), "bad bytes") == [3, 4]
+
+    found = begin(past.store, 3, SPEC, None, {})
+    found.joblog.close()
+    progress = Progress("job")
+    shards = SimpleNamespace(restore=lambda *_: None)
+    restore(Alone(), found, shards, SimpleNamespace(progress=progress))
+    assert [each.plan.number for each in found.replay] == [1, 2]
+    for each in found.replay:
+        progress.planned(each.plan)
+    assert progress.last_planned + 1 == 5
