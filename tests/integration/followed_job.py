@@ -1,0 +1,71 @@
+"""A job that follows a file, so that a test says when there is something to train, and one that is not disturbed."""
+
+import json
+import time
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.role import RoleClient
+from tests.integration.running_job import RunningJob
+from tests.integration.stream_job import SPEC, millrace, write_job
+from trainer.history import History
+from trainer.log import read
+
+PASS_EVENTS = 100
+FOLLOW = 'paths = ["part-*.txt"]\nfollow = true\npoll = "10ms"'
+SPEC_BY_COUNT = SPEC.replace("max_events = 400", f'max_events = {PASS_EVENTS}\ncut = "count"')
+
+
+class FollowedJob:
+    """A job in `folder`, its store in `folder`/store; it has the lines of no pass yet."""
+
+    def __init__(self, folder: Path, num_passes: int) -> None:
+        self.folder = folder
+        self.spec = write_job(folder, 1, num_passes * PASS_EVENTS, SPEC_BY_COUNT)
+        self._stream = folder / "part-0.txt"
+        self._lines = self._stream.read_text().splitlines(keepends=True)
+        self.num_passes = num_passes
+
+    def undisturbed(self) -> dict:
+        """The closes of a run over all lines that nothing happens to."""
+        ran = millrace(self.spec, store="undisturbed")
+        assert ran.code == 0, ran.output
+        return closes(self.folder / "undisturbed")
+
+    def start(self, *settings: str) -> RunningJob:
+        """Follow the file."""
+        self.spec.write_text(SPEC_BY_COUNT.replace('paths = ["part-*.txt"]', FOLLOW))
+        if self._stream.stat().st_size == sum(map(len, self._lines)):
+            self._stream.write_text("")
+        return RunningJob(self.spec, self.folder, *settings)
+
+    def arrive(self, up_to_pass: int) -> None:
+        """The events of the passes up to this one are there."""
+        begin = self._stream.read_text().count("\n")
+        with self._stream.open("a") as stream:
+            stream.write("".join(self._lines[begin : up_to_pass * PASS_EVENTS]))
+
+
+def closes(store: Path) -> dict:
+    """What the log says of each closed pass."""
+    return {number: record.body for number, record in History.of(read(store / "log")).closes.items()}
+
+
+def status_of(job: RunningJob) -> dict:
+    """What its chief says now."""
+    (address,) = (job.store / "workers").glob("g*/trainer-0.address")
+    secret = json.loads(address.with_suffix(".json").read_text())["secret"]
+    client = RoleClient(address.read_text(), secret)
+    try:
+        return client.status(Deadline.after(10))
+    finally:
+        client.close()
+
+
+def until(job: RunningJob, true_of, what: str) -> dict:
+    """Ask its chief until `true_of` its status."""
+    deadline = Deadline.after(40)
+    while not true_of(status := status_of(job)):
+        deadline.check(what)
+        time.sleep(0.05)
+    return status
