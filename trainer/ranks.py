@@ -5,12 +5,13 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -90,16 +91,26 @@ class Alone:
         """See Ranks."""
 
 
-def _together(call: Callable[Asked, Result]) -> Callable[Asked, Result]:
+@contextmanager
+def _joined(rank: int) -> Iterator[None]:
     """What torch raises where another trainer is gone is no bug of this one's."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = " ".join(str(error).partition("\n")[0].split())
+        lost = f"trainer {rank} lost touch with the other trainers"
+        raise Unavailable(f"{lost}: one is gone, or too slow for train.step_deadline: {why}") from error
+
+
+def _together(
+    call: Callable[Concatenate["TorchRanks", Asked], Result],
+) -> Callable[Concatenate["TorchRanks", Asked], Result]:
+    """A call that all trainers make. Raises Unavailable."""
 
     @wraps(call)
-    def translated(*args: Asked.args, **kwargs: Asked.kwargs) -> Result:
-        try:
-            return call(*args, **kwargs)
-        except RuntimeError as error:
-            first_line = str(error).partition("\n")[0]
-            raise Unavailable(f"another trainer is gone, or too slow for train.step_deadline: {first_line}") from error
+    def translated(ranks: "TorchRanks", /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        with _joined(ranks.rank):
+            return call(ranks, *args, **kwargs)
 
     return translated
 
@@ -112,13 +123,14 @@ class TorchRanks:
         os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"] = "Ring", "Simple"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=wait_s),
-        )
+        with _joined(rank):
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{rendezvous}",
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=wait_s),
+            )
         self.rank, self.world = rank, world
 
     @_together

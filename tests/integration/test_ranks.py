@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millrace.lifecycle import ExitCode
 from trainer.ranks import Alone, gather_messages
 
 SCRIPT = """
@@ -57,6 +58,47 @@ def test_trainers_hear_the_same_and_sum_in_one_order_at_every_run(world, tmp_pat
     assert first[0]["heard"] == [{"rank": rank, "text": "x" * rank} for rank in range(world)]
     assert first[0]["columns"] == [{"a": list(map(float, range(r))), "b": [r, r]} for r in range(world)]
     assert first[1]["heard"] is None and first[1]["columns"] is None
+
+
+LEFT = """
+import sys
+from contextlib import closing
+from pathlib import Path
+import numpy as np, torch
+from millrace.lifecycle import exit_code_of
+from trainer.ranks import TorchRanks
+
+rank, meet = int(sys.argv[1]), Path(sys.argv[2])
+
+def main():
+    ranks = TorchRanks(rank, 2, meet, torch.device("cpu"), 60.0)
+    with closing(ranks):
+        ranks.sum(np.array([rank]))
+        if rank == 1:
+            print("up", flush=True)
+            sys.stdin.read()
+        ranks.%s
+
+sys.exit(exit_code_of(main))
+"""
+
+
+@pytest.mark.parametrize("call", ["sum(np.array([1]))", "all_reduce(torch.ones(5))", "broadcast({})", "gather({})"])
+def test_a_trainer_whose_peer_is_killed_says_so_in_one_line_and_may_be_restarted(call, tmp_path):
+    left, killed = (
+        subprocess.Popen(
+            [sys.executable, "-c", LEFT % call, str(rank), str(tmp_path / "meet")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    )  # fmt: skip
+    with left, killed:
+        assert killed.stdout.readline() == "up\n"
+        killed.kill()
+        _, said = left.communicate(timeout=60)
+    assert left.returncode == ExitCode.RETRY, said
+    assert "error: trainer 0 lost touch with the other trainers: one is gone, or too slow" in said
+    assert "Traceback" not in said
 
 
 def test_a_trainer_alone_says_the_same_to_itself():
