@@ -127,7 +127,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
             shown.enter_context(show.watching(status))
             outcome = launcher.run()
             report = read_report(store / REPORT)
-            end |= last_status(outcome, report)
+            end |= last_status(outcome, report, launcher.status())
         return tell_end(outcome, launcher, report, store / REPORT)
 
 
@@ -136,9 +136,9 @@ def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
 
     Their numbers are above `newest`.
 
-    Where the spec has changed, what is logged is first trained under the old one, which the log holds.
+    Where the spec has changed, what is logged is first trained under the old ones, which the log holds.
     """
-    if (old := replay_first(job.store, job.raw)) is not None:
+    while (old := replay_first(job.store, job.raw)) is not None:
         before = LoadedJob(spec=validate(Job, old), raw=dict(old), folder=job.folder, store=job.store)
         yield partial(next_plan, before, folder, "logged", newest)
     yield partial(next_plan, job, folder, None, newest)
@@ -189,13 +189,16 @@ def read_report(path: Path) -> Mapping[str, Any]:
     return report
 
 
-def last_status(outcome: Outcome, report: Mapping[str, Any]) -> dict[str, Any]:
+def last_status(outcome: Outcome, report: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """What to put over the chief's last answer, which was given some time before the end."""
     if outcome.code != ExitCode.DRAINED:
         return {"state": "failed"}
     told = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
-    passes = {"pass": report["passes"], "version": report["passes"], "lag": {}} if "passes" in report else {}
-    return {"state": "done", **told, **passes}
+    if "passes" not in report:
+        return {"state": "done", **told}
+    version = report["passes"]
+    commit = {**(before.get("commit") or {}), "version": version, "age_s": 0.0, "failing": None}  # an end waits for it
+    return {"state": "done", **told, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}
 
 
 def tell_end(outcome: Outcome, launcher: Launcher, report: Mapping[str, Any], path: Path) -> int:

@@ -202,13 +202,19 @@ def test_the_demos_spec_is_right(tmp_path):
     assert next(iter(job.spec.sources.values())).events == 1000
 
 
-def test_the_last_status_is_the_reports():
+def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
+    before = {
+        "version": 2,
+        "commit": {"version": 1, "age_s": 9.0, "failing": "full", "mirror": None},
+        "trouble": "full",
+    }
     report = {"events": 5, "samples": 10, "passes": 3, "metrics": {}, "digest": "x"}
-    assert running.last_status(Outcome(0, "drained"), report) == {
+    assert running.last_status(Outcome(0, "drained"), report, before) == {
         "state": "done", "events": 5, "samples": 10, "metrics": {}, "pass": 3, "version": 3, "lag": {},
+        "commit": {"version": 3, "age_s": 0.0, "failing": None, "mirror": None}, "trouble": "",
     }  # fmt: skip
-    assert running.last_status(Outcome(0, "drained"), {}) == {"state": "done"}
-    assert running.last_status(Outcome(1, "died"), report) == {"state": "failed"}
+    assert running.last_status(Outcome(0, "drained"), {}, before) == {"state": "done"}
+    assert running.last_status(Outcome(1, "died"), report, before) == {"state": "failed"}
 
 
 def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):
