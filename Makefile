@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EVENTS ?=
+ROUNDS ?= 4
+SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
 
 .PHONY: demo test check bench soak faults proto format clean
 
@@ -30,6 +32,10 @@ soak: $(READY)
 
 faults: $(READY)
 	$(BIN)/pytest tests/faults
+	rm -rf build/faults && mkdir -p build/faults
+	$(BIN)/python -c 'from pathlib import Path; from tests.integration.stream_job import write_job; write_job(Path("build/faults"), num_lines=700)'
+	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set store.mirror=mirror $(SMALL)
+	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set 'cluster={trainers=3,shards=2}' $(SMALL)
 
 proto: $(READY)
 	$(BIN)/python -m millrace.proto.generate

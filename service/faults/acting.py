@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ class Deaths:
         """Every close that the log ever had, by number."""
         self.workers = Holding(Spawner())
         self._log, self._planned, self._fallback = store / "log", planned, fallback
+        self._kept = store.with_name(f"{store.name}-log")
         self._current: Death | None = None
         self._again: AtPoint | None = None
         self._tail = Tail(self._log, 0)
@@ -128,14 +129,21 @@ class Deaths:
         return None if self._last() else self._current
 
     def read_closes(self) -> None:
-        """Take note of what the log says. A generation prunes files of those before it only: once in each will do."""
-        self.closes |= {number: record.body for number, record in History.of(read(self._log)).closes.items()}
+        """What the log ever said, once the run is over."""
+        self._keep_log()
+        self.closes = {number: record.body for number, record in History.of(read(self._kept)).closes.items()}
+
+    def _keep_log(self) -> None:
+        """Keep the log's files from being pruned, under second names: an old chief may still write to one of them."""
+        self._kept.mkdir(exist_ok=True)
+        for path in self._log.glob("*.log"):
+            with suppress(FileExistsError, FileNotFoundError):
+                (self._kept / path.name).hardlink_to(path)
 
     def faults(self, generation: int, worker: str) -> Sequence[Fault]:
         """What a worker that starts now is told; see service.launcher.generation.Faults."""
         with self._lock:
             if generation != self._tail.generation:
-                self.read_closes()
                 self._next(generation)
             death = self._current
         found = []
@@ -198,6 +206,7 @@ class Deaths:
         return self.died[-1] if self.died and self.died[-1].generation == self._tail.generation else None
 
     def _look(self, now_s: float) -> None:
+        self._keep_log()
         new = self._tail.new_closes() if self._tail.generation else 0
         if new:
             self._closed_s = now_s

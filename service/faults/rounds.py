@@ -87,7 +87,7 @@ class FaultRuns:
 
     def disturbed(self, number: int, show: Show) -> Round:
         """The n-th run with deaths, twice as many as there are points and roles at most."""
-        job = self._job(f"round-{number}")
+        job = self._job(f"round-{number:04d}")
         seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
         found = Round(job.store)
         try:
@@ -105,7 +105,8 @@ class FaultRuns:
         else:
             found.wrong += differences(self._calm, (seen.closes, report_of(job.store)))
         if found.identical:
-            shutil.rmtree(job.store)
+            for left in self.folder.glob(f"{job.store.name}*"):
+                shutil.rmtree(left)
         return found
 
     def clear(self) -> None:

@@ -1,0 +1,160 @@
+"""Damaged commits and logs at a restart: recognised, told, and gone around where that is possible; else refused."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from millrace.points import Point
+from service.faults.acting import Deaths, run
+from service.faults.plan import CHIEF, AtPoint
+from service.spec import load_job
+from tests.faults.test_kills import report, said_by
+from tests.integration.stream_job import millrace, write_job
+from trainer.commits import MANIFEST, Commits, problems_of
+from trainer.history import History
+from trainer.log import read
+
+pytestmark = pytest.mark.timeout(300)
+SETTINGS = ("commit={every='600s', every_passes=3, keep=3}", "passes.max_events=16", "train.threads=1")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A job whose log is whole, one whose log has lost its beginning, one with a mirror; reports are alike."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_job(folder, num_lines=150)
+    killed = [AtPoint(CHIEF, Point.CLOSED, 4)]
+    for store, planned, more in (("whole", [], []), ("pruned", killed, []), ("mirrored", killed, mirror(folder))):
+        job = load_job(folder / "job.toml", [f"store.path={store}", *SETTINGS, *more])
+        assert run(job, Deaths(job.store, iter(planned)), said_by([])).code == 0
+    return folder
+
+
+def mirror(folder):
+    return [f"store.mirror='{folder / 'mirror'}'"]
+
+
+@pytest.fixture
+def again(finished, tmp_path):
+    """Runs the job in a copy of one of the stores, after some harm was done; -> its store and how the run ended."""
+
+    def runs(store, harm, *settings):
+        copy = tmp_path / store
+        subprocess.run(["cp", "-a", finished / store, copy], check=True)  # hard links stay such
+        harm(copy)
+        ended = millrace(finished / "job.toml", *SETTINGS, *settings, store=str(copy))
+        return copy, ended
+
+    return runs
+
+
+def restored(store):
+    """What the last restart said of commits."""
+    operations = [
+        record.body for record in History.of(read(store / "log")).operations if record.body["op"] == "restore"
+    ]
+    return operations[-1]["commit"], operations[-1]["passed_over"]
+
+
+def newest(store, back=1):
+    return Commits(store).read(Commits(store).names()[-back])
+
+
+def largest(commit):
+    return max(commit.files, key=lambda name: commit.files[name].num_bytes)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)  # the same inode: links to it share the harm
+
+
+def cut(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+HARMS = {
+    "a truncated file": (lambda commit: cut(commit.folder / largest(commit)), "bytes, not"),
+    "a flipped bit": (lambda commit: flip(commit.folder / "dense.safetensors"), "has other bytes"),
+    "a missing part": (lambda commit: shutil.rmtree(commit.folder / "shard-0"), "cannot be read"),
+    "a damaged manifest": (lambda commit: flip(commit.folder / MANIFEST), "its manifest"),
+}
+
+
+def unshared(commit):
+    """Make every file of a commit its own, so that harm to it is harm to it alone."""
+    for name in commit.files:
+        content = (commit.folder / name).read_bytes()
+        (commit.folder / name).unlink()
+        (commit.folder / name).write_bytes(content)
+    return commit
+
+
+def assert_as_before(finished, store, ended):
+    assert ended.code == 0, ended.output
+    assert report(store) == report(finished / "whole")
+    found = json.loads((store / "report.json").read_text())["compared"]
+    assert found and not any(differences for _, differences in found), "passes were trained again, and came out alike"
+    assert not any(problems_of(commit) for commit in Commits(store).whole())
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_the_newest_sound_commit_is_used_in_place_of_a_damaged_one(finished, again, harm):
+    act, words = HARMS[harm]
+    damaged, sound = newest(finished / "pruned").name, newest(finished / "pruned", 2).name
+    store, ended = again("pruned", lambda store: act(unshared(newest(store))))
+    assert_as_before(finished, store, ended)
+    name, passed_over = restored(store)
+    assert name == sound
+    assert list(passed_over) == [damaged] and words in passed_over[damaged]
+    assert damaged in ended.output
+
+
+def shared_file(store):
+    """A file that all commits share, by hard links."""
+    first = newest(store, 3)
+    return next(first.folder / name for name in first.files if (first.folder / name).stat().st_nlink >= 3)
+
+
+def damage_all(store):
+    for name in Commits(store).names():
+        cut(Commits(store).folder / name / "dense.safetensors")
+
+
+def test_a_damaged_file_that_all_commits_share_and_a_whole_log_everything_is_trained_again(finished, again):
+    store, ended = again("whole", lambda store: flip(shared_file(store)))
+    assert_as_before(finished, store, ended)
+    name, passed_over = restored(store)
+    assert name is None and len(passed_over) == 3
+    compared = json.loads((store / "report.json").read_text())["compared"]
+    assert len(compared) == report(store)["passes"]
+
+
+def test_no_sound_commit_and_a_log_without_its_beginning_end_the_job_for_good(finished, again):
+    store, ended = again("pruned", damage_all)
+    assert ended.code == 1
+    assert "no commit can be restored, and the log does not reach back to the first pass" in ended.output
+    assert "store.mirror" in ended.output and "restarting" not in ended.output
+    assert not (store / "report.json").exists()
+    assert len(Commits(store).names()) == 3, "what may still be mended is kept"
+
+
+def test_damaged_files_come_back_from_the_mirror(finished, again):
+    store, ended = again("mirrored", lambda store: flip(shared_file(store)), *mirror(finished))
+    assert ended.code == 0, ended.output
+    assert report(store) == report(finished / "whole")
+    name, passed_over = restored(store)
+    assert name == newest(finished / "mirrored").name and not passed_over
+    assert "1 damaged files are replaced from the mirror" in ended.output
+    assert not problems_of(newest(store))
+
+
+def test_a_log_damaged_in_its_middle_ends_the_job_for_good(again):
+    store, ended = again("whole", lambda store: flip(next((store / "log").glob("*.log"))))
+    assert ended.code == 1
+    assert "00000001-0001.log" in ended.output and "restarting" not in ended.output
+    assert not (store / "log" / "00000002-0001.log").exists(), "nothing is claimed over a damaged log"
