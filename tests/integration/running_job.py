@@ -2,19 +2,26 @@
 
 import json
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from millrace.deadline import Deadline
 
 
 class RunningJob:
-    """`millrace run` in a process of its own, with its store in `folder`/store. End it with `kill`."""
+    """`millrace run` in a process of its own, with its store in `folder`/store. End it with `kill`.
+
+    Whatever is waited for is named, with all that the job said, when it has not come by a deadline.
+    """
 
     def __init__(self, job: Path, folder: Path, *settings: str) -> None:
         self.store = folder / "store"
@@ -28,28 +35,52 @@ class RunningJob:
             text=True,
             start_new_session=True,
         )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: it has closed its output
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def until_said(self, words: str) -> str:
+    def until_said(self, words: str, within_s: float = 60) -> str:
         """Read on to a line that holds `words`; that line."""
-        for line in self.process.stdout:
-            self.said.append(line)
+        for line in self._read_on(f"it said {words!r}", within_s):
             if words in line:
                 return line
         raise AssertionError(f"the job ended without saying {words!r}:\n{''.join(self.said)}")
 
-    def until_events(self, number: int) -> None:
-        """Read on until so many events are trained."""
-        for line in self.process.stdout:
-            self.said.append(line)
+    def until_events(self, number: int, within_s: float = 60) -> int:
+        """Read on until at least `number` events are trained; how many are.
+
+        A job that was restarted counts those it had trained before, too: ask for more than those.
+        """
+        for line in self._read_on(f"it trained {number} events", within_s):
             word, _, rest = line.partition("  events ")
             if rest and word.startswith(("training", "done")) and count(rest.split()[0]) >= number:
-                return
+                return count(rest.split()[0])
         raise AssertionError(f"the job ended before it trained {number} events:\n{''.join(self.said)}")
 
     def end(self, within_s: float = 40) -> tuple[int, str]:
         """Wait for its end; exit code and all it said."""
-        rest, _ = self.process.communicate(timeout=within_s)
-        return self.process.returncode, "".join(self.said) + rest
+        for _ in self._read_on("it ended", within_s):
+            pass
+        return self.process.wait(within_s), "".join(self.said)
+
+    def _read(self) -> None:
+        with self.process.stdout as output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_on(self, what: str, within_s: float) -> Iterator[str]:
+        """Its lines as they come, to the last one. Raises AssertionError where time runs out."""
+        deadline = Deadline.after(within_s)
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline.left_s()))
+            except queue.Empty:
+                raise AssertionError(f"{within_s:g} s passed before {what}:\n{''.join(self.said)}") from None
+            if line is None:
+                return
+            self.said.append(line)
+            yield line
 
     @property
     def report(self) -> dict | None:
@@ -78,9 +109,11 @@ class RunningJob:
     def kill(self) -> None:
         """Leave nothing of it, whatever state it is in."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
         for pid in self.workers().values():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._reader.join(10)
 
 
 def count(text: str) -> int:

@@ -1,18 +1,12 @@
 """`millrace run` with the real workers: it trains, it stops when asked, and it leaves nobody behind."""
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode
+from tests.integration.running_job import RunningJob, assert_gone, assert_gone_pids
 
 SPEC = """
 name = "cat"
@@ -42,139 +36,97 @@ path = "store"
 """
 NUM_LINES = 3000
 TWO_BY_TWO = "cluster={trainers=2,shards=2}"
-ENDLESS = "sources.lines.follow=true"
+ENDLESS = ("sources.lines.follow=true", 'sources.lines.poll="10ms"')
 
 
-class Job:
-    """A job in a folder, run by the command line."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.process = None
-
-    def start(self, *overrides):
-        arguments = [part for override in overrides for part in ("--set", override)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "run", str(self.folder / "job.toml"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    def end(self):
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
-
-    def until_trained(self):
-        for line in self.process.stderr:
-            if line.startswith("training") and "events 0 " not in line:
-                return
-        raise AssertionError("the job ended before it trained")
-
-    def until_said(self, words):
-        for line in self.process.stderr:
-            if words in line:
-                return
-        raise AssertionError(f"the job ended before it said {words!r}")
-
-    def workers(self):
-        """Process numbers by name."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = re.split(rb"[\0 ]", path.read_bytes())  # a title is one text
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            for word in words:
-                if word.startswith(os.fsencode(self.folder / "store" / "workers")):
-                    found[Path(os.fsdecode(word)).stem] = int(path.parent.name)
-        return found
-
-    def assert_nobody_left(self):
-        deadline = Deadline.after(10)
-        while left := self.workers():
-            deadline.check(f"waiting for {left} to be gone")
-            time.sleep(0.02)
+def lines(begin, end):
+    return "".join(f"1 {n % 97} 2 {n % 41} {n % 13} 1 {int(n % 97 < 30)}\n" for n in range(begin, end))
 
 
 @pytest.fixture
-def job(tmp_path):
+def start(tmp_path):
+    """Starts jobs over the same stream and store; kills what a test leaves."""
     (tmp_path / "job.toml").write_text(SPEC)
-    lines = (f"1 {n % 97} 2 {n % 41} {n % 13} 1 {int(n % 97 < 30)}\n" for n in range(NUM_LINES))
-    (tmp_path / "lines.txt").write_text("".join(lines))
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None:
-        job.process.kill()
-        job.process.communicate()
-    for pid in job.workers().values():
-        os.kill(pid, signal.SIGKILL)
+    (tmp_path / "lines.txt").write_text(lines(0, NUM_LINES))
+    started = []
+
+    def starting(*settings):
+        started.append(RunningJob(tmp_path / "job.toml", tmp_path, *settings))
+        return started[-1]
+
+    yield starting
+    for job in started:
+        job.kill()
 
 
 @pytest.mark.parametrize("cluster", ["cluster={}", TWO_BY_TWO])
-def test_a_bounded_stream_is_trained_to_its_end(job, cluster):
-    job.start(cluster)
-    code, out, err = job.end()
-    assert code == 0, err
-    report = json.loads((job.folder / "store" / "report.json").read_text())
+def test_a_bounded_stream_is_trained_to_its_end(start, cluster):
+    job = start(cluster)
+    code, said = job.end()
+    assert code == 0, said
+    report = job.report
     assert (report["events"], report["samples"], report["rejected"]) == (NUM_LINES, NUM_LINES, {})
-    assert out.startswith("done: the stream is drained\nevents    3,000\nsamples   3,000\n")
+    assert "done: the stream is drained\nevents    3,000\nsamples   3,000\n" in said
     assert report["metrics"]["life"]["ctr"]["auc"] > 0.6
-    assert not (job.folder / "store" / "workers").exists()
-    job.assert_nobody_left()
+    assert not (job.store / "workers").exists()
+    assert_gone(job)
 
 
-def test_ctrl_c_ends_an_endless_job_after_its_pass_with_a_report(job):
-    job.start(ENDLESS)
-    job.until_trained()
+def test_ctrl_c_ends_an_endless_job_after_its_pass_with_a_report(start):
+    job = start(*ENDLESS)
+    job.until_events(1)
     job.process.send_signal(signal.SIGINT)
-    code, out, err = job.end()
-    assert code == 0, err
-    assert out.startswith("done: stopped after the pass in training\n")
-    assert json.loads((job.folder / "store" / "report.json").read_text())["events"] > 0
-    job.assert_nobody_left()
+    code, said = job.end()
+    assert code == 0, said
+    assert "done: stopped after the pass in training\n" in said
+    assert job.report["events"] > 0
+    assert_gone(job)
 
 
-def test_kill_9_of_the_launcher_leaves_nobody(job):
-    job.start(ENDLESS, TWO_BY_TWO)
-    job.until_trained()
+def test_kill_9_of_the_launcher_leaves_nobody(start):
+    job = start(*ENDLESS, TWO_BY_TWO)
+    job.until_events(1)
     assert sorted(job.workers()) == ["shard-0", "shard-1", "trainer-0", "trainer-1"]
     job.process.kill()
-    job.assert_nobody_left()
+    assert_gone(job)
 
 
-@pytest.mark.parametrize("victim", ["shard-1", "trainer-0", "trainer-1"])
-def test_kill_9_of_a_worker_starts_all_of_them_again(job, victim):
-    job.start(ENDLESS, TWO_BY_TWO)
-    job.until_trained()
-    before = job.workers()
-    os.kill(before[victim], signal.SIGKILL)
-    job.until_said(f"launcher| {victim} ended first: killed by SIGKILL; restarting, 1 of 5")
-    job.until_trained()
-    after = job.workers()
-    assert sorted(after) == sorted(before)
-    assert not set(after.values()) & set(before.values())
+def test_kill_9_of_any_worker_starts_all_of_them_again_and_every_event_is_trained_once(start, tmp_path):
+    job = start(*ENDLESS, TWO_BY_TWO)
+    trained = job.until_events(NUM_LINES)
+    for number, victim in enumerate(["shard-1", "trainer-0", "trainer-1"], start=1):
+        before = job.workers()
+        os.kill(before[victim], signal.SIGKILL)
+        # At once, however often: each generation went on from where the one before it was.
+        job.until_said(f"launcher| {victim} ended first: killed by SIGKILL; restarting, {number} of 5")
+        assert_gone_pids(*before.values())
+        with (tmp_path / "lines.txt").open("a") as stream:
+            stream.write(lines(trained, trained + 500))
+        trained = job.until_events(trained + 500)
+        assert sorted(job.workers()) == sorted(before)
+        assert not set(job.workers().values()) & set(before.values())
     job.process.send_signal(signal.SIGINT)
-    code, out, err = job.end()
-    assert code == 0, err
-    assert out.startswith("done: stopped after the pass in training\n")
-    assert json.loads((job.folder / "store" / "report.json").read_text())["events"] == NUM_LINES
-    job.assert_nobody_left()
+    code, said = job.end()
+    assert code == 0, said
+    assert "done: stopped after the pass in training\n" in said
+    assert job.report["events"] == job.report["samples"] == trained == NUM_LINES + 1500
+    assert_gone(job)
 
 
-def test_restarts_are_bounded_and_the_end_names_the_worker(job):
-    job.start(ENDLESS, TWO_BY_TWO, "cluster.max_restarts=0")
-    job.until_trained()
+def test_restarts_are_bounded_and_the_end_names_the_worker(start):
+    job = start(*ENDLESS, TWO_BY_TWO, "cluster.max_restarts=0")
+    job.until_events(1)
     os.kill(job.workers()["shard-1"], signal.SIGKILL)
-    code, _, err = job.end()
+    code, said = job.end()
     assert code == ExitCode.BUG
-    assert "error: shard-1 ended first: killed by SIGKILL" in err
-    job.assert_nobody_left()
+    assert "error: shard-1 ended first: killed by SIGKILL" in said
+    assert_gone(job)
 
 
-def test_another_jobs_store_is_refused_and_left_alone(job):
-    job.start()
+def test_another_jobs_store_is_refused_and_left_alone(start):
+    job = start()
     assert job.end()[0] == 0
-    job.start('name="dog"')
-    code, _, err = job.end()
+    code, said = start('name="dog"').end()
     assert code == ExitCode.BAD_CONFIG
-    assert "holds a run of job 'cat', not of 'dog'; give --fresh" in err
-    assert (job.folder / "store" / "report.json").exists()
+    assert "holds a run of job 'cat', not of 'dog'; give --fresh" in said
+    assert job.report["events"] == NUM_LINES
