@@ -36,7 +36,7 @@ from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 
 PASS, PASSES_KILLED_AT = 8192, (20, 30)
 """Samples a pass; new passes of a generation after which it dies."""
-NEWER = sum(PASSES_KILLED_AT) + 200
+NEWER = sum(PASSES_KILLED_AT) + 100
 """Passes after those that made the rows: more than are trained."""
 LOOK_S = 0.01
 OFTEN = RestartLimits(max_restarts=10)
