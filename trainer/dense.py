@@ -16,6 +16,8 @@ from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, Tr
 from trainer.ranks import Ranks
 
 ALIGN_FLOATS = 16
+STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
+"""What torch's optimizers keep of a parameter, once they have learnt; without momentum SGD keeps nothing."""
 
 
 class DensePart:
@@ -38,7 +40,7 @@ class DensePart:
             parameter.grad = self._grad[begin : begin + parameter.numel()].view_as(parameter)
         self._config, self._ranks, self._num_summed = config, ranks, 0
         self._optimizer = _optimizer(self._flat, config.dense_optimizer) if total else None
-        self._names = {name: value for name, value in model.state_dict(keep_vars=True).items()}
+        self._model = model
 
     @property
     def gradient(self) -> Tensor:
@@ -88,17 +90,22 @@ class DensePart:
             self._sum.zero_()
         self._num_summed = 0
 
+    def _held(self) -> Mapping[str, Tensor]:
+        """Weights and buffers, asked for each time: a model may put another tensor in a buffer's place."""
+        held: Mapping[str, Tensor] = self._model.state_dict(keep_vars=True)
+        return held
+
     def tensors(self) -> dict[str, Tensor]:
         """Weights, buffers and optimizer state by name: what a save holds and the digest covers."""
-        found = {f"model.{name}": value.detach() for name, value in self._names.items()}
+        found = {f"model.{name}": value.detach() for name, value in self._held().items()}
         if self._optimizer is not None:
             for name, value in sorted(self._optimizer.state[self._flat].items()):
                 found[f"optimizer.{name}"] = torch.as_tensor(value)
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave. Raises BadInput where it is of another model."""
-        own = {f"model.{name}": value for name, value in self._names.items()}
+        """Take over what `tensors` gave; another kind of optimizer begins anew. Raises BadInput for another model."""
+        own = {f"model.{name}": value for name, value in self._held().items()}
         saved = {name: value for name, value in tensors.items() if name.startswith("model.")}
         if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
             differ = sorted(
@@ -110,13 +117,10 @@ class DensePart:
             )
         for name, value in own.items():
             value.detach().copy_(saved[name])
-        if self._optimizer is not None:
-            prefix, device = "optimizer.", self._flat.device
-            self._optimizer.state[self._flat] = {
-                name.removeprefix(prefix): value.to(device).clone()
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
+        prefix, device = "optimizer.", self._flat.device
+        state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if self._optimizer is not None and state.keys() == STATE[type(self._config.dense_optimizer)]:
+            self._optimizer.state[self._flat] = {name: value.to(device).clone() for name, value in state.items()}
 
     def digest(self) -> str:
         """SHA-256 over names and bytes of all tensors."""

@@ -101,3 +101,48 @@ def test_a_model_without_parameters_is_no_error():
     part.step()
     part.flush()
     assert part.tensors() == {}
+
+
+class Centred(nn.Module):
+    """Keeps a moving mean the way models often do: by another tensor in place of the one registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.mean()
+        return (x - self.mean) * self.weight
+
+
+def test_a_buffer_that_the_model_replaces_is_saved_hashed_and_loaded():
+    learnt, fresh = Centred(), Centred()
+    part, other = (DensePart(each, TrainSection(), Alone()) for each in (learnt, fresh))
+    before = part.digest()
+    learnt(torch.tensor([4.0]))
+    assert part.tensors()["model.mean"].item() == 2.0
+    assert part.digest() != before
+    fresh(torch.tensor([6.0]))
+    other.load({name: tensor.clone() for name, tensor in part.tensors().items()})
+    assert fresh.mean.item() == 2.0 and other.digest() == part.digest()
+
+
+@pytest.mark.parametrize("old", PLAIN)
+@pytest.mark.parametrize("new", PLAIN)
+def test_another_dense_optimizer_begins_its_own_state_and_the_weights_stay(old, new):
+    def learnt(part, flat):
+        part.clear()
+        flat(torch.ones(2, 3)).square().mean().backward()
+        part.reduce(1.0)
+        part.step()
+
+    before, after = model(), model()
+    part = DensePart(before, TrainSection(dense_optimizer=PLAIN[old][0]), Alone())
+    learnt(part, before)
+    saved = {name: tensor.clone() for name, tensor in part.tensors().items()}
+    other = DensePart(after, TrainSection(dense_optimizer=PLAIN[new][0]), Alone())
+    other.load(saved)
+    assert all(torch.equal(other.tensors()[name], saved[name]) for name in saved if name.startswith("model."))
+    assert old != new or other.digest() == part.digest()
+    learnt(other, after)
