@@ -121,7 +121,9 @@ class Planner:
         try:
             answer = self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
         except Empty:
-            return None
+            if self._thread.is_alive() or not self._answers.empty():
+                return None
+            raise RuntimeError("the thread that plans has ended by a bug; its traceback is in the output") from None
         if isinstance(answer, MillraceError):
             raise answer
         return answer

@@ -338,3 +338,17 @@ def test_a_planner_closes_while_the_log_is_full():
     assert journal.tried.wait(10)
     planner.close()
     assert not planner._thread.is_alive() and journal.plans == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_planner_that_ends_by_a_bug_is_not_waited_for():
+    class Broken(Stream):
+        def partitions(self, deadline):
+            raise ZeroDivisionError("bug")
+
+    planner = Planner(Broken((3, False)), PassesSection(), 1, None)
+    planner.request(1, {}, 0)
+    with pytest.raises(RuntimeError, match="the thread that plans has ended by a bug"):
+        while True:
+            planner.take(0.05)
+    planner.close()
