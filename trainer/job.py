@@ -146,7 +146,8 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
     if config.rerun is not None:
         return again(config.rerun.store, config.rerun.commit)
     facts = {"world": config.world, "shards": len(config.shards)}
-    return begin(config.store, config.generation, config.job, _mirror(config, job), facts)
+    mirror, logged_only = _mirror(config, job), config.until is not None
+    return begin(config.store, config.generation, config.job, mirror, facts, logged_only=logged_only)
 
 
 def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: Holders) -> None:

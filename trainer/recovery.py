@@ -7,8 +7,10 @@ shards'. What of a changed spec may go on is trainer.respec's decision.
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,15 @@ class Beginning:
 
 
 def begin(
-    store: Path, generation: int, spec: Mapping[str, Any], uri: str | None, facts: Mapping[str, Any]
+    store: Path,
+    generation: int,
+    spec: Mapping[str, Any],
+    uri: str | None,
+    facts: Mapping[str, Any],
+    *,
+    logged_only: bool = False,
 ) -> Beginning:
-    """Claim `generation` and decide where to go on.
+    """Claim `generation` and decide where to go on; with `logged_only`, through the passes logged under `spec`.
 
     1. The claim: no older generation can change the store from here on.
     2. The newest commit of the timeline whose every byte is as written; files that are not come from the mirror.
@@ -80,12 +88,12 @@ def begin(
     for name in passed_over:
         log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
     found = after(history, commit, passed_over)  # 3
-    replay = _under_spec(joblog, history, spec_in_force(history, commit), spec, found.replay)
     if commit is not None or passed_over:
         chosen = {"op": "restore", "commit": None if commit is None else commit.name, "passed_over": passed_over}
         joblog.append(Kind.OPERATION, chosen)
     with joblog.exclusive():
         discard(commits, list(passed_over))
+    replay = _under_spec(joblog, history, commit, spec, found.replay, logged_only)
     return replace(found, replay=replay, joblog=joblog)
 
 
@@ -172,41 +180,67 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
 
 
 def _under_spec(
-    joblog: Log, history: History, old: Mapping[str, Any] | None, spec: Mapping[str, Any], replay: Sequence[Logged]
+    joblog: Log,
+    history: History,
+    commit: Commit | None,
+    spec: Mapping[str, Any],
+    replay: Sequence[Logged],
+    logged_only: bool,
 ) -> Sequence[Logged]:
     """What is replayed under `spec`, which is logged where it is new; plans that were never closed are void then."""
+
+    def differ(each: Logged) -> list[str]:
+        return respec.significant(spec_at(history, commit, each.planned_at) or spec, spec)
+
+    if logged_only:
+        return list(takewhile(lambda each: not differ(each), replay))
+    for each in replay:
+        if each.close and (keys := differ(each)):
+            joblog.close()
+            raise MillraceError(
+                f"passes must be replayed under the spec they were trained under before {', '.join(keys)} may change; "
+                "start the job again"
+            )
+    old = spec_in_force(history, commit)
     if old is not None and not respec.changed(old, spec):
         return replay
     keys = [] if old is None else respec.significant(old, spec)
-    if keys and any(each.close for each in replay):
-        raise MillraceError(f"passes must be replayed before {', '.join(keys)} may change; start the job again")
     # The newest goes first: after a crash none is left that goes on behind one withdrawn. Then the spec: none is left
     # that was planned under the one before.
     for each in reversed(replay if keys else ()):
-        joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
+        if not each.close:
+            joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
     joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
-    return [] if keys else replay
+    return [each for each in replay if each.close] if keys else replay
 
 
 def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] | None:
     """The last one logged; once that record is pruned, the commit's. None for a job that never began."""
-    if history.spec is not None or commit is None:
-        return history.spec
-    spec: Mapping[str, Any] = commit.state["spec"]
+    return spec_at(history, commit, sys.maxsize)
+
+
+def spec_at(history: History, commit: Commit | None, record: int) -> Mapping[str, Any] | None:
+    """The spec in force when the log's record number `record`, of after `commit`, was written."""
+    specs = [each for each in history.operations if each.body["op"] == "spec" and each.number < record]
+    if not specs and commit is None:
+        return None
+    spec: Mapping[str, Any] = specs[-1].body["spec"] if specs or commit is None else commit.state["spec"]
     return spec
 
 
 def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The spec under which logged passes must be trained, and committed, before `spec` may act; None: it may at once.
 
-    Raises SpecError where it never may. Reads only, for whoever starts the workers.
+    To be asked again then. Raises SpecError where it never may. Reads only, for whoever starts the workers.
     """
-    history, whole = History.of(read(store / "log")), Commits(store).whole()
-    newest = whole[-1] if whole else None
-    old = spec_in_force(history, newest)
-    if old is None or not respec.significant(old, spec):
-        return None
-    return old if history.closed > (0 if newest is None else newest.version) else None
+    records = read(store / "log")
+    history, lineage = History.of(records), Lineage.of(records)
+    newest = next((each for each in reversed(Commits(store).whole()) if lineage.holds(each.name)), None)
+    version = 0 if newest is None else newest.version
+    respec.significant(spec_in_force(history, newest) or spec, spec)
+    closed = [plan for number, plan in sorted(history.plans.items()) if version < number <= history.closed]
+    specs = [spec_at(history, newest, plan.number) or spec for plan in closed]
+    return specs[0] if any(respec.significant(old, spec) for old in specs) else None
 
 
 def discard(commits: Commits, names: Sequence[str]) -> None:

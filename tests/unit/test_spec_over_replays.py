@@ -1,0 +1,78 @@
+"""Each logged pass is trained again under the spec that it was trained under, however old the commit to begin from."""
+
+import pytest
+
+from millrace.errors import MillraceError
+from tests.fakes.past import SPEC, Past
+from trainer.commits import MANIFEST
+from trainer.log import Kind
+from trainer.recovery import begin, replay_first
+
+LATER = {**SPEC, "train": {"batch_size": 7}}
+
+
+def spec(past, said):
+    past.log.append(Kind.OPERATION, {"op": "spec", "spec": said})
+
+
+def numbers(found):
+    found.joblog.close()
+    return [each.plan.number for each in found.replay]
+
+
+@pytest.fixture
+def past(tmp_path):
+    """Commits of 1 and 3, then another spec, under which 4 and 5 are trained."""
+    made = Past(tmp_path / "store").begin()
+    spec(made, SPEC)
+    made.close(1, a=(0, 100))
+    made.older = made.commit(1)
+    for number in (2, 3):
+        made.close(number, a=(100 * number - 100, 100 * number))
+    made.newer = made.commit(3)
+    made.begin()
+    spec(made, LATER)
+    for number in (4, 5):
+        made.close(number, a=(100 * number - 100, 100 * number))
+    made.end()
+    return made
+
+
+def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
+    (past.store / "commits" / past.newer / "dense.safetensors").write_bytes(b"other bytes")
+    assert replay_first(past.store, LATER) is None  # nobody has read the commit's files
+    with pytest.raises(MillraceError, match=r"passes must be replayed .*train\.batch_size"):
+        begin(past.store, 3, LATER, None, {})
+    assert not (past.store / "commits" / past.newer / MANIFEST).exists()
+
+    assert replay_first(past.store, LATER) == SPEC
+    assert numbers(begin(past.store, 4, SPEC, None, {}, logged_only=True)) == [2, 3]
+    past.generation = 4
+    past.begin().commit(3)
+    past.end()
+    assert replay_first(past.store, LATER) is None
+    assert numbers(begin(past.store, 6, LATER, None, {})) == [4, 5]
+
+
+def test_a_spec_that_is_changed_back_waits_for_the_passes_of_the_one_between(past):
+    assert replay_first(past.store, SPEC) == LATER
+    with pytest.raises(MillraceError, match="passes must be replayed"):
+        begin(past.store, 3, SPEC, None, {})
+
+
+def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_meanwhile(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    spec(past, SPEC)
+    past.close(1, a=(0, 100))
+    spec(past, LATER)
+    past.plan(2, a=(100, 200))
+    past.end()
+    assert replay_first(past.store, SPEC) is None
+    found = begin(past.store, 2, SPEC, None, {})
+    assert (numbers(found), found.last_number) == ([1], 2)
+
+
+def test_commits_of_a_timeline_that_was_left_have_no_say(past):
+    past.begin("t2", past.older).close(2, a=(100, 200))
+    past.end()
+    assert replay_first(past.store, LATER) == SPEC
