@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer import respec
 from trainer.chronicle import Logged
-from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, order_of, problems_of
+from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, order_of, problems_of
 from trainer.history import History, HistoryMissing
 from trainer.log import Kind, Log, read
 from trainer.mirror.content import lookup
@@ -82,12 +82,21 @@ def begin(
     claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), **facts}
     joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
     reach(Point.CLAIMED)
-    records = read(folder)
+    try:
+        return _chosen(joblog, commits, spec, uri, logged_only)  # 2, 3
+    except MillraceError:
+        joblog.close()
+        raise
+
+
+def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | None, logged_only: bool) -> Beginning:
+    """Steps 2 and 3 of `begin`."""
+    records = read(joblog.folder)
     history = History.of(records)
-    commit, passed_over = newest_sound(commits, Lineage.of(records), uri)  # 2
+    commit, passed_over = newest_sound(commits, Lineage.of(records), uri)
     for name in passed_over:
         log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
-    found = after(history, commit, passed_over)  # 3
+    found = after(history, commit, passed_over)
     if commit is not None or passed_over:
         chosen = {"op": "restore", "commit": None if commit is None else commit.name, "passed_over": passed_over}
         joblog.append(Kind.OPERATION, chosen)
@@ -118,7 +127,7 @@ def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
 def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
     """The newest commit that led to the present and reads back as written, and why newer ones do not.
 
-    Raises MirrorUnavailable where none is sound, and the mirror, which may mend one, does not answer.
+    Raises MirrorUnavailable where none is sound, and the mirror, which may mend one, does not answer; and NewerFormat.
     """
     passed_over: dict[str, str] = {}
     unreachable: MirrorUnavailable | None = None
@@ -132,6 +141,8 @@ def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[C
                 repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
                 log.warning("commit %s: %d damaged files are replaced from the mirror", name, len(problems))
                 problems = problems_of(commit)
+        except NewerFormat:
+            raise
         except CommitDamaged as error:
             passed_over[name] = str(error)
             continue
@@ -196,7 +207,6 @@ def _under_spec(
         return list(takewhile(lambda each: not differ(each), replay))
     for each in replay:
         if each.close and (keys := differ(each)):
-            joblog.close()
             raise MillraceError(
                 f"passes must be replayed under the spec they were trained under before {', '.join(keys)} may change; "
                 "start the job again"

@@ -1,0 +1,24 @@
+"""A commit that a newer Millrace wrote stops a job that would go on from an older one; it is left as it is."""
+
+import pytest
+
+from tests.fakes.past import SPEC, Past
+from trainer import commits
+from trainer.commits import MANIFEST, NewerFormat
+from trainer.log import Kind
+from trainer.recovery import begin
+
+
+def test_a_job_does_not_go_on_behind_a_commit_that_it_cannot_read(tmp_path, monkeypatch):
+    past = Past(tmp_path / "store").begin()
+    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    past.close(1, a=(0, 100))
+    past.commit(1)
+    past.close(2, a=(100, 200))
+    with monkeypatch.context() as newer:
+        newer.setattr("tests.fakes.past.FORMAT", commits.FORMAT + 1)
+        name = past.commit(2)
+    past.end()
+    with pytest.raises(NewerFormat, match="format 2"):
+        begin(past.store, 2, SPEC, None, {})
+    assert (past.store / "commits" / name / MANIFEST).exists()
