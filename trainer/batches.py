@@ -53,8 +53,7 @@ class BatchMaker:
 
     def expect(self, pass_number: int, learn: bool) -> None:
         """Say, before its samples come, whether a pass is learnt from."""
-        self._learn = {number: known for number, known in self._learn.items() if number >= pass_number - 2}
-        self._learn[pass_number] = learn
+        self._learn = {**dict([*self._learn.items()][-2:]), pass_number: learn}
 
     def make(self, pass_number: int, samples: Samples) -> Batch:
         """The batch of some samples of a pass."""

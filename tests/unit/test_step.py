@@ -139,3 +139,11 @@ def test_a_loss_scale_halves_at_an_overflow_and_doubles_after_many_good_steps():
 def test_targets_without_weight_or_mask_are_the_labels():
     label_B, weight_B = targets(samples(), [CTR], None)
     assert label_B["ctr"].tolist() == [1, 0, 0] and weight_B["ctr"].tolist() == [1, 1, 1]
+
+
+def test_a_pass_that_is_still_read_is_known_when_the_next_number_is_far_above():
+    """Numbers of withdrawn passes are not used again, so there may be any number of them between two passes."""
+    maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), [CTR], None, EmbeddedShards(TABLES, 1))
+    maker.expect(7, True)
+    maker.expect(70, False)
+    assert maker.make(7, samples()).prepared.learn and not maker.make(70, samples()).prepared.learn
