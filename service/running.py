@@ -107,6 +107,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     with ExitStack() as held:
         listener = held.enter_context(bound(listen)) if listen else None
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
+        held.callback(clear_live, store)  # commits hold what is needed; disk is not kept for a job that has ended
         newest = 0 if fresh else fetch_from_mirror(job, show)
         folder = held.enter_context(run_folder(store / WORKERS))
         launcher = LocalLauncher(

@@ -18,8 +18,10 @@ from tests.integration.stream_job import write_job
 CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
 TWO_BY_TWO = "cluster={trainers=2, shards=2}"
 HANGS = """
-import os, pathlib, time
-pathlib.Path("hanging").write_text(str(os.getpid()))
+import os, pathlib, subprocess, time
+away = subprocess.Popen(["sleep", "600"], start_new_session=True)
+pathlib.Path("hanging.new").write_text(f"{os.getpid()} {away.pid}")
+os.rename("hanging.new", "hanging")
 time.sleep(600)
 """
 
@@ -40,21 +42,21 @@ def start(tmp_path):
 
 @pytest.fixture
 def hanging(start, tmp_path):
-    """A job whose pipe command hangs, and the number of that command's process."""
+    """A job whose pipe command hangs, and the numbers of its process and of one in a session of its own."""
     job = write_job(tmp_path, num_parts=1)
     (tmp_path / "pipe.py").write_text(HANGS)
     running = start(job, 'pipe.command=["python", "pipe.py"]')
-    return running, hanging_pid(tmp_path)
+    return running, hanging_pids(tmp_path)
 
 
-def hanging_pid(folder):
-    """The number of the pipe command's process, once it hangs."""
-    pid = folder / "hanging"
+def hanging_pids(folder):
+    """The numbers of the pipe command's processes, once it hangs."""
+    pids = folder / "hanging"
     deadline = Deadline.after(30)
-    while not (pid.exists() and pid.read_text()):
+    while not pids.exists():
         deadline.check("waiting for the pipe command to hang")
         time.sleep(0.02)
-    return int(pid.read_text())
+    return [int(pid) for pid in pids.read_text().split()]
 
 
 # -- asked to end
@@ -90,13 +92,13 @@ def test_ctrl_c_while_workers_start_ends_well(start):
 
 
 def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
-    job, command = hanging
+    job, pids = hanging
     job.process.send_signal(signal.SIGINT)
     job.process.send_signal(signal.SIGTERM)
     code, said = job.end(within_s=10)
     assert code == 1
     assert "error: stopped at the second request, in the middle of a pass" in said
-    assert_gone(job, command)
+    assert_gone(job, *pids)
 
 
 # -- killed
@@ -104,14 +106,14 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
 
 def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains(start):
     job = start(CLICKS, TWO_BY_TWO)
-    job.until_events(1)
+    trained = job.until_events(1)
     ports, workers = job.ports(), job.workers()
     assert len(ports) == 4
     os.kill(workers["trainer-0"], signal.SIGKILL)
     job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
     assert_gone_pids(*workers.values())
     assert_free(ports)
-    job.until_events(1)
+    job.until_events(trained + 1)
     job.process.send_signal(signal.SIGTERM)
     code, said = job.end(within_s=30)
     assert code == 0, said
@@ -121,34 +123,34 @@ def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains
 
 
 def test_kill_9_of_the_launcher_ends_a_pipe_command_that_hangs(hanging):
-    job, command = hanging
+    job, pids = hanging
     job.process.kill()
-    assert_gone(job, command)
+    assert_gone(job, *pids)
 
 
 def test_kill_9_of_a_trainer_ends_a_pipe_command_that_hangs_before_another_is_started(hanging):
-    job, command = hanging
+    job, pids = hanging
     (job.store.parent / "hanging").unlink()
     os.kill(job.workers()["trainer-0"], signal.SIGKILL)
     job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
-    assert_gone_pids(command)
-    another = hanging_pid(job.store.parent)
+    assert_gone_pids(*pids)
+    others = hanging_pids(job.store.parent)
     job.process.send_signal(signal.SIGINT)
     job.process.send_signal(signal.SIGTERM)
     assert job.end(within_s=10)[0] == 1
-    assert_gone(job, command, another)
+    assert_gone(job, *pids, *others)
 
 
 @pytest.mark.parametrize("victim", ["shard-0", "trainer-1"])
 def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(start, victim):
     job = start(CLICKS, TWO_BY_TWO)
-    job.until_events(1)
+    trained = job.until_events(1)
     workers = job.workers()
     os.kill(workers[victim], signal.SIGSTOP)
     os.kill(workers["trainer-0"], signal.SIGKILL)
     job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
     assert_gone_pids(*workers.values())
-    job.until_events(1)
+    job.until_events(trained + 1)
     os.kill(job.workers()[victim], signal.SIGSTOP)
     job.process.send_signal(signal.SIGINT)
     job.process.send_signal(signal.SIGTERM)
