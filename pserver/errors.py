@@ -8,7 +8,7 @@ PserverError
 |   +-- MessageTooLarge  a step does not fit into one message
 +-- StoreFailed        a disk is full or fails; the same call may succeed later
 +-- StoreDamaged       what a row store or a commit holds is not what was written  exit code 75
-+-- OutOfMemory        rows that wait for a commit fill the bound on memory   exit code 75
++-- OutOfMemory        rows that wait for a commit fill the bound on memory
 """
 
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
@@ -62,5 +62,3 @@ class StoreDamaged(PserverError):
 
 class OutOfMemory(PserverError):
     """Rows that wait for a commit fill `tables.<t>.memory`, and no commit came in time."""
-
-    exit_code = 75

@@ -69,9 +69,16 @@ class BoundedRows(Rows):
     max_dirty: int
 
     def __init__(
-        self, name: str, section: TableSection, optimizer: RowOptimizer, seed: int, waiting: Callable[[], int]
+        self,
+        name: str,
+        section: TableSection,
+        optimizer: RowOptimizer,
+        seed: int,
+        waiting: Callable[[], int],
+        touched: Callable[[], int],
     ) -> None:
-        """`waiting` tells how many rows wait for a commit: changed since the last one, and in flight."""
+        """`waiting` tells how many rows wait for a commit: changed since the last one, and in flight; `touched`, how
+        many of them the open pass changed, which no commit can take before its close."""
         assert section.memory is not None
         width = int(section.first_order) + section.dim + len(optimizer.start_state)
         bound = Bound.of(section.memory, width)
@@ -79,7 +86,7 @@ class BoundedRows(Rows):
         super().__init__(name, section, optimizer, seed, room=self.max_rows)
         self._store: RowStore | None = None
         self._num_away = 0
-        self._waiting = waiting
+        self._waiting, self._touched = waiting, touched
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
         self._free = np.empty(self.max_rows, np.int32)
@@ -262,15 +269,14 @@ class BoundedRows(Rows):
     def _await_room(self, room_made: int, num_keys: int, deadline: Deadline) -> None:
         """Wait until more room was made than `room_made` times."""
         with self._room:
-            if num_keys <= self.max_rows and self._room.wait_for(
-                lambda: self._num_room_made > room_made, deadline.left_s()
-            ):
+            hopeless = num_keys > self.max_rows or self._touched() >= self.max_dirty
+            if not hopeless and self._room.wait_for(lambda: self._num_room_made > room_made, deadline.left_s()):
                 return
         with self._numbering:
             pinned = int(np.count_nonzero((self._pins_R != 0) & (self._pins_R != FREE)))
         raise OutOfMemory(
             f"table {self._name!r}: no room for a batch of {num_keys:,} keys, waited for up to {ROOM_WAIT_S:g} s: "
-            f"{self._waiting():,} rows wait for a commit (at most {self.max_dirty:,}), {pinned:,} are in use by "
-            f"batches, {self.max_rows:,} fit; raise tables.{self._name}.memory, or lower passes.max_events, "
-            "commit.every or train.batch_size"
+            f"{self._waiting():,} rows wait for a commit (at most {self.max_dirty:,} may), {self._touched():,} of them "
+            f"for the close of the pass in training, {pinned:,} are in use by batches, {self.max_rows:,} fit; raise "
+            f"tables.{self._name}.memory, or lower passes.max_events, commit.every or train.batch_size"
         )

@@ -43,7 +43,7 @@ class Table:
         self._rows = (
             Rows(name, section, self._optimizer, seed)
             if section.memory is None
-            else BoundedRows(name, section, self._optimizer, seed, self._num_waiting)
+            else BoundedRows(name, section, self._optimizer, seed, self._num_waiting, lambda: self._num_touched)
         )
         self._multipliers = multipliers_of(self.width)
         self._rows_by_group = np.zeros(1 << 16, np.int64)

@@ -54,6 +54,8 @@ OPEN_S = 120.0
 """How long peers and the source may take to answer at the start."""
 CLOSE_S = 300.0
 """How long a close, or the digest at the end, may take."""
+MIRROR_END_S = 60.0
+"""How long the end waits for the last commit to be in the mirror; then it says so and ends."""
 RESTORE_S = 3600.0
 """How long reading a commit's rows back may take."""
 
@@ -198,8 +200,10 @@ def _committing(
         yield committer
     finally:
         committer.close()
-        if mirror is not None:
-            mirror.stop(Deadline.after(job.commit.deadline))
+        if mirror is not None and not mirror.stop(Deadline.after(MIRROR_END_S)):
+            log.warning(
+                "the mirror lacks the last commit: the next run uploads it first; %s", mirror.status()["trouble"]
+            )
 
 
 def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def begin(
     commits, folder = Commits(store), store / "log"
     old = History.of(read(folder))
     timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri)
-    claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), **facts}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
     joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
     reach(Point.CLAIMED)
     try:

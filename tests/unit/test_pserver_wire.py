@@ -120,7 +120,7 @@ class Failure(grpc.RpcError):
         (grpc.StatusCode.UNKNOWN, BadRequest, 1),
         (grpc.StatusCode.ABORTED, StoreFailed, 1),
         (grpc.StatusCode.DATA_LOSS, StoreDamaged, 75),
-        (grpc.StatusCode.OUT_OF_RANGE, OutOfMemory, 75),
+        (grpc.StatusCode.OUT_OF_RANGE, OutOfMemory, 1),
     ],
 )
 def test_every_status_becomes_an_error_for_people(code, ours, exit_code):
