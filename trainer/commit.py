@@ -212,8 +212,6 @@ class Committer:
             with self._log.exclusive():
                 self._write_manifest(folder, manifest)  # 4
         except (MillraceError, OSError) as error:
-            with suppress(OSError):
-                (folder / MANIFEST).unlink()  # first: without it the rest is nothing
             shutil.rmtree(folder, ignore_errors=True)
             self._shards.settle(False, Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
@@ -238,10 +236,15 @@ class Committer:
         return self._manifest(folder, saved, parts, own)
 
     def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        """Step 4. Without room the commit fails as in any other step; after any other error nobody knows what is so."""
+        """Step 4. Without room the commit fails as in any other step; after any other error nobody knows what is so.
+
+        What is left of the manifest goes while the lock is held: whoever claims after that does not begin from it.
+        """
         try:
             write_manifest(folder, manifest, self._disk)
         except OSError as error:
+            with suppress(OSError):
+                (folder / MANIFEST).unlink()
             if error.errno in NO_ROOM:
                 raise
             raise ManifestFailed(folder, error) from error

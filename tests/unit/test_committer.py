@@ -2,6 +2,7 @@
 
 import errno
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -326,6 +327,26 @@ def test_a_manifest_that_the_disk_may_have_lost_ends_the_chief_and_is_not_there(
     assert error.value.exit_code == 75
     world.assert_nothing_left_but(1)
     assert "offer 2" not in world.done
+
+
+def test_a_manifest_that_may_be_lost_is_gone_before_a_newer_chief_can_begin_from_it(world):
+    world.close_pass(EVERY_S)
+    world.disk.sync_folder = failing_after_the_first(world.disk.sync_folder)
+    exclusive, seen = world.log.exclusive, []
+
+    @contextmanager
+    def watched():
+        try:
+            with exclusive():
+                yield
+        finally:
+            seen.append(world.versions())
+
+    world.log.exclusive = watched
+    world.close_pass(EVERY_S)
+    with pytest.raises(ManifestFailed):
+        world.tick()
+    assert seen and all(versions == [1] for versions in seen)
 
 
 def failing_after_the_first(sync):
