@@ -102,11 +102,18 @@ def test_a_changed_spec_acts_after_what_was_logged_under_the_old_one(job, undist
     before = closes(store)
     assert before and not Commits(store).names()
     report = finished(job, "changed", "commit.every_passes=1000", "train.batch_size=16")
-    after = closes(store)
-    assert before.items() <= after.items()
-    first, second = (operation["spec"] for operation in records(store, Kind.OPERATION) if operation["op"] == "spec")
-    assert (first["train"]["batch_size"], second["train"]["batch_size"]) == (64, 16)
-    assert report["events"] == sum(close["events"] for close in after.values()) == undisturbed["events"]
+    after = closes(store)  # what came before the oldest commit kept is pruned
+    assert all(after.get(number, close) == close for number, close in before.items())
+    replayed = Commits(store).whole()[0]
+    assert replayed.version >= max(before) and replayed.state["spec"]["train"]["batch_size"] == 64
+    *_, last = (operation["spec"] for operation in records(store, Kind.OPERATION) if operation["op"] == "spec")
+    assert last["train"]["batch_size"] == 16
+    assert report["events"] == undisturbed["events"]
+    assert (
+        replayed.state["progress"]["num_events"]
+        + sum(close["events"] for number, close in after.items() if number > replayed.version)
+        == report["events"]
+    )
 
 
 def test_what_rows_do_not_survive_is_refused_and_nothing_is_touched(job, undisturbed):
