@@ -31,7 +31,7 @@ from trainer.commits import Commits
 from trainer.log import newest_generation
 from trainer.mirror.address import parse
 from trainer.mirror.content import lookup
-from trainer.mirror.fetch import fetch
+from trainer.mirror.fetch import fetch, newest_generation_in
 from trainer.recovery import replay_first
 
 FETCH_S = 3600.0
@@ -157,9 +157,11 @@ def fetch_from_mirror(job: LoadedJob, show: Show) -> int:
 
     -> the newest generation that the mirror knows of; 0 where nothing came from it.
     """
-    if job.spec.store.mirror is None or newest_generation(job.store / "log") or Commits(job.store).names():
+    if job.spec.store.mirror is None or newest_generation(job.store / "log"):
         return 0
     uri, deadline = parse(job.spec.store.mirror, job.folder).text, Deadline.after(FETCH_S)
+    if Commits(job.store).names():  # fetched by a run that was killed before it claimed
+        return newest_generation_in(uri, deadline)
     catalog = lookup(uri, deadline)
     if not catalog.commits and not catalog.damaged:
         return 0

@@ -54,6 +54,12 @@ def median_day(days: Mapping[int, int]) -> int | None:
     return None
 
 
+def fills(dirty: int, dirty_before: int, max_dirty: int) -> bool:
+    """Whether rows that wait for a commit are half of those that may, or would be all after one more such pass."""
+    grown = dirty - dirty_before if dirty >= dirty_before else dirty
+    return 2 * dirty > max_dirty or dirty + grown > max_dirty
+
+
 class PassCloser:
     """See module docstring. Every rank calls `close` at the end of each pass."""
 
@@ -80,7 +86,8 @@ class PassCloser:
         self._first_day: int | None = None
         self._day = 0
         self.memory_waits = False
-        """Chief: whether a commit should come soon, for rows that wait for one fill half of a table's memory."""
+        """Chief: whether a commit should come soon, for rows that wait for one fill most of what a table may hold."""
+        self._dirty_rows: Mapping[str, int] = {}
 
     def close(self, plan: Plan) -> None:
         """Make version `plan.number`.
@@ -133,10 +140,12 @@ class PassCloser:
         )
 
     def _take_stats(self, deadline: Deadline) -> Mapping[str, TableStats]:
-        """Chief: counts of the tables, and whether rows that wait for a commit half fill a bound."""
+        """Chief: counts of the tables, and whether the next pass, if it is like this one, may find a bound filled."""
         stats = self._shards.stats(deadline) if self._ranks.rank == 0 else {}
+        before, self._dirty_rows = self._dirty_rows, {name: each.dirty_rows for name, each in stats.items()}
         self.memory_waits = any(
-            each.max_dirty_rows is not None and 2 * each.dirty_rows > each.max_dirty_rows for each in stats.values()
+            each.max_dirty_rows is not None and fills(each.dirty_rows, before.get(name, 0), each.max_dirty_rows)
+            for name, each in stats.items()
         )
         return stats
 

@@ -200,8 +200,8 @@ class Planner:
         known, new = meet(self.known, seen, self._source.bounded)
         if new:
             messages = [each.message() for each in new]
+            self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
             self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
-            self.known = known
         absent = self.known.keys() - {partition.name for partition in seen}
         for name in sorted(absent - self._absent):
             log.warning("%s is no longer there; it was read up to %d", name, positions.get(name, 0))
@@ -244,8 +244,8 @@ class Planner:
                 )
             log.warning("%s", gap)
             body = {"op": "gap", "partition": gap.partition, "position": gap.position, "go_on": gap.go_on}
+            self.skips += (Skip(gap.partition, gap.position, gap.go_on),)  # first, as above
             self._patience.write(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
-            self.skips += (Skip(gap.partition, gap.position, gap.go_on),)
             self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places

@@ -20,7 +20,7 @@ from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer import respec
 from trainer.chronicle import Logged
-from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, order_of, problems_of
+from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.history import History, HistoryMissing
 from trainer.log import Kind, Log, read
 from trainer.mirror.content import lookup
@@ -121,8 +121,7 @@ def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
     whole = commits.whole()
     last = max([commit.order[0] for commit in whole], default=0)
     if uri is not None:
-        catalog = lookup(uri, Deadline.after(MIRROR_S))
-        last = max([last, *(order_of(name)[0] for name in (*(c.name for c in catalog.commits), *catalog.damaged))])
+        last = max([last, *(timeline for timeline, _, _ in lookup(uri, Deadline.after(MIRROR_S)).orders)])
     return f"t{last + 1}", whole[-1].name if whole else None
 
 

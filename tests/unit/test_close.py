@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.source import Segment
-from trainer.close import median_day, merge_tallies
+from trainer.close import fills, median_day, merge_tallies
 from trainer.plan import Plan
 from trainer.progress import Progress, Reading
 
@@ -55,3 +55,9 @@ def test_progress_goes_on_from_what_a_commit_holds():
     again.load_saved(progress.saved())
     assert (again.version, again.num_events, again.num_samples, again.rejected) == (1, 9, 20, {"bad": 1})
     assert again.last_planned == 1 and again.planned_positions == {"t/0": 9} and again.num_planned == 9
+
+
+def test_a_commit_is_asked_for_before_a_pass_like_the_last_fills_the_memory():
+    assert not fills(dirty=49, dirty_before=0, max_dirty=100) and fills(dirty=51, dirty_before=50, max_dirty=100)
+    assert not fills(dirty=40, dirty_before=20, max_dirty=100) and fills(dirty=48, dirty_before=90, max_dirty=90)
+    assert fills(dirty=34, dirty_before=0, max_dirty=67) and not fills(dirty=33, dirty_before=0, max_dirty=67)

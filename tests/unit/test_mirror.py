@@ -16,7 +16,7 @@ from trainer.config import StoreSection
 from trainer.mirror.address import Kind, parse
 from trainer.mirror.catalog import read_manifest
 from trainer.mirror.content import Mirror, lookup
-from trainer.mirror.errors import MirrorEmpty, MirrorUnavailable, StoreUnwritable
+from trainer.mirror.errors import MirrorEmpty, MirrorTaken, MirrorUnavailable, StoreUnwritable
 from trainer.mirror.fetch import fetch, repair
 
 SOON = 30.0
@@ -341,3 +341,11 @@ def test_lookup_says_what_is_there(tmp_path, uri, mirror):
         ("t1-0000000003-g1", 3, "t1", "job"),
     ]
     assert list(found.damaged) == ["t1-0000000009-g1"]
+
+
+def test_a_machine_that_comes_back_harms_nothing_of_the_one_that_went_on(tmp_path, mirror):
+    mirror.upload(commit(tmp_path, 3), [], soon())
+    mirror.upload(commit(tmp_path / "other", 4, timeline="t2", generation=7), [], soon())
+    with pytest.raises(MirrorTaken, match="timeline t2, this job is on t1.*a prefix of its own"):
+        mirror.upload(commit(tmp_path, 5), [], soon())
+    assert [each.name for each in mirror.catalog(soon()).commits] == ["t2-0000000004-g7", "t1-0000000003-g1"]

@@ -13,7 +13,7 @@ from typing import TypeVar
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.points import Point, reach
-from trainer.commits import MANIFEST, Commit, CommitDamaged, NewerFormat
+from trainer.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
 from trainer.mirror.catalog import (
     MirroredCommit,
     newest_first,
@@ -22,6 +22,7 @@ from trainer.mirror.catalog import (
     superfluous,
     unnamed,
 )
+from trainer.mirror.errors import MirrorTaken
 from trainer.mirror.objects import UNFINISHED, Objects
 
 FILES, COMMITS, LOG = "files", "commits", "log"
@@ -64,6 +65,21 @@ class Catalog:
         for other in {commit.job for commit in self.commits} - {job}:
             raise SpecError(f"this mirror holds commits of the job {other!r}; give {job!r} a prefix of its own", KEY)
 
+    @property
+    def orders(self) -> list[tuple[int, int, int]]:
+        """Timeline, version and generation of each, whole or not."""
+        names = (*(commit.name for commit in self.commits), *self.damaged)
+        return [order_of(name) for name in names if NAME.fullmatch(name)]
+
+    def refuse_followed(self, commit: Commit) -> None:
+        """Raises MirrorTaken where another machine went on from this mirror, on a timeline after the commit's."""
+        newest = max([0, *(timeline for timeline, _, _ in self.orders)])
+        if newest > commit.order[0]:
+            raise MirrorTaken(
+                f"the mirror holds commits of timeline t{newest}, this job is on {commit.timeline}: another machine "
+                f"goes on from it; give one of the two a prefix of its own ({KEY})"
+            )
+
 
 class Mirror:
     """See module docstring. Errors: MirrorUnavailable, unless stated."""
@@ -86,7 +102,9 @@ class Mirror:
         """
         text = _text_of(commit)
         known = read_manifest(commit.name, text)
-        self.catalog(deadline).refuse_others(known.job)
+        catalog = self.catalog(deadline)
+        catalog.refuse_others(known.job)
+        catalog.refuse_followed(known)
         self._put_files(commit, deadline)  # 1
         reach(Point.UPLOADED)
         self._put_log(log_files, deadline)  # 2

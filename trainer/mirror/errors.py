@@ -4,6 +4,7 @@ MillraceError
 +-- Unavailable
 |   +-- MirrorUnavailable   the object store did not do what was asked; later it may       exit code 75
 +-- MirrorEmpty             nothing in the mirror can be restored                          exit code 1
++-- MirrorTaken             another machine goes on from this mirror                   exit code 1
 +-- StoreUnwritable         what comes from the mirror cannot be written here              exit code 1
 
 A commit that is not what its manifest says, on either side, is trainer.commits.CommitDamaged.
@@ -24,6 +25,10 @@ class MirrorUnavailable(Unavailable):
 
 class MirrorEmpty(MillraceError):
     """There is no commit, or none that is whole."""
+
+
+class MirrorTaken(MillraceError):
+    """What is uploaded here would harm what another machine counts on."""
 
 
 class StoreUnwritable(MillraceError):

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from pserver.store.base import StoredFile
-from trainer.commits import FOLDER, MANIFEST, NAME, CommitDamaged, files_of, order_of
+from trainer.commits import FOLDER, MANIFEST, CommitDamaged, files_of
 from trainer.mirror.catalog import MirroredCommit
 from trainer.mirror.content import FILES, Catalog, Mirror, each
 from trainer.mirror.errors import MirrorEmpty, StoreUnwritable
@@ -77,11 +77,16 @@ def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[st
     each(mend, bad)
 
 
+def newest_generation_in(uri: str, deadline: Deadline) -> int:
+    """The newest generation of workers that the mirror knows of: those that go on from it are above."""
+    mirror = Mirror.open(uri, deadline)
+    return _highest(mirror.catalog(deadline), mirror.generations(deadline))[1]
+
+
 def _highest(catalog: Catalog, generations: Sequence[int]) -> tuple[int, int]:
     """Timeline and generation."""
-    names = [*(commit.name for commit in catalog.commits), *filter(NAME.fullmatch, catalog.damaged)]
-    orders = [order_of(name) for name in names]
-    return max(order[0] for order in orders), max([*generations, *(order[2] for order in orders)])
+    orders = catalog.orders
+    return max([0, *(order[0] for order in orders)]), max([0, *generations, *(order[2] for order in orders)])
 
 
 def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Deadline) -> None:
