@@ -15,6 +15,7 @@ settings.register_profile("millrace", deadline=None, derandomize=True)
 settings.load_profile("millrace")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Processes that share the tests take whole files, for what a module's fixtures made; one has all with a broker."""
     for item in items:
