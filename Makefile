@@ -13,7 +13,7 @@ demo: $(READY)
 	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
-	$(BIN)/pytest tests -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest tests -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -15,14 +15,6 @@ settings.register_profile("millrace", deadline=None, derandomize=True)
 settings.load_profile("millrace")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Processes that share the tests take whole files, for what a module's fixtures made; one has all with a broker."""
-    for item in items:
-        broker = {"kafka", "own_kafka"} & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("kafka" if broker else str(item.path)))
-
-
 def _started(folder: Path) -> Iterator["Cluster"]:
     from tests.kafka.cluster import Cluster, required, why_not  # only tests with a broker pay for its client
 

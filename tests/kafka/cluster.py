@@ -18,6 +18,9 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 from kafka.errors import RetriableError
 
+from millrace.deadline import Deadline
+from millrace.locks import locked
+
 HERE = Path(__file__).parent
 LIBS = HERE / "libs"
 READY_S, STOP_S, DOWNLOAD_S = 60, 20, 300
@@ -42,15 +45,16 @@ def required() -> bool:
 
 
 def fetch_jars() -> None:
-    """Bring the jars that pom.xml names into libs/, once for each content of pom.xml."""
+    """Bring the jars that pom.xml names into libs/, once for each content of pom.xml; other test processes wait."""
     pom = (HERE / "pom.xml").read_text()
     stamp = LIBS / "fetched.pom.xml"
-    if stamp.exists() and stamp.read_text() == pom:
-        return
-    shutil.rmtree(LIBS, ignore_errors=True)
-    command = ["mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={LIBS}"]
-    subprocess.run(command, cwd=HERE, check=True, timeout=DOWNLOAD_S, stdin=subprocess.DEVNULL)
-    stamp.write_text(pom)
+    with locked(HERE / "libs.lock", Deadline.after(DOWNLOAD_S)):
+        if stamp.exists() and stamp.read_text() == pom:
+            return
+        shutil.rmtree(LIBS, ignore_errors=True)
+        command = ["mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={LIBS}"]
+        subprocess.run(command, cwd=HERE, check=True, timeout=DOWNLOAD_S, stdin=subprocess.DEVNULL)
+        stamp.write_text(pom)
 
 
 def free_ports(count: int) -> list[int]:
