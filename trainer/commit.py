@@ -216,7 +216,8 @@ class Committer:
             self._shards.settle(False, Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
                 raise
-            raise CommitFailed(str(error)) from error
+            nameless = isinstance(error, OSError) and error.filename is None
+            raise CommitFailed(f"{folder}: {error}" if nameless else str(error)) from error
         reach(Point.COMMITTED)
         self._shards.settle(True, Deadline.after(STEP_S))
         commit = read_commit(folder)
