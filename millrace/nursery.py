@@ -84,12 +84,16 @@ class Nursery:
 
     def _fork(self, request: Request) -> bool:
         """Whether this is the child."""
+        nursery = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             self._tell({"id": request.id, "error": f"cannot fork: {error.strerror}"})
             return False
         if pid == 0:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != nursery:  # it died before it could be asked for that
+                os._exit(1)
             signal.set_wakeup_fd(-1)
             for ours in (self._control, self._woken, self._wake):
                 ours.close()
@@ -157,9 +161,9 @@ def load_kernels() -> None:
 
 def become(request: Request, descriptors: Sequence[int]) -> None:
     """In a child: run the request's module as `python -m` would. Raises what it raises, SystemExit as a rule."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the launcher runs in the background
     given, output = descriptors
     for source, target in ((given, 0), (output, 1), (output, 2)):
         os.dup2(source, target)

@@ -73,8 +73,10 @@ class NurseryChild:
         if not self.started.done():
             self.started.set_exception(OSError("the nursery that was to fork it has died"))
         elif not self.ended.done():
+            pid, handle = self.started.result()
             with suppress(ProcessLookupError):
-                os.killpg(self.started.result()[0], signal.SIGKILL)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may lead no group yet
+                os.killpg(pid, signal.SIGKILL)
             self.ended.set_result(-signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:

@@ -119,6 +119,7 @@ def test_two_trainers_on_two_shards_share_the_topic(stream):
     assert stream.offsets("two-two") == stream.ends
 
 
+@pytest.mark.slow  # the same promise is kept on files in test_training, and on news
 def test_three_trainers_end_with_the_same_bits_on_one_shard_and_on_two(stream):
     one, two = stream.run(3, 1, "three-one"), stream.run(3, 2, "three-two")
     assert one["digest"] == two["digest"]

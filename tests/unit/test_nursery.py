@@ -34,7 +34,8 @@ what = sys.argv[1]
 if what == "raise": raise KeyError("oh")
 if what == "orphan": print(subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL).pid)
 if what == "away":
-    print(subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], start_new_session=True).pid, flush=True)
+    pid = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], start_new_session=True).pid
+    os.write(1, b"%d\\n" % pid)  # at once: the shell writes, too
     signal.pause()
 if what == "input": print(repr(sys.stdin.read()))
 if what == "wait": signal.pause()
