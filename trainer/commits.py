@@ -6,7 +6,6 @@ trainer.commit's work, choosing one after a crash trainer.recovery's. Imports no
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -282,8 +281,4 @@ def to_prune(names: Sequence[str], keep: int, held: Collection[str]) -> list[str
 def sync_tree(folder: Path) -> None:
     """Sync a folder's own entry list, and its parent's."""
     for path in (folder, folder.parent):
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        REAL.sync_folder(path)
