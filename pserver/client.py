@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
+from pserver.operations import Shrink, Survey, TableOperation
 from pserver.store.base import StoredFile
 
 F32 = NDArray[np.float32]
@@ -66,6 +67,10 @@ class TableStats:
     """Rows changed since the last commit, of the fullest shard."""
     max_dirty_rows: int | None = None
     """Rows that may wait for a commit on one shard before its memory is full; None: memory is not bounded."""
+    sweeping: bool = False
+    """Whether rows that a shrink took are still to be removed."""
+    unadmitted: int = 0
+    """Records of keys that were not admitted, in the open or last pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class ShardPart:
     buckets: tuple[int, int]
     """First bucket, and the one after the last."""
     tables: Mapping[str, Mapping[str, Any]]
-    """By table: "rows", and "rows_by_group" (text of the group's number to rows)."""
+    """By table: "rows", "rows_by_group" (text of the group's number to rows), "life" (pserver.aging: day, rates of
+    ticks, shrinks that are not swept, cuts), "changes" (pserver.changes: files of keys by version)."""
     files: Mapping[str, StoredFile]
     """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
 
@@ -139,6 +145,25 @@ class Shards(Protocol):
         """
         ...
 
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """By the chief alone, between passes: operations act, in order, at the close of `version`, the last closed one.
+
+        A repeat for the same version changes nothing.
+        """
+        ...
+
+    def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:
+        """By the chief alone, from any thread: what `shrink` would take if it acted now.
+
+        Counted by a thread of each shard while training goes on, so rows that change meanwhile may count either way;
+        None while it counts: ask again. With `at_once`, between passes only: counted in this call, exactly.
+        """
+        ...
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """From any thread: all that is known of a key, as JSON-able data; see pserver.table.Table.explain."""
+        ...
+
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """By table, a 128-bit sum over all rows: independent of order and of the number of shards."""
         ...
@@ -147,8 +172,11 @@ class Shards(Protocol):
         """Counts by table."""
         ...
 
-    def snapshot(self, version: int, deadline: Deadline) -> int:
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
         """Step 2 of a commit, by the chief alone, between passes: copy the rows changed since the last; how many.
+
+        The commit also tells which rows changed or went since version `changes_since`, as far as commits since a
+        base export told it (pserver.changes); None: nobody will ask.
 
         `version` is the pass closed last; others may have opened the next one, of which no step is applied. From here
         on training may go on. One snapshot is in flight at a time, until `settle`; a repeat for the same version

@@ -10,6 +10,7 @@ from millrace.points import Fault
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, le=1)]
 MIN_TABLE_BYTES = 8 << 20
 """The least `tables.<t>.memory`."""
 
@@ -80,6 +81,67 @@ class Ftrl(Section):
 Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl, Field(discriminator="kind")]
 
 
+class CountEntry(Section):
+    """A key is admitted when it has been seen often enough."""
+
+    kind: Literal["count"]
+    """By count."""
+    n: int = Field(ge=1, le=1_000_000)
+    """Admitted at its n-th show."""
+    exact: bool = False
+    """Whether keys are counted one by one; else in a sketch, which may count too many, never too few."""
+    memory: Size = 16 << 20
+    """Memory of the counts over all shards; its equal part for each of 4,096 virtual buckets."""
+
+
+class ProbabilityEntry(Section):
+    """A key is admitted, or not, for good: drawn from its hash."""
+
+    kind: Literal["probability"]
+    """By lot."""
+    p: float = Field(gt=0, le=1)
+    """Share of the keys that are admitted."""
+
+
+class ShowClickEntry(Section):
+    """A key is admitted when the score of its shows and clicks is high enough."""
+
+    kind: Literal["show_click"]
+    """By score."""
+    score: Positive
+    """Admitted when the sum of its records' scores reaches this."""
+    exact: bool = False
+    """As in "count"."""
+    memory: Size = 16 << 20
+    """As in "count"."""
+
+
+AdmissionEntry = Annotated[CountEntry | ProbabilityEntry | ShowClickEntry, Field(discriminator="kind")]
+
+
+class SlotLife(Section):
+    """What one slot has otherwise than its table; whatever is not set is as in the table."""
+
+    lr: Positive | None = None
+    """Learning rate of the vector."""
+    first_order_lr: Positive | None = None
+    """Learning rate of the first-order weight."""
+    bounds: Bounds | None = None
+    """Limits of every weight."""
+    init_range: NotNegative | None = None
+    """A new vector is uniform in plus or minus this."""
+    admission: tuple[AdmissionEntry, ...] | None = None
+    """Which keys may have a row; () admits all."""
+    extend_at: NotNegative | None = None
+    """Score at which a row gets its vector."""
+    decay: Rate | None = None
+    """What a day leaves of show and click."""
+    delete_below: NotNegative | None = None
+    """Rows with a lower score go at a shrink."""
+    delete_after_days: int | None = Field(default=None, ge=0)
+    """Rows unseen for more days go at a shrink."""
+
+
 class TableSection(Section):
     """One embedding table."""
 
@@ -105,6 +167,24 @@ class TableSection(Section):
     """Meta slot with a sample's shows; 1 unless set."""
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
+    admission: tuple[AdmissionEntry, ...] = ()
+    """Which keys may have a row: all entries must agree; without one, every key has one from its first push."""
+    default_row: Literal["zeros", "learnt"] = "zeros"
+    """What a key without a row reads where it has no initial value of its own; "learnt": one row, a dense parameter."""
+    extend_at: NotNegative | None = None
+    """Score at which a row gets its vector; unless set, it is born with it."""
+    decay: Rate = 0.98
+    """What a day leaves of a row's show and click."""
+    delete_below: NotNegative | None = None
+    """At a shrink rows with a lower score go."""
+    delete_after_days: int | None = Field(default=None, ge=0)
+    """At a shrink rows unseen for more days go."""
+    shrink: Literal["daily", "asked"] = "daily"
+    """"daily": at each day's tick, where `delete_below` or `delete_after_days` is set; "asked": by `millrace shrink`."""
+    max_shrink_fraction: Rate = 0.2
+    """A shrink that would take more of the table's rows waits for an operator."""
+    slots: dict[str, SlotLife] = {}
+    """What single slots have otherwise."""
     memory: Size | None = None
     """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
     memory."""
@@ -128,6 +208,8 @@ class ShardProcess(Section):
     """Trainers of the job."""
     tables: dict[str, TableSection]
     """Every table of the job."""
+    groups: dict[str, int] = {}
+    """Slot group of each sparse slot, by name."""
     seed: int
     """The job's seed: initial values come from it."""
     secret: str = ""

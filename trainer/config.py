@@ -10,6 +10,7 @@ from millrace.config import Duration, Section, Size
 from millrace.errors import SpecError
 from millrace.points import Fault
 from pserver.config import TableSection
+from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
 
@@ -142,6 +143,8 @@ class PassesSection(Section):
     """cut = "arrival": how long events are collected."""
     cut: Literal["count", "arrival"] | None = None
     """"count": exactly max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`."""
+    max_day_jump: int = Field(default=7, ge=1, le=32_000)
+    """Days by which one pass may be ahead of the one before; more stop the job: somebody's clock is wrong."""
     max_outage: Duration = 600.0
     """How long a source may be away before the job stops."""
 
@@ -231,6 +234,8 @@ class TrainerJob(Section):
     """Commits."""
     store: StoreSection
     """Where results go."""
+    exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
+    """Streams of exports, by name."""
 
     @field_validator("sources")
     @classmethod

@@ -1,0 +1,1 @@
+"""Exports: what serving needs, made from commits while training goes on."""
