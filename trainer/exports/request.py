@@ -1,0 +1,90 @@
+"""What the chief asks its exporter process for, and what that answers: one JSON object a line each way."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from millrace.config import Section
+from pserver.config import TableSection
+from trainer.exports.config import ExportSection
+
+
+class Parent(Section):
+    """The export before, on which a delta builds."""
+
+    name: str
+    """"0000000012-base"."""
+    version: int
+    """Rows changed after it are in the delta."""
+    timeline: str
+    """Where it lies."""
+
+
+class ExportRequest(Section):
+    """One export of one commit; may be asked for again after it failed or was cut off."""
+
+    job: str
+    """Name of the job."""
+    stream: str
+    """Name of the stream."""
+    section: ExportSection
+    """Its settings."""
+    kind: Literal["base", "delta"]
+    """What."""
+    timeline: str
+    """Of the version."""
+    version: int
+    """The state exported."""
+    parent: Parent | None
+    """Of a delta."""
+    all: bool = False
+    """Whether delta_threshold is passed over, after an export that failed."""
+    why: str = ""
+    """For the manifest: why it is of this kind."""
+    commit: Path
+    """Folder of the commit of this version, leased."""
+    address: str
+    """Destination of the stream, as trainer.mirror.address gives it: exports lie in <address>/<job>/<timeline>/."""
+    stage: Path
+    """Folder with what the chief prepared: model.json, golden.parquet and onnx-template.onnx, each if it could."""
+    tables: dict[str, TableSection]
+    """Sections in force at this version, of the tables to export."""
+    slots: dict[str, dict[int, str]]
+    """By table: slot group to the name of its slot."""
+    facts: dict[str, Any] = {}
+    """Straight into the manifest: positions, event_time, day, metrics, fingerprint."""
+
+    @property
+    def name(self) -> str:
+        """Name of the export's folder."""
+        return f"{self.version:010d}-{self.kind}"
+
+
+class ExportAnswer(Section):
+    """How it ended."""
+
+    name: str
+    """Of the export."""
+    outcome: Literal["complete", "failed"]
+    """"complete": DONE is there."""
+    error: str | None = None
+    """What failed, where, what to do."""
+    final: bool = False
+    """Of a failure: whether trying again cannot help."""
+    path: str = ""
+    """Address of the export's folder."""
+    current: bool = False
+    """Whether it passed its gates and is pointed to."""
+    failed_gates: tuple[str, ...] = ()
+    """In words."""
+    command_error: str | None = None
+    """How the command after it failed, if it did."""
+    rows: int = 0
+    """Exported, of all tables."""
+    tombstones: int = 0
+    """Of all tables."""
+    pending: int = 0
+    """Changed rows that the thresholds kept back."""
+    num_bytes: int = 0
+    """Of all files."""
+    seconds: float = 0.0
+    """From request to DONE."""
