@@ -123,7 +123,7 @@ class SlotLife(Section):
     """What one slot has otherwise than its table; whatever is not set is as in the table."""
 
     lr: Positive | None = None
-    """Learning rate of the vector."""
+    """Learning rate; of the first-order weight, too, unless that has its own."""
     first_order_lr: Positive | None = None
     """Learning rate of the first-order weight."""
     bounds: Bounds | None = None

@@ -1,0 +1,422 @@
+"""How rows age: days, decay of show and click, rows absent after a shrink, delta scores cleared by exports.
+
+All of it is lazy. A row holds its show and click as of its last_seen_day and its delta_score as of its last push; a
+push brings it up to date (`bring`), everybody else computes what it would be. Days are ticks of one table, the rate of
+every tick is kept, and rates are applied one by one, as products. A shrink takes what meets its rule and was not
+changed after it: such rows *are absent*, from the close at which it acted; `Life` keeps it until all of them are
+removed (pserver.sweeping).
+
+Shapes: R rows of a table, U rows chosen, G slot groups, T ticks, K columns of settings (0: the table's, then one for
+each slot group that has, or had, its own), S shrinks, X cuts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pserver.config import TableSection
+from pserver.operations import Cut, Shrink
+from pserver.slot_classes import NUM_GROUPS, SlotClasses, classes_of
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+
+STAYS, BELOW, UNSEEN = np.uint8(0), np.uint8(1), np.uint8(2)
+"""What a shrink says of a row: nothing, its score is too low, or it alone is unseen for too long."""
+NEVER = -1
+"""Days after which a row that is never too old goes."""
+
+
+class Statistics(NamedTuple):
+    """What of rows ages: columns of a table, or of rows out of a store. (R,) each."""
+
+    show: F32
+    click: F32
+    delta_score: F32
+    last_seen_day: NDArray[np.int16]
+    changed_version: U32
+    group: NDArray[np.uint16]
+
+    @classmethod
+    def of_words(cls, words_UW: U32) -> "Statistics":
+        """Of rows as pserver.row_words has them."""
+        return cls(
+            words_UW[:, 2].copy().view(np.float32),
+            words_UW[:, 3].copy().view(np.float32),
+            words_UW[:, 4].copy().view(np.float32),
+            (words_UW[:, 0] >> np.uint32(16)).astype(np.uint16).view(np.int16),
+            words_UW[:, 1].copy(),
+            (words_UW[:, 0] & np.uint32(0xFFFF)).astype(np.uint16),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A shrink that acted."""
+
+    version: int
+    day: int
+    below: Mapping[int, float | None]
+    """delete_below by column's slot group; -1: the table's."""
+    after: Mapping[int, int | None]
+    """delete_after_days, likewise."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        below = {str(group): value for group, value in self.below.items()}
+        after = {str(group): value for group, value in self.after.items()}
+        return {"version": self.version, "day": self.day, "below": below, "after": after}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "Shrunk":
+        """The inverse of `message`."""
+        below = {int(group): value for group, value in message["below"].items()}
+        after = {int(group): value for group, value in message["after"].items()}
+        return cls(message["version"], message["day"], below, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A cut that acted."""
+
+    version: int
+    day: int
+    cut: Cut
+
+
+TABLE = -1
+"""Stands for the table's own settings among slot groups."""
+
+
+class Life:
+    """Days, rates, shrinks and cuts of one table on one shard; alike on all of them."""
+
+    def __init__(self, section: TableSection, groups: Mapping[str, int]) -> None:
+        self.day = 0
+        self.shrinks: tuple[Shrunk, ...] = ()
+        """Those whose rows are not all removed; replaced, never changed."""
+        self._cuts: tuple[Taken, ...] = ()
+        self._rates: list[dict[int, float]] = []
+        self.set(section, groups)
+
+    def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
+        """Other settings hold from here on; what has happened stays."""
+        self._groups = dict(groups)
+        self._classes: SlotClasses = classes_of(section, groups)
+        self._nonclk, self._clk = np.float32(section.nonclk_coeff), np.float32(section.click_coeff)
+        self._arrange()
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def tick(self, day: int) -> None:
+        """The day moves on, by as many ticks, each at the rates in force."""
+        sections = self._classes
+        rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
+        rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
+        self._rates += [rates] * max(0, day - self.day)
+        self.day = max(day, self.day)
+        self._arrange()
+
+    def ruled(self, shrink: Shrink, version: int) -> Shrunk:
+        """What `shrink` means if it acts at `version`."""
+        chosen = {TABLE: self._classes.sections[0]}
+        chosen |= {group: self._classes.section_of(group) for group in self._classes.groups}
+        named = shrink.delete_below is not None or shrink.delete_after_days is not None
+        below = {g: shrink.delete_below if named else own.delete_below for g, own in chosen.items()}
+        after = {g: shrink.delete_after_days if named else own.delete_after_days for g, own in chosen.items()}
+        return Shrunk(version, self.day, below, after)
+
+    def shrink(self, shrink: Shrink, version: int) -> None:
+        """Rows that meet the rule now are absent."""
+        self.shrinks = (*self.shrinks, self.ruled(shrink, version))
+        self._arrange()
+
+    def swept(self, upto: int) -> None:
+        """All rows that shrinks up to version `upto` took are removed."""
+        self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
+        self._arrange()
+
+    def cut(self, cut: Cut, version: int) -> None:
+        """An export cleared the delta score of what it selects."""
+        whole = cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
+        self._cuts = (*(() if whole else self._cuts), Taken(version, self.day, cut))
+        self._arrange()
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data; ticks at the same rates are counted."""
+        runs: list[list[Any]] = []
+        for rates in self._rates:
+            told = {str(group): rate for group, rate in rates.items()}
+            if runs and runs[-1][1] == told:
+                runs[-1][0] += 1
+            else:
+                runs.append([1, told])
+        cuts = [
+            [t.version, t.day, t.cut.since, t.cut.base_threshold, t.cut.delta_threshold, t.cut.delta_keep_days]
+            for t in self._cuts
+        ]
+        return {"day": self.day, "rates": runs, "shrinks": [s.message() for s in self.shrinks], "cuts": cuts}
+
+    def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what the parts of a commit say: they agree, but for shrinks that some have swept already."""
+        for message in messages:
+            self.day = message["day"]
+            self._rates = [
+                {int(group): rate for group, rate in rates.items()}
+                for count, rates in message["rates"]
+                for _ in range(count)
+            ]
+            self._cuts = tuple(
+                Taken(version, day, Cut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
+                for version, day, s, b, d, k in message["cuts"]
+            )
+            told = (Shrunk.of_message(each) for each in message["shrinks"])
+            merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *told)}
+            self.shrinks = tuple(merged[version] for version in sorted(merged))
+        self._arrange()
+
+    @classmethod
+    def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "Life":
+        """As a commit's part has it."""
+        life = cls(section, groups)
+        life.load([] if message is None else [message])
+        return life
+
+    def _arrange(self) -> None:
+        """The same as arrays for kernels."""
+        told = {g for rates in self._rates for g in rates} | {g for s in self.shrinks for g in (*s.below, *s.after)}
+        columns = [TABLE, *sorted({*told, *self._classes.groups} - {TABLE})]
+        column_G = np.zeros(NUM_GROUPS, np.uint16)
+        column_G[columns[1:]] = np.arange(1, len(columns))
+        rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)
+        self._days = Days(column_G, rates_TK.reshape(len(self._rates), len(columns)))
+        self._rules = self._rules_of(self.shrinks, columns)
+        self._clears = Clears(
+            np.array([[t.version, t.cut.since] for t in self._cuts], np.uint32).reshape(-1, 2),
+            np.array(
+                [[t.day, NEVER if t.cut.delta_keep_days is None else t.cut.delta_keep_days] for t in self._cuts],
+                np.int32,
+            ).reshape(-1, 2),
+            np.array([[t.cut.base_threshold, t.cut.delta_threshold] for t in self._cuts], np.float32).reshape(-1, 2),
+        )
+        self._columns = columns
+
+    def _rules_of(self, shrinks: Sequence[Shrunk], columns: Sequence[int]) -> "Rules":
+        def limit(limits: Mapping[int, Any], group: int, none: float) -> float:
+            value = limits.get(group, limits[TABLE])
+            return none if value is None else value
+
+        below_SK = [[limit(s.below, g, -np.inf) for g in columns] for s in shrinks]
+        after_SK = [[limit(s.after, g, NEVER) for g in columns] for s in shrinks]
+        shape = (len(shrinks), len(columns))
+        return Rules(
+            np.array([s.version for s in shrinks], np.uint32),
+            np.array([s.day for s in shrinks], np.int32),
+            np.array(below_SK, np.float32).reshape(shape),
+            np.array(after_SK, np.int32).reshape(shape),
+        )
+
+    # --- what rows are now -------------------------------------------------------------------------------------------
+
+    def bring(self, statistics: Statistics, rows_U: I32, version: int) -> None:
+        """Before a push that belongs to `version`: rows not pushed since its pass opened are as of today."""
+        if len(self._days.rates_TK) or len(self._clears.versions_X2):
+            bring(statistics, rows_U, np.uint32(version), self.day, self._days, self._clears, self._nonclk, self._clk)
+
+    def close(self, statistics: Statistics, touched_U: I32, before: int) -> None:
+        """At a close, after its ticks: rows touched, which are as of day `before`, are of today."""
+        close(statistics, touched_U, before, self.day, self._days)
+
+    def gone(self, statistics: Statistics, rows_U: I32, also: Shrunk | None = None) -> U8:
+        """(U,) whether, and why, a row is absent; with `also`, that one alone asks. Rows without a version never are."""
+        rules = self._rules if also is None else self._rules_of([also], self._columns)
+        why_U = np.zeros(len(rows_U), np.uint8)
+        if len(rules.version_S):
+            gone(statistics, rows_U, self._days, rules, self._nonclk, self._clk, why_U)
+        return why_U
+
+    def absent(self, words_UW: U32) -> NDArray[np.bool_]:
+        """(U,) whether rows out of a store are absent."""
+        if not self.shrinks:
+            return np.zeros(len(words_UW), np.bool_)
+        return self.gone(Statistics.of_words(words_UW), _all(words_UW)) != STAYS
+
+    def score(self, words_UW: U32) -> F32:
+        """(U,) scores now."""
+        statistics, score_U = Statistics.of_words(words_UW), np.empty(len(words_UW), np.float32)
+        scores(statistics, _all(words_UW), self.day, self._days, self._nonclk, self._clk, score_U)
+        return score_U
+
+    def unseen(self, words_UW: U32) -> NDArray[np.int64]:
+        """(U,) days since rows were seen."""
+        return self.day - Statistics.of_words(words_UW).last_seen_day.astype(np.int64)
+
+    def delta_score(self, words_UW: U32, version: int | None = None) -> F32:
+        """(U,) delta scores now, or, with `version`, before the cut of that version."""
+        statistics, clears = Statistics.of_words(words_UW), self._clears
+        if version is not None:
+            early = clears.versions_X2[:, 0] < version
+            clears = Clears(*(array[early] for array in clears))
+        cleared_U = np.zeros(len(words_UW), np.bool_)
+        cleared_of(statistics, _all(words_UW), self._days, clears, self._nonclk, self._clk, cleared_U)
+        return np.where(cleared_U, np.float32(0), statistics.delta_score)
+
+    def selected(self, words_UW: U32, cut: Cut, version: int) -> NDArray[np.bool_]:
+        """(U,) whether the export cut at `version`, which is now, selects rows."""
+        changed_U = words_UW[:, 1] > cut.since
+        chosen_U = changed_U & (self.score(words_UW) >= np.float32(cut.base_threshold))
+        if cut.delta_threshold > 0:
+            chosen_U &= self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold)
+        if cut.delta_keep_days is not None:
+            chosen_U &= self.unseen(words_UW) <= cut.delta_keep_days
+        return chosen_U
+
+    def leaves_after(self, words_W: U32, max_days: int = 3660) -> int | None:
+        """Days until one row, if it is not seen again, meets the rule in force; None: not within `max_days`."""
+        rule = self.ruled(Shrink(table=""), 0)
+        column = int(self._days.column_G[int(words_W[0] & 0xFFFF)])
+        group = self._columns[column]
+        below, after = rule.below.get(group, rule.below[TABLE]), rule.after.get(group, rule.after[TABLE])
+        section = self._classes.sections[0] if group == TABLE else self._classes.section_of(group)
+        rate = np.float32(section.decay)
+        score, unseen = self.score(words_W[None])[0], int(self.unseen(words_W[None])[0])
+        for days in range(max_days + 1):
+            if (below is not None and score < np.float32(below)) or (after is not None and unseen + days > after):
+                return days
+            score *= rate
+        return None
+
+
+class Days(NamedTuple):
+    """Rates of ticks: tick t led from day t to day t + 1."""
+
+    column_G: NDArray[np.uint16]
+    rates_TK: F32
+
+
+class Rules(NamedTuple):
+    """Shrinks."""
+
+    version_S: U32
+    day_S: I32
+    below_SK: F32
+    after_SK: I32
+
+
+class Clears(NamedTuple):
+    """Cuts: version and since; day and days kept; thresholds of score and delta score."""
+
+    versions_X2: U32
+    days_X2: I32
+    thresholds_X2: F32
+
+
+def _all(words_UW: U32) -> I32:
+    return np.arange(len(words_UW), dtype=np.int32)
+
+
+@njit(nogil=True, cache=True)
+def _decayed(value, begin, end, column, rates_TK):  # type: ignore[no-untyped-def]
+    """A show or click of day `begin` as it is on day `end`."""
+    for day in range(begin, end):
+        value = value * rates_TK[day, column]
+    return value
+
+
+@njit(nogil=True, cache=True)
+def _score(statistics, row, day, days, nonclk, clk):  # type: ignore[no-untyped-def]
+    """The score of a row on a day: semantics of rows; source: Paddle's CTR accessor."""
+    column = days.column_G[statistics.group[row]]
+    seen = statistics.last_seen_day[row]
+    show = _decayed(statistics.show[row], seen, day, column, days.rates_TK)
+    click = _decayed(statistics.click[row], seen, day, column, days.rates_TK)
+    return (show - click) * nonclk + click * clk
+
+
+@njit(nogil=True, cache=True)
+def _cleared(statistics, row, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
+    """Whether a cut after a row's last push selected it."""
+    changed, delta = statistics.changed_version[row], statistics.delta_score[row]
+    for x in range(len(clears.versions_X2) - 1, -1, -1):
+        if clears.versions_X2[x, 0] < changed:
+            return False
+        if changed <= clears.versions_X2[x, 1] or delta < clears.thresholds_X2[x, 1]:
+            continue
+        day, keep = clears.days_X2[x, 0], clears.days_X2[x, 1]
+        if keep >= 0 and day - statistics.last_seen_day[row] > keep:
+            continue
+        if _score(statistics, row, day, days, nonclk, clk) >= clears.thresholds_X2[x, 0]:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def bring(statistics, rows_U, version, day, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
+    """Rows whose last push was before `version` get the show, click and delta score they have on `day`."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        changed = statistics.changed_version[row]
+        if changed == 0 or changed == version:
+            continue
+        if len(clears.versions_X2) and _cleared(statistics, row, days, clears, nonclk, clk):
+            statistics.delta_score[row] = np.float32(0)
+        seen, column = statistics.last_seen_day[row], days.column_G[statistics.group[row]]
+        if seen < day:
+            statistics.show[row] = _decayed(statistics.show[row], seen, day, column, days.rates_TK)
+            statistics.click[row] = _decayed(statistics.click[row], seen, day, column, days.rates_TK)
+
+
+@njit(nogil=True, cache=True)
+def close(statistics, rows_U, before, day, days):  # type: ignore[no-untyped-def]
+    """Rows as of day `before` are of `day` from here on."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        if before < day:
+            column = days.column_G[statistics.group[row]]
+            statistics.show[row] = _decayed(statistics.show[row], before, day, column, days.rates_TK)
+            statistics.click[row] = _decayed(statistics.click[row], before, day, column, days.rates_TK)
+        statistics.last_seen_day[row] = day
+
+
+@njit(nogil=True, cache=True)
+def gone(statistics, rows_U, days, rules, nonclk, clk, why_U):  # type: ignore[no-untyped-def]
+    """Write why a row is absent: BELOW, UNSEEN, or STAYS where it is not."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        changed = statistics.changed_version[row]
+        why_U[u] = STAYS
+        if changed == 0:
+            continue
+        column = days.column_G[statistics.group[row]]
+        for s in range(len(rules.version_S)):
+            if changed > rules.version_S[s]:
+                continue
+            below, after = rules.below_SK[s, column], rules.after_SK[s, column]
+            if below > 0 and _score(statistics, row, rules.day_S[s], days, nonclk, clk) < below:
+                why_U[u] = BELOW
+                break
+            if after >= 0 and rules.day_S[s] - statistics.last_seen_day[row] > after:
+                why_U[u] = UNSEEN
+                break
+
+
+@njit(nogil=True, cache=True)
+def scores(statistics, rows_U, day, days, nonclk, clk, score_U):  # type: ignore[no-untyped-def]
+    """Write the score of rows on `day`."""
+    for u in range(len(rows_U)):
+        score_U[u] = _score(statistics, np.uint32(rows_U[u]), day, days, nonclk, clk)
+
+
+@njit(nogil=True, cache=True)
+def cleared_of(statistics, rows_U, days, clears, nonclk, clk, cleared_U):  # type: ignore[no-untyped-def]
+    """Write whether cuts cleared the delta score of rows."""
+    for u in range(len(rows_U)):
+        cleared_U[u] = _cleared(statistics, np.uint32(rows_U[u]), days, clears, nonclk, clk)
