@@ -4,7 +4,7 @@
 contract suite runs over both. What a row's words mean is pserver.row_words' matter, when rows come and go is
 pserver.table's.
 
-Shapes: U unique keys, W words (uint32) of a row.
+Shapes: U unique keys, G unique keys that go, W words (uint32) of a row.
 """
 
 from collections.abc import Iterator
@@ -28,6 +28,11 @@ def order_of(keys_U: U64) -> U64:
     """(U,) places of keys in a store: keys rotated right by 12 bits, so that the bucket comes first; a bijection."""
     order_U: U64 = keys_U >> np.uint64(BUCKET_BITS) | keys_U << np.uint64(64 - BUCKET_BITS)
     return order_U
+
+
+def sorted_keys(keys_N: U64) -> U64:
+    """(U,) the unique ones of (N,) keys, ascending by `order_of`."""
+    return keys_at(np.unique(order_of(keys_N)))
 
 
 def keys_at(order_U: U64) -> U64:
@@ -56,8 +61,11 @@ class RowStore(Protocol):
         """Which keys are there, (U,), and the rows of those that are, in the order of the keys: (found, W)."""
         ...
 
-    def write(self, keys_U: U64, rows_UW: U32) -> None:
-        """Insert or replace rows of unique keys, in any order: all or none."""
+    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
+        """Insert or replace rows of unique keys, and delete those of unique other keys, in any order: all or none.
+
+        A key that goes need not be there.
+        """
         ...
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = 4096) -> Iterator[tuple[U64, U32]]:

@@ -1,6 +1,6 @@
 """The row store's twin in memory: what `RowStore` means in the fewest lines, for tests; checkpoints are .npy files.
 
-Shapes: U unique keys, W words (uint32) of a row.
+Shapes: U unique keys, G unique keys that go, W words (uint32) of a row.
 """
 
 import hashlib
@@ -47,9 +47,13 @@ class MemoryRows:
             [row for row in found if row is not None]
         )
 
-    def write(self, keys_U: U64, rows_UW: U32) -> None:
+    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
         """See RowStore."""
         assert rows_UW.shape == (len(keys_U), self.num_words) and rows_UW.dtype == np.uint32
+        gone = [] if gone_G is None else gone_G.tolist()
+        assert not {*gone} & {*keys_U.tolist()}, "a key cannot be written and go"
+        for key in gone:
+            self._rows.pop(key, None)
         self._rows |= dict(zip(keys_U.tolist(), rows_UW.copy(), strict=True))
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:

@@ -8,7 +8,7 @@ A live folder of a process that died is garbage.
 Key: 8 bytes, big-endian, of `order_of(key)`. Value: the row's W words, little-endian. `rows.json` beside RocksDB's
 files holds the format's number and W.
 
-Shapes: U unique keys, W words (uint32) of a row.
+Shapes: U unique keys, A all keys of a write, G those that go, W words (uint32) of a row.
 """
 
 import hashlib
@@ -118,15 +118,16 @@ class RocksRows:
         found_U[order_U] = sorted_found_U
         return found_U, rows_UW[np.argsort(order_U[sorted_found_U])]
 
-    def write(self, keys_U: U64, rows_UW: U32) -> None:
+    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
         """See RowStore."""
         assert rows_UW.shape == (len(keys_U), self.num_words) and rows_UW.dtype == np.uint32
-        if not len(keys_U):
+        all_A = keys_U if gone_G is None else np.concatenate([keys_U, gone_G])
+        if not len(all_A):
             return
         path = self._live / NEXT
         try:
             with _translated(self._live):
-                self._write_sorted(path, keys_U, rows_UW)
+                _write_sorted(path, all_A, rows_UW)
                 _sync(path)
             self._take_in(path)
         finally:
@@ -182,17 +183,6 @@ class RocksRows:
                 if not tries_left or "No space" not in str(error):
                     raise
                 time.sleep(RECOVERY_PAUSE_S)
-
-    def _write_sorted(self, path: Path, keys_U: U64, rows_UW: U32) -> None:
-        keys = order_of(keys_U)
-        order_U = np.argsort(keys)
-        writer = SstFileWriter(_options())
-        writer.open(str(path))
-        for begin in range(0, len(order_U), WRITE_CHUNK):
-            chosen = order_U[begin : begin + WRITE_CHUNK]
-            for key, value in zip(_key_bytes(keys[chosen]), _row_bytes(rows_UW[chosen]), strict=True):
-                writer[key] = value
-        writer.finish()
 
     def _chunks(self, rows: RdictIter, end: bytes) -> Iterator[tuple[U64, U32]]:
         valid, key, value, step = rows.valid, rows.key, rows.value, rows.next
@@ -258,6 +248,25 @@ def _options() -> Options:
     options.set_keep_log_file_num(2)
     options.set_stats_dump_period_sec(0)
     return options
+
+
+def _write_sorted(path: Path, keys_A: U64, rows_UW: U32) -> None:
+    """One sorted file: rows of the first U of (A,) keys, and that the others go."""
+    places_A, num_rows = order_of(keys_A), len(rows_UW)
+    order_A = np.argsort(places_A)
+    sorted_A = places_A[order_A]
+    assert (sorted_A[1:] != sorted_A[:-1]).all(), "a key is written, or goes, once"
+    writer = SstFileWriter(_options())
+    writer.open(str(path))
+    for begin in range(0, len(order_A), WRITE_CHUNK):
+        chosen_C = order_A[begin : begin + WRITE_CHUNK]
+        rows = iter(_row_bytes(rows_UW[chosen_C[chosen_C < num_rows]]))
+        for key, stays in zip(_key_bytes(places_A[chosen_C]), (chosen_C < num_rows).tolist(), strict=True):
+            if stays:
+                writer[key] = next(rows)
+            else:
+                del writer[key]
+    writer.finish()
 
 
 def _opened(live: Path, *, new: bool) -> Rdict:

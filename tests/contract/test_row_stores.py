@@ -95,9 +95,58 @@ def test_a_scan_is_in_order_by_buckets_and_of_the_state_at_the_call(kind, tmp_pa
     store.close()
 
 
+@KINDS
+def test_rows_go_in_the_write_that_brings_others_and_stay_gone(kind, tmp_path):
+    store = kind.open(tmp_path / "live", None, num_words=WORDS)
+    keys_U, rows_UW = some_rows(5000)
+    never_N = some_rows(100, seed=1)[0]
+    store.write(keys_U[:3000], rows_UW[:3000])
+    store.write(keys_U[3000:], rows_UW[3000:], np.concatenate([keys_U[1000:2000], never_N]))
+    expected = as_dict(np.delete(keys_U, slice(1000, 2000)), np.delete(rows_UW, slice(1000, 2000), axis=0))
+    assert contents(store) == expected and len(expected) == 4000
+    assert store.get(keys_U)[0].tolist() == [key in expected for key in keys_U.tolist()]
+    files = store.checkpoint(tmp_path / "c")
+    store.close()
+    again = kind.open(tmp_path / "again", tmp_path / "c", num_words=WORDS, known=files)
+    assert contents(again) == expected and not again.get(keys_U[1000:2000])[0].any()
+    again.write(keys_U[1500:1600], rows_UW[1500:1600])  # some come back
+    assert contents(again) == expected | as_dict(keys_U[1500:1600], rows_UW[1500:1600])
+    again.close()
+
+
+@KINDS
+def test_a_write_may_only_take_rows_away_all_of_them_too(kind, tmp_path):
+    store = kind.open(tmp_path / "live", None, num_words=WORDS)
+    none_U, none_UW = np.empty(0, np.uint64), np.empty((0, WORDS), np.uint32)
+    keys_U, rows_UW = some_rows(3000)
+    store.write(none_U, none_UW, keys_U)  # none of them is there
+    store.write(keys_U, rows_UW)
+    store.write(none_U, none_UW, keys_U[:1000])
+    assert contents(store) == as_dict(keys_U[1000:], rows_UW[1000:])
+    store.write(none_U, none_UW, keys_U)
+    assert contents(store) == {} and not store.get(keys_U)[0].any()
+    files = store.checkpoint(tmp_path / "c")
+    store.close()
+    again = kind.open(tmp_path / "again", tmp_path / "c", num_words=WORDS, known=files)
+    assert list(again.scan()) == []
+    again.write(keys_U[:10], rows_UW[:10])
+    assert contents(again) == as_dict(keys_U[:10], rows_UW[:10])
+    again.close()
+
+
+@KINDS
+def test_a_key_cannot_be_written_and_go_at_once(kind, tmp_path):
+    store = kind.open(tmp_path / "live", None, num_words=WORDS)
+    keys_U, rows_UW = some_rows(10)
+    with pytest.raises(AssertionError):
+        store.write(keys_U, rows_UW, keys_U[3:4])
+    assert contents(store) == {}
+    store.close()
+
+
 KEYS = st.sampled_from([0, 1, 4095, 4096, 4097, 1 << 52, (1 << 64) - 1, (1 << 64) - 4096, 12345678901234567890])
 ACTS = st.one_of(
-    st.tuples(st.just("write"), st.dictionaries(KEYS, st.integers(0, (1 << 32) - 1), max_size=6)),
+    st.tuples(st.just("write"), st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, (1 << 32) - 1)), max_size=6)),
     st.tuples(st.just("checkpoint"), st.none()),
     st.tuples(st.just("reopen"), st.integers(0, 5)),
     st.tuples(st.just("compact"), st.none()),
@@ -116,10 +165,11 @@ def _play(kind, acts, folder):
     store, model, made = kind.open(folder / "live", None, num_words=WORDS), {}, []
     for number, (act, given_with) in enumerate(acts):
         if act == "write":
-            keys_U = np.array(list(given_with), np.uint64)
-            rows_UW = np.array([[value] * WORDS for value in given_with.values()], np.uint32).reshape(-1, WORDS)
-            store.write(keys_U, rows_UW)
-            model |= as_dict(keys_U, rows_UW)
+            stay = {key: value for key, value in given_with.items() if value is not None}
+            keys_U = np.array(list(stay), np.uint64)
+            rows_UW = np.array([[value] * WORDS for value in stay.values()], np.uint32).reshape(-1, WORDS)
+            store.write(keys_U, rows_UW, np.array([key for key in given_with if key not in stay], np.uint64))
+            model = {key: row for key, row in model.items() if key not in given_with} | as_dict(keys_U, rows_UW)
         elif act == "checkpoint":
             made.append((folder / f"c{number}", store.checkpoint(folder / f"c{number}"), dict(model)))
         elif act == "reopen" and made:
