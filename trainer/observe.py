@@ -33,7 +33,7 @@ class Observer:
         self._schema, self._metrics = schema, job.metrics
         self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
         self._days: dict[int, int] = {}
-        self._latest_s: float | None = None
+        self._times_s: tuple[float, float] | None = None
 
     def observe(self, batch: Batch, forward: Forward, step: int) -> None:
         """Take down a batch."""
@@ -59,10 +59,15 @@ class Observer:
         days, self._days = self._days, {}
         return days
 
+    def take_times_s(self) -> tuple[float, float] | None:
+        """Lowest and highest event time of the pass, unix seconds; forgets them."""
+        times_s, self._times_s = self._times_s, None
+        return times_s
+
     def take_latest_s(self) -> float | None:
-        """Latest event time of the pass, unix seconds; forgets it."""
-        latest_s, self._latest_s = self._latest_s, None
-        return latest_s
+        """Highest event time of the pass, unix seconds; forgets both."""
+        times_s = self.take_times_s()
+        return None if times_s is None else times_s[1]
 
     def close_pass(self, ranks: Ranks) -> dict[str, Any]:
         """Reduce the pass over ranks; on the chief, the metrics of pass, window and life."""
@@ -92,7 +97,9 @@ class Observer:
         days, counts = np.unique(known // SECONDS_PER_DAY, return_counts=True)
         for day, count in zip(days.tolist(), counts.tolist(), strict=True):
             self._days[int(day)] = self._days.get(int(day), 0) + count
-        self._latest_s = max(self._latest_s or 0.0, float(known.max()))
+        low_s, high_s = float(known.min()), float(known.max())
+        times_s = self._times_s or (low_s, high_s)
+        self._times_s = min(times_s[0], low_s), max(times_s[1], high_s)
 
     def _column(self, samples: Samples, slot: str) -> NDArray[Any]:
         """One value a sample of a meta or sparse slot: a sparse one's first sign, 0 where it has none."""
