@@ -1,0 +1,272 @@
+"""Exports as they lie in a folder or an object store: opened, checked, their rows read; chains from a base on replayed.
+
+Nothing is read that has no DONE. Files of an object store are fetched whole, when they are first read, into a folder
+that the caller gives. Writing exports is not done here; merging rows is trainer.exports.chunks' work. Imports no torch.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from millrace.mistakes import nearest
+from trainer.commits import hash_of
+from trainer.exports.chunks import Chunk, Stream, replayed
+from trainer.exports.places import ExportTooNew, ExportUnusable, ParentMissing, Place
+
+FORMAT = 1
+"""Number of the manifest's layout; a reader that meets a newer one says so."""
+MANIFEST, DONE, CURRENT, DENSE = "manifest.json", "DONE", "current.json", "dense.safetensors"
+CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Export:
+    """One complete export."""
+
+    place: Place
+    manifest: Mapping[str, Any]
+    dims: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", {name: int(each["dim"]) for name, each in self.tables.items()})
+
+    @property
+    def name(self) -> str:
+        """ "0000000012-base"."""
+        return str(self.manifest["name"])
+
+    @property
+    def kind(self) -> str:
+        """ "base" or "delta"."""
+        return str(self.manifest["kind"])
+
+    @property
+    def version(self) -> int:
+        """Of the state it gives."""
+        return int(self.manifest["version"])
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the manifest says of each table."""
+        tables: Mapping[str, Mapping[str, Any]] = self.manifest["tables"]
+        return tables
+
+    @property
+    def files(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the manifest says of each file."""
+        files: Mapping[str, Mapping[str, Any]] = self.manifest["files"]
+        return files
+
+    def problems(self) -> dict[str, str]:
+        """Reads every file: what is wrong, by file; empty where all is as written."""
+        return {path: problem for path in self.files if (problem := self._problem(path))}
+
+    def _problem(self, path: str) -> str:
+        wanted = self.files[path]
+        try:
+            found = hash_of(self.place.file(path))
+        except FileNotFoundError:
+            return "is missing"
+        except OSError as error:
+            return f"cannot be read: {error.strerror or error}"
+        if found.num_bytes != wanted["bytes"]:
+            return f"has {found.num_bytes:,} bytes, not {wanted['bytes']:,}"
+        return "" if found.sha256 == wanted["sha256"] else "has other bytes than were written"
+
+    def check(self) -> "Export":
+        """Itself. Raises ExportUnusable where a file is not as written."""
+        for path, problem in self.problems().items():
+            raise ExportUnusable(f"{self.place.address}: {path} {problem}; fetch it again, or use another export")
+        return self
+
+    def file(self, path: str) -> Path:
+        """A local copy of one of its files. Raises ExportUnusable."""
+        try:
+            return self.place.file(path)
+        except FileNotFoundError:
+            raise ExportUnusable(f"{self.place.address}: {path} is missing; use another export") from None
+
+    def rows(self, table: str) -> Iterator[Chunk]:
+        """The rows of a table in order, CHUNK_ROWS at a time. Raises ExportUnusable."""
+        return self._chunks("rows", table)
+
+    def tombstones(self, table: str) -> Iterator[Chunk]:
+        """Rows that went, likewise."""
+        return self._chunks("tombstones", table)
+
+    def dense(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The dense tensors by name. Raises ExportUnusable."""
+        if DENSE not in self.files:
+            return {}
+        try:
+            return dict(load_file(self.file(DENSE)))
+        except (OSError, SafetensorError) as error:
+            raise ExportUnusable(f"{self.place.address}: {DENSE} cannot be read: {error}") from error
+
+    def _chunks(self, kind: str, table: str) -> Iterator[Chunk]:
+        if table not in self.tables:
+            hint = nearest(table, list(self.tables))
+            raise ExportUnusable(f"{self.place.address}: has no table {table!r}; {hint}")
+        pattern = re.compile(rf"{kind}-{re.escape(table)}-(\d+)\.parquet")
+        numbered = sorted((int(match[1]), path) for path in self.files if (match := pattern.fullmatch(path)))
+        for _, path in numbered:
+            try:
+                yield from _read(self.file(path), path, self.tables[table] if kind == "rows" else None)
+            except (OSError, pa.ArrowException) as error:
+                raise ExportUnusable(f"{self.place.address}: {path} cannot be read: {error}") from error
+
+
+def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Chunk]:
+    """Chunks of a file; of a `table`'s rows, or, without one, of tombstones."""
+    with pq.ParquetFile(file, read_dictionary=["slot"]) as parquet:
+        there = set(parquet.schema_arrow.names)
+        columns = ["slot", "sign", "key"]
+        if table is not None:
+            columns += ["weight"] * bool(table["first_order"]) + ["vector"] * bool(table["dim"])
+            columns += ["scale"] * (table["dtype"] == "int8" and bool(table["dim"]))
+        if missing := [name for name in columns if name not in there]:
+            raise ExportUnusable(f"{path}: lacks the columns {', '.join(missing)} that its manifest tells of")
+        for batch in parquet.iter_batches(CHUNK_ROWS, columns=columns):
+            if nulls := [name for name in columns if batch.column(name).null_count]:
+                raise ExportUnusable(f"{path}: column {nulls[0]!r} has nulls")
+            yield chunk_of(batch, path, 0 if table is None else int(table["dim"]))
+
+
+def chunk_of(batch: pa.RecordBatch, what: str, dim: int) -> Chunk:
+    """A batch of an export's columns as a chunk. Raises ExportUnusable where vectors are of another length."""
+
+    def column(name: str) -> Any:
+        return batch.column(name).to_numpy(zero_copy_only=False) if name in batch.schema.names else None
+
+    slots = batch.column("slot")
+    slots = slots if pa.types.is_dictionary(slots.type) else slots.dictionary_encode()
+    vector_RD = None
+    if "vector" in batch.schema.names:
+        vectors = batch.column("vector")
+        length = vectors.type.list_size if pa.types.is_fixed_size_list(vectors.type) else None
+        if length != dim:
+            raise ExportUnusable(f"{what}: vectors are {vectors.type}, not of {dim} numbers as its manifest tells")
+        vector_RD = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+    codes_R = slots.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    sign_R, key_R = (column(name).astype(np.uint64, copy=False) for name in ("sign", "key"))
+    return Chunk(
+        tuple(slots.dictionary.to_pylist()), codes_R, sign_R, key_R, column("weight"), vector_RD, column("scale")
+    )
+
+
+def open_export(address: str, scratch: Path) -> Export:
+    """The complete export at `address`; of a job's folder, the one that is current. Raises ExportUnusable."""
+    place = Place(address, scratch)
+    if place.small(MANIFEST) is None and (current := place.small(CURRENT)) is not None:
+        place = place.below(str(_json(current, f"{place.address}/{CURRENT}")["path"]))
+    return opened(place)
+
+
+def is_export(address: str, scratch: Path) -> bool:
+    """Whether there is anything of an export."""
+    place = Place(address, scratch)
+    return any(place.small(name) is not None for name in (MANIFEST, CURRENT))
+
+
+def opened(place: Place) -> Export:
+    """The complete export in `place`. Raises ExportUnusable."""
+    text = place.small(MANIFEST)
+    if text is None:
+        raise ExportUnusable(f"{place.address}: is no export: it has no {MANIFEST}")
+    manifest = _json(text, f"{place.address}/{MANIFEST}")
+    try:
+        if int(manifest["format"]) > FORMAT:
+            raise ExportTooNew(
+                f"{place.address}: is of format {manifest['format']}; this Millrace reads format {FORMAT}; "
+                "use a newer one"
+            )
+        if place.small(DONE) is None:
+            raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete, and nothing of it may be read")
+        export = Export(place, manifest)
+        named = export.name, export.kind, export.version, export.files, manifest["parent"]
+        if strange := [path for path in export.files if not re.fullmatch(r"[\w.-]+", path)]:
+            raise ExportUnusable(f"{place.address}: its manifest names {strange[0]!r}, which is no file of an export")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportUnusable(f"{place.address}: its manifest cannot be read: {error!r}") from error
+    assert named
+    return export
+
+
+def _json(text: bytes, what: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ExportUnusable(f"{what}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ExportUnusable(f"{what}: is no JSON object")
+    return found
+
+
+def parent_of(export: Export) -> Export | None:
+    """What a delta builds on; None for a base. Raises ParentMissing."""
+    parent = export.manifest["parent"]
+    if export.kind == "base" or parent is None:
+        return None
+    folder = export.place.above()
+    if timeline := parent.get("timeline"):
+        folder = folder.above().below(str(timeline))
+    place = folder.below(str(parent["name"]))
+    try:
+        return opened(place)
+    except ExportTooNew:
+        raise
+    except ExportUnusable as error:
+        raise ParentMissing(
+            f"{export.place.address}: builds on {parent['name']}, which cannot be used any more ({error}); "
+            "start from an export whose chain is whole: the newest base, or what follows it"
+        ) from error
+
+
+def chain_of(export: Export) -> list[Export]:
+    """From its base on to `export`. Raises ParentMissing, and ExportUnusable where they do not fit together."""
+    chain = [export]
+    while (parent := parent_of(chain[0])) is not None:
+        if parent.version >= chain[0].version:
+            raise ExportUnusable(f"{chain[0].place.address}: its parent {parent.name} is no older than it is")
+        chain.insert(0, parent)
+    if chain[0].kind != "base":
+        raise ParentMissing(f"{chain[0].place.address}: is a delta without a parent; start from a base")
+    for table, facts in export.tables.items():
+        for older in chain[:-1]:
+            was = older.tables.get(table, facts)
+            if (was["dim"], was["first_order"]) != (facts["dim"], facts["first_order"]):
+                raise ExportUnusable(
+                    f"{export.place.address}: table {table!r} has dim {facts['dim']}, in {older.name} dim {was['dim']}"
+                )
+    return chain
+
+
+def one_dtype(chain: list[Export], table: str) -> bool:
+    """Whether a table's values are of one type in all of a chain."""
+    return len({export.tables[table]["dtype"] for export in chain if table in export.tables}) == 1
+
+
+def state_at(chain: list[Export], table: str) -> Iterator[Chunk]:
+    """All rows of a table after the last export of a chain, in order: replay(base, deltas).
+
+    Values are as in the files where all are of one type, else float32.
+    """
+    decode = not one_dtype(chain, table)
+    streams: list[Stream] = []
+    for export in chain:
+        if table in export.tables:
+            rows = export.rows(table)
+            streams.append(Stream(export.tombstones(table), f"tombstones of {export.name}, table {table}", gone=True))
+            streams.append(
+                Stream((chunk.decoded() for chunk in rows) if decode else rows, f"{export.name}, table {table}")
+            )
+    return replayed(streams)
