@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -82,8 +82,19 @@ class Origin:
     fingerprint: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """A commit of this version and no other, for somebody who reads it."""
+
+    version: int
+    who: str | None
+    """Holds it from before it exists on (trainer.commits: holds); None: nobody."""
+    told: Callable[[Commit | None, str], None]
+    """Called on the loop's thread with the commit once it is there, or with why there is none."""
+
+
 class Committer:
-    """See module docstring. `tick` and `finish` from the loop's thread; `ask` and `status` from any."""
+    """See module docstring. `tick`, `exactly` and `finish` from the loop's thread; `ask` and `status` from any."""
 
     def __init__(
         self,
@@ -97,15 +108,20 @@ class Committer:
         parent: Commit | None,
         mirror: Mirroring | None = None,
         disk: Disk = REAL,
+        changes_since: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`changes_since`: since which version somebody will ask what changed; see Shards.snapshot."""
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
-        self._parent, self._mirror, self._disk = parent, mirror, disk
+        self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._flight: Future[Commit] | None = None
         self._flying = 0
+        self._wanted: list[Exactly] = []
+        self._flown_for: tuple[Exactly, ...] = ()
+        """For whom the commit in flight is held."""
         self._begun_s = self._done_s = time.monotonic()
         self._failing: tuple[float, str] | None = None
         self._not_before_s = 0.0
@@ -117,6 +133,10 @@ class Committer:
         """Have a commit made at the next close."""
         self._asked.set()
 
+    def exactly(self, wanted: Exactly) -> None:
+        """Have a commit made of the version that is being closed, at the next `tick`, whatever else is in flight."""
+        self._wanted.append(wanted)
+
     def tick(self, version: int, *, full: bool = False) -> None:
         """Between passes: take note of a commit that ended, begin one if it is due. `full`: memory waits for it.
 
@@ -124,6 +144,8 @@ class Committer:
         Superseded, ManifestFailed, StoreDamaged, and what shards raise that cannot be told how a commit ended.
         """
         self._reap()
+        if self._wanted:
+            self._make_wanted(version)
         now_s = time.monotonic()
         if self._flight is not None or version <= self.version or now_s < self._not_before_s:
             return
@@ -159,13 +181,29 @@ class Committer:
         """Wait for the thread; a commit that is being written ends first."""
         self._thread.shutdown()
 
-    def _begin(self, version: int) -> None:
+    def _make_wanted(self, version: int) -> None:
+        """Begin the commit that somebody reads, once the one in flight has ended; training waits for that."""
+        if self._flight is not None:
+            wait([self._flight], timeout=self._section.deadline)
+            self._reap()
+        wanted, self._wanted = self._wanted, []
+        ours = tuple(each for each in wanted if each.version == version)
+        if ours and self._flight is None and version > self.version:
+            self._begin(version, ours)
+            return
+        why = "the commit before it was still being written" if self._flight is not None else "it was gone past"
+        for each in wanted:
+            each.told(None, f"no commit of version {each.version} could be made: {why}")
+
+    def _begin(self, version: int, held_for: tuple[Exactly, ...] = ()) -> None:
         self._begun_s = time.monotonic()
-        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S))  # 2
+        since = self._changes_since()
+        told = () if since is None else (since,)
+        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *told)  # 2
         saved = self._capture()
-        self._flying = version
+        self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
-        self._flight = self._thread.submit(self._make, version, saved)
+        self._flight = self._thread.submit(self._make, version, saved, held_for)
 
     def _reap(self) -> None:
         """How the commit in flight ended, if it did."""
@@ -173,10 +211,12 @@ class Committer:
         if flight is None or not flight.done():
             self._check_patience()
             return
-        self._flight = None
+        self._flight, held_for, self._flown_for = None, self._flown_for, ()
         try:
             self._parent = flight.result()
         except CommitFailed as error:
+            for each in held_for:
+                each.told(None, f"its commit failed: {error}")
             now_s = time.monotonic()
             self._not_before_s = now_s + min(RETRY_S, self._section.every)
             since_s, told = self._failing or (now_s, "")
@@ -189,6 +229,8 @@ class Committer:
             log.warning("commits succeed again, at version %d", self._flying)
         self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
         self._write_s = self._done_s - self._begun_s - self._pause_s
+        for each in held_for:
+            each.told(self._parent, "")
 
     def _check_patience(self) -> None:
         if self._failing is not None and time.monotonic() - self._failing[0] > self._section.max_failing:
@@ -197,11 +239,11 @@ class Committer:
                 f"is the last one: {self._failing[1]}"
             )
 
-    def _make(self, version: int, saved: Saved) -> Commit:
+    def _make(self, version: int, saved: Saved, held_for: tuple[Exactly, ...]) -> Commit:
         """Make `version` restorable. Until step 4 a restart uses the previous commit.
 
         1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
-        3. The shards write their parts, the chief its own.
+        3. The shards write their parts, the chief its own. Whoever reads the commit holds it.
         4. The manifest: the commit exists from its rename on. The shards hear of it.
         5. Lag tools are shown the positions; older commits and their log go; the mirror is told.
         """
@@ -210,9 +252,11 @@ class Committer:
         try:
             manifest = self._write_parts(folder, saved)  # 3
             with self._log.exclusive():
+                self._hold(name, held_for)
                 self._write_manifest(folder, manifest)  # 4
         except (MillraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
+            self._let_go(name, held_for)
             self._shards.settle(False, Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
                 raise
@@ -235,6 +279,15 @@ class Committer:
         sync_tree(folder)
         reach(Point.PARTS_WRITTEN)
         return self._manifest(folder, saved, parts, own)
+
+    def _hold(self, name: str, held_for: tuple[Exactly, ...]) -> None:
+        for who in (each.who for each in held_for if each.who is not None):
+            self._commits.hold(name, who)
+
+    def _let_go(self, name: str, held_for: tuple[Exactly, ...]) -> None:
+        for who in (each.who for each in held_for if each.who is not None):
+            with suppress(OSError):  # a hold of what is not there holds nothing
+                self._commits.release(name, who)
 
     def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """Step 4. Without room the commit fails as in any other step; after any other error nobody knows what is so.

@@ -14,7 +14,7 @@ from pserver.client import ShardPart
 from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
 from tests.fakes.troubled_disk import TroubledDisk
 from trainer import commit as module
-from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed, Origin
+from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, Exactly, ManifestFailed, Origin
 from trainer.commits import Commits, hash_of, problems_of
 from trainer.config import CommitSection
 from trainer.log import Kind, Log, Superseded
@@ -27,15 +27,16 @@ class Shards:
     """One shard, which writes a file; `fails` says what its calls raise, by name."""
 
     def __init__(self, commits, done):
-        self.commits, self.done, self.fails = commits, done, {}
+        self.commits, self.done, self.fails, self.since = commits, done, {}, []
 
     def _called(self, name, *words):
         self.done.append(" ".join(map(str, [name, *words])))
         if name in self.fails:
             raise self.fails[name]
 
-    def snapshot(self, version, deadline):
+    def snapshot(self, version, deadline, changes_since=None):
         self._called("snapshot", version)
+        self.since.append(changes_since)
         return 7
 
     def write_snapshot(self, folder, deadline):
@@ -97,10 +98,10 @@ class World:
         self.commits, self.log = Commits(store), Log.claim(store / "log", 1, {}, Deadline.after(5))
         self.shards, self.mirror, self.disk = Shards(self.commits, self.done), Mirror(self.done), TroubledDisk()
         section = CommitSection(**({"every": EVERY_S, "max_failing": MAX_FAILING_S} | settings))
-        self.version = 0
+        self.version, self.changes_since, self.told = 0, None, []
         self.committer = Committer(
             store, section, Origin("news", "t1", 1, 1, {}), self.log, self.shards, self.capture, self.show, None,
-            self.mirror, self.disk,
+            self.mirror, self.disk, lambda: self.changes_since,
         )  # fmt: skip
         self.thread = self.committer._thread
 
@@ -121,6 +122,10 @@ class World:
         self.now_s += after_s
         self.committer.tick(self.version, **asked)
         return self.versions()
+
+    def want(self, version, who="export-main"):
+        """Somebody reads this version, once it is closed."""
+        self.committer.exactly(Exactly(version, who, lambda commit, why: self.told.append((commit, why))))
 
     def reap(self):
         """Take note of what was written meanwhile, and begin nothing."""
@@ -197,6 +202,85 @@ def test_an_orderly_end_commits_what_is_new_and_waits_for_it(world):
     assert not world.committer.finish(1)
     assert world.committer.finish(1) and world.versions() == [1]
     assert world.committer.finish(1) and world.done.count("write") == 1
+
+
+# For those who read one
+
+
+def test_a_version_that_somebody_reads_is_committed_at_its_close_and_held_before_it_can_be_pruned(make_world):
+    world = make_world(keep=1)
+    world.want(1)
+    assert world.close_pass() == [1]
+    world.reap()
+    [(commit, why)] = world.told
+    assert (commit.version, why) == (1, "") and world.commits.holders() == {commit.name: ["export-main"]}
+    assert world.close_pass(EVERY_S) == [1, 2], "it is not pruned"
+
+
+def test_a_version_that_somebody_reads_waits_for_the_commit_in_flight_and_comes_too_late_for_none(world, monkeypatch):
+    world.thread.hold = True
+    world.close_pass(EVERY_S)
+
+    def wait(futures, timeout):
+        assert timeout == 600.0
+        world.thread.hold = False
+        world.thread.go()
+
+    monkeypatch.setattr(module, "wait", wait)
+    world.want(2)
+    assert world.close_pass() == [1, 2]
+    monkeypatch.setattr(module, "wait", lambda futures, timeout: None)
+    world.thread.hold = True
+    world.close_pass(EVERY_S)
+    world.want(4)
+    world.close_pass()
+    assert [why for _, why in world.told] == [
+        "", "no commit of version 4 could be made: the commit before it was still being written"
+    ]  # fmt: skip
+    world.thread.go()
+
+
+def test_who_reads_a_commit_that_failed_is_told_and_holds_nothing(world):
+    world.shards.fails = {"write": StoreFailed("full")}
+    world.want(1)
+    world.close_pass()
+    world.reap()
+    [(commit, why)] = world.told
+    assert commit is None and "full" in why and world.commits.holders() == {}
+    world.assert_nothing_left_but()
+
+
+def test_a_full_disk_after_the_hold_leaves_no_hold(world):
+    world.disk.fails = {"rename": errno.ENOSPC}
+    world.want(1)
+    world.close_pass()
+    world.reap()
+    assert world.told[0][0] is None and world.commits.holders() == {}
+
+
+def test_a_version_is_committed_for_a_reader_even_while_others_pause_after_a_failure(world):
+    world.shards.fails = {"write": StoreFailed("full")}
+    world.close_pass(EVERY_S)
+    world.shards.fails = {}
+    world.want(2)
+    assert world.close_pass() == [2]
+
+
+def test_a_commit_without_a_holder_and_one_with_two(world):
+    world.want(1, None)
+    world.close_pass()
+    assert world.commits.holders() == {}
+    world.want(2, "export-a")
+    world.want(2, "export-b")
+    world.close_pass()
+    assert list(world.commits.holders().values()) == [["export-a", "export-b"]]
+
+
+def test_shards_are_told_since_when_changes_are_asked_for(world):
+    world.close_pass(EVERY_S)
+    world.changes_since = 1
+    world.close_pass(EVERY_S)
+    assert world.shards.since == [None, 1]
 
 
 # In which order
