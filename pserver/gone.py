@@ -1,0 +1,111 @@
+"""Keys of one table whose rows went since the last commit, and may still be in its store.
+
+What went waits; a snapshot puts it in flight; settling forgets it, for the store then has it no more, or has it wait
+again where the commit failed. While a key is here and not in memory, the store's row of it counts for nothing. A key
+that becomes a row again stays: at a snapshot the row wins. Why rows go is pserver.table's matter.
+
+Threads: any, each call under one lock.
+
+Shapes: U keys of a call, R keys gathered, I slots of an index.
+"""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver import kernels
+from pserver.client import U16, U64
+from pserver.rows import MAX_LOAD, empty_index, frozen
+
+START_KEYS = 64
+
+
+class Gone:
+    """See module docstring."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = _Keys()
+        self._in_flight: _Keys | None = None
+
+    def __len__(self) -> int:
+        """Keys that wait for a snapshot; those in flight are not counted."""
+        return self._waiting.count
+
+    def add(self, keys_U: U64, group_U: U16) -> None:
+        """Rows went; a key may come often, and in one call too."""
+        if len(keys_U):
+            with self._lock:
+                self._waiting.add(keys_U, group_U)
+
+    def contains(self, keys_U: U64) -> NDArray[np.bool_]:
+        """(U,) whether each waits or is in flight."""
+        with self._lock:
+            found_U = self._waiting.contains(keys_U)
+            if self._in_flight is not None:
+                found_U |= self._in_flight.contains(keys_U)
+        return found_U
+
+    def take(self) -> tuple[U64, U16]:
+        """All that waits, with its slot groups, is in flight from here on: views, in the order of coming.
+
+        Takes no time, however many there are; whoever writes them sorts them.
+        """
+        with self._lock:
+            assert self._in_flight is None, "one snapshot at a time"
+            self._in_flight, self._waiting = self._waiting, _Keys()
+            return self._in_flight.all()
+
+    def settle(self, committed: bool) -> None:
+        """The snapshot is over: what was in flight is forgotten, or waits again unless `committed`.
+
+        Goes before rows of that snapshot become clean: a row in memory alone may be here, too.
+        """
+        with self._lock:
+            assert self._in_flight is not None, "no snapshot is in flight"
+            if not committed:
+                self._in_flight.add(*self._waiting.all())
+                self._waiting = self._in_flight
+            self._in_flight = None
+
+
+class _Keys:
+    """A growing set of keys with their slot groups."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._index_I = empty_index(START_KEYS)
+        self._keys_R, self._group_R = np.empty(START_KEYS, np.uint64), np.empty(START_KEYS, np.uint16)
+
+    def add(self, keys_U: U64, group_U: U16) -> None:
+        keys_U, group_U = frozen(keys_U), frozen(group_U)
+        rows_U, done = np.empty(len(keys_U), np.int32), 0
+        while True:
+            room = min(len(self._keys_R), int(MAX_LOAD * len(self._index_I)))
+            done, self.count = kernels.find_or_reserve(
+                self._index_I, self._keys_R, self._group_R, keys_U, group_U, rows_U, done, self.count, room
+            )
+            if done == len(keys_U):
+                return
+            self._grow()
+
+    def contains(self, keys_U: U64) -> NDArray[np.bool_]:
+        if not self.count:
+            return np.zeros(len(keys_U), np.bool_)
+        rows_U = np.empty(len(keys_U), np.int32)
+        kernels.find(self._index_I, self._keys_R, frozen(keys_U), rows_U)
+        return rows_U != kernels.EMPTY
+
+    def all(self) -> tuple[U64, U16]:
+        return frozen(self._keys_R[: self.count]), frozen(self._group_R[: self.count])
+
+    def _grow(self) -> None:
+        """Have room for twice as many."""
+        num_keys = 2 * len(self._keys_R)
+        keys_R, group_R = np.empty(num_keys, np.uint64), np.empty(num_keys, np.uint16)
+        keys_R[: self.count], group_R[: self.count] = self._keys_R[: self.count], self._group_R[: self.count]
+        self._keys_R, self._group_R = keys_R, group_R
+        if num_keys > int(MAX_LOAD * len(self._index_I)):
+            self._index_I = empty_index(num_keys)
+            kernels.rebuild_index(self._index_I, keys_R, self.count)
