@@ -83,14 +83,12 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Exactly:
+class _Wanted:
     """A commit of this version and no other, for somebody who reads it."""
 
     version: int
     who: str | None
-    """Holds it from before it exists on (trainer.commits: holds); None: nobody."""
     told: Callable[[Commit | None, str], None]
-    """Called on the loop's thread with the commit once it is there, or with why there is none."""
 
 
 class Committer:
@@ -119,8 +117,8 @@ class Committer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._flight: Future[Commit] | None = None
         self._flying = 0
-        self._wanted: list[Exactly] = []
-        self._flown_for: tuple[Exactly, ...] = ()
+        self._wanted: list[_Wanted] = []
+        self._flown_for: tuple[_Wanted, ...] = ()
         """For whom the commit in flight is held."""
         self._begun_s = self._done_s = time.monotonic()
         self._failing: tuple[float, str] | None = None
@@ -133,9 +131,13 @@ class Committer:
         """Have a commit made at the next close."""
         self._asked.set()
 
-    def exactly(self, wanted: Exactly) -> None:
-        """Have a commit made of the version that is being closed, at the next `tick`, whatever else is in flight."""
-        self._wanted.append(wanted)
+    def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
+        """Have a commit made of `version`, which is being closed, at the next `tick`, whatever else is in flight.
+
+        It is held as `who` (trainer.commits: holds) from before it exists on. `told` is called on the loop's thread with
+        the commit once it is there, or with why there is none.
+        """
+        self._wanted.append(_Wanted(version, who, told))
 
     def tick(self, version: int, *, full: bool = False) -> None:
         """Between passes: take note of a commit that ended, begin one if it is due. `full`: memory waits for it.
@@ -195,7 +197,7 @@ class Committer:
         for each in wanted:
             each.told(None, f"no commit of version {each.version} could be made: {why}")
 
-    def _begin(self, version: int, held_for: tuple[Exactly, ...] = ()) -> None:
+    def _begin(self, version: int, held_for: tuple[_Wanted, ...] = ()) -> None:
         self._begun_s = time.monotonic()
         since = self._changes_since()
         told = () if since is None else (since,)
@@ -239,7 +241,7 @@ class Committer:
                 f"is the last one: {self._failing[1]}"
             )
 
-    def _make(self, version: int, saved: Saved, held_for: tuple[Exactly, ...]) -> Commit:
+    def _make(self, version: int, saved: Saved, held_for: tuple[_Wanted, ...]) -> Commit:
         """Make `version` restorable. Until step 4 a restart uses the previous commit.
 
         1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
@@ -280,11 +282,11 @@ class Committer:
         reach(Point.PARTS_WRITTEN)
         return self._manifest(folder, saved, parts, own)
 
-    def _hold(self, name: str, held_for: tuple[Exactly, ...]) -> None:
+    def _hold(self, name: str, held_for: tuple[_Wanted, ...]) -> None:
         for who in (each.who for each in held_for if each.who is not None):
             self._commits.hold(name, who)
 
-    def _let_go(self, name: str, held_for: tuple[Exactly, ...]) -> None:
+    def _let_go(self, name: str, held_for: tuple[_Wanted, ...]) -> None:
         for who in (each.who for each in held_for if each.who is not None):
             with suppress(OSError):  # a hold of what is not there holds nothing
                 self._commits.release(name, who)

@@ -14,7 +14,7 @@ from pserver.client import ShardPart
 from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
 from tests.fakes.troubled_disk import TroubledDisk
 from trainer import commit as module
-from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, Exactly, ManifestFailed, Origin
+from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed, Origin
 from trainer.commits import Commits, hash_of, problems_of
 from trainer.config import CommitSection
 from trainer.log import Kind, Log, Superseded
@@ -125,7 +125,7 @@ class World:
 
     def want(self, version, who="export-main"):
         """Somebody reads this version, once it is closed."""
-        self.committer.exactly(Exactly(version, who, lambda commit, why: self.told.append((commit, why))))
+        self.committer.exactly(version, who, lambda commit, why: self.told.append((commit, why)))
 
     def reap(self):
         """Take note of what was written meanwhile, and begin nothing."""
