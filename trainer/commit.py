@@ -134,8 +134,8 @@ class Committer:
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
         """Have a commit made of `version`, which is being closed, at the next `tick`, whatever else is in flight.
 
-        It is held as `who` (trainer.commits: holds) from before it exists on. `told` is called on the loop's thread with
-        the commit once it is there, or with why there is none.
+        It is held as `who` (trainer.commits: holds) from before it exists on. `told` is called on the loop's thread
+        with the commit once it is there, or with why there is none.
         """
         self._wanted.append(_Wanted(version, who, told))
 
