@@ -10,6 +10,7 @@ Shapes: R rows of a table, U rows chosen, G slot groups, T ticks, K columns of s
 each slot group that has, or had, its own), S shrinks, X cuts.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -95,9 +96,13 @@ TABLE = -1
 
 
 class Life:
-    """Days, rates, shrinks and cuts of one table on one shard; alike on all of them."""
+    """Days, rates, shrinks and cuts of one table on one shard; alike on all of them.
+
+    Any thread may ask; one thread makes things happen, another one says what is swept.
+    """
 
     def __init__(self, section: TableSection, groups: Mapping[str, int]) -> None:
+        self._turn = threading.RLock()
         self.day = 0
         self.shrinks: tuple[Shrunk, ...] = ()
         """Those whose rows are not all removed; replaced, never changed."""
@@ -107,21 +112,23 @@ class Life:
 
     def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
         """Other settings hold from here on; what has happened stays."""
-        self._groups = dict(groups)
-        self._classes: SlotClasses = classes_of(section, groups)
-        self._nonclk, self._clk = np.float32(section.nonclk_coeff), np.float32(section.click_coeff)
-        self._arrange()
+        with self._turn:
+            self._groups = dict(groups)
+            self._classes: SlotClasses = classes_of(section, groups)
+            self._nonclk, self._clk = np.float32(section.nonclk_coeff), np.float32(section.click_coeff)
+            self._arrange()
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def tick(self, day: int) -> None:
         """The day moves on, by as many ticks, each at the rates in force."""
-        sections = self._classes
-        rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
-        rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
-        self._rates += [rates] * max(0, day - self.day)
-        self.day = max(day, self.day)
-        self._arrange()
+        with self._turn:
+            sections = self._classes
+            rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
+            rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
+            self._rates += [rates] * max(0, day - self.day)
+            self.day = max(day, self.day)
+            self._arrange()
 
     def ruled(self, shrink: Shrink, version: int) -> Shrunk:
         """What `shrink` means if it acts at `version`."""
@@ -134,19 +141,24 @@ class Life:
 
     def shrink(self, shrink: Shrink, version: int) -> None:
         """Rows that meet the rule now are absent."""
-        self.shrinks = (*self.shrinks, self.ruled(shrink, version))
-        self._arrange()
+        with self._turn:
+            self.shrinks = (*self.shrinks, self.ruled(shrink, version))
+            self._arrange()
 
     def swept(self, upto: int) -> None:
         """All rows that shrinks up to version `upto` took are removed."""
-        self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
-        self._arrange()
+        with self._turn:
+            self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
+            self._arrange()
 
     def cut(self, cut: Cut, version: int) -> None:
         """An export cleared the delta score of what it selects."""
-        whole = cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
-        self._cuts = (*(() if whole else self._cuts), Taken(version, self.day, cut))
-        self._arrange()
+        with self._turn:
+            whole = (
+                cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
+            )
+            self._cuts = (*(() if whole else self._cuts), Taken(version, self.day, cut))
+            self._arrange()
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -167,21 +179,22 @@ class Life:
 
     def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what the parts of a commit say: they agree, but for shrinks that some have swept already."""
-        for message in messages:
-            self.day = message["day"]
-            self._rates = [
-                {int(group): rate for group, rate in rates.items()}
-                for count, rates in message["rates"]
-                for _ in range(count)
-            ]
-            self._cuts = tuple(
-                Taken(version, day, Cut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
-                for version, day, s, b, d, k in message["cuts"]
-            )
-            told = (Shrunk.of_message(each) for each in message["shrinks"])
-            merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *told)}
-            self.shrinks = tuple(merged[version] for version in sorted(merged))
-        self._arrange()
+        with self._turn:
+            for message in messages:
+                self.day = message["day"]
+                self._rates = [
+                    {int(group): rate for group, rate in rates.items()}
+                    for count, rates in message["rates"]
+                    for _ in range(count)
+                ]
+                self._cuts = tuple(
+                    Taken(version, day, Cut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
+                    for version, day, s, b, d, k in message["cuts"]
+                )
+                told = (Shrunk.of_message(each) for each in message["shrinks"])
+                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *told)}
+                self.shrinks = tuple(merged[version] for version in sorted(merged))
+            self._arrange()
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "Life":
@@ -197,62 +210,53 @@ class Life:
         column_G = np.zeros(NUM_GROUPS, np.uint16)
         column_G[columns[1:]] = np.arange(1, len(columns))
         rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)
-        self._days = Days(column_G, rates_TK.reshape(len(self._rates), len(columns)))
-        self._rules = self._rules_of(self.shrinks, columns)
-        self._clears = Clears(
-            np.array([[t.version, t.cut.since] for t in self._cuts], np.uint32).reshape(-1, 2),
-            np.array(
-                [[t.day, NEVER if t.cut.delta_keep_days is None else t.cut.delta_keep_days] for t in self._cuts],
-                np.int32,
-            ).reshape(-1, 2),
-            np.array([[t.cut.base_threshold, t.cut.delta_threshold] for t in self._cuts], np.float32).reshape(-1, 2),
-        )
-        self._columns = columns
-
-    def _rules_of(self, shrinks: Sequence[Shrunk], columns: Sequence[int]) -> "Rules":
-        def limit(limits: Mapping[int, Any], group: int, none: float) -> float:
-            value = limits.get(group, limits[TABLE])
-            return none if value is None else value
-
-        below_SK = [[limit(s.below, g, -np.inf) for g in columns] for s in shrinks]
-        after_SK = [[limit(s.after, g, NEVER) for g in columns] for s in shrinks]
-        shape = (len(shrinks), len(columns))
-        return Rules(
-            np.array([s.version for s in shrinks], np.uint32),
-            np.array([s.day for s in shrinks], np.int32),
-            np.array(below_SK, np.float32).reshape(shape),
-            np.array(after_SK, np.int32).reshape(shape),
+        versions = [[t.version, t.cut.since] for t in self._cuts]
+        days = [[t.day, NEVER if (keep := t.cut.delta_keep_days) is None else keep] for t in self._cuts]
+        thresholds = [[t.cut.base_threshold, t.cut.delta_threshold] for t in self._cuts]
+        self._arrays = Arrays(
+            Days(column_G, rates_TK.reshape(len(self._rates), len(columns))),
+            _rules_of(self.shrinks, columns),
+            Clears(
+                np.array(versions, np.uint32).reshape(-1, 2),
+                np.array(days, np.int32).reshape(-1, 2),
+                np.array(thresholds, np.float32).reshape(-1, 2),
+            ),
+            tuple(columns),
         )
 
     # --- what rows are now -------------------------------------------------------------------------------------------
 
     def bring(self, statistics: Statistics, rows_U: I32, version: int) -> None:
         """Before a push that belongs to `version`: rows not pushed since its pass opened are as of today."""
-        if len(self._days.rates_TK) or len(self._clears.versions_X2):
-            bring(statistics, rows_U, np.uint32(version), self.day, self._days, self._clears, self._nonclk, self._clk)
+        days, _, clears, _ = self._arrays
+        if len(days.rates_TK) or len(clears.versions_X2):
+            bring(statistics, rows_U, np.uint32(version), self.day, days, clears, self._nonclk, self._clk)
 
     def close(self, statistics: Statistics, touched_U: I32, before: int) -> None:
         """At a close, after its ticks: rows touched, which are as of day `before`, are of today."""
-        close(statistics, touched_U, before, self.day, self._days)
+        close(statistics, touched_U, before, self.day, self._arrays.days)
 
     def gone(self, statistics: Statistics, rows_U: I32, also: Shrunk | None = None) -> U8:
-        """(U,) whether, and why, a row is absent; with `also`, that one alone asks. Rows without a version never are."""
-        rules = self._rules if also is None else self._rules_of([also], self._columns)
+        """(U,) why a row is absent, or STAYS; with `also`, that shrink alone asks. Reserved rows stay."""
+        days, rules, _, columns = self._arrays
+        if also is not None:
+            rules = _rules_of([also], columns)
         why_U = np.zeros(len(rows_U), np.uint8)
         if len(rules.version_S):
-            gone(statistics, rows_U, self._days, rules, self._nonclk, self._clk, why_U)
+            gone(statistics, rows_U, days, rules, self._nonclk, self._clk, why_U)
         return why_U
 
     def absent(self, words_UW: U32) -> NDArray[np.bool_]:
         """(U,) whether rows out of a store are absent."""
         if not self.shrinks:
             return np.zeros(len(words_UW), np.bool_)
-        return self.gone(Statistics.of_words(words_UW), _all(words_UW)) != STAYS
+        absent_U: NDArray[np.bool_] = self.gone(Statistics.of_words(words_UW), _all(words_UW)) != STAYS
+        return absent_U
 
     def score(self, words_UW: U32) -> F32:
         """(U,) scores now."""
         statistics, score_U = Statistics.of_words(words_UW), np.empty(len(words_UW), np.float32)
-        scores(statistics, _all(words_UW), self.day, self._days, self._nonclk, self._clk, score_U)
+        scores(statistics, _all(words_UW), self.day, self._arrays.days, self._nonclk, self._clk, score_U)
         return score_U
 
     def unseen(self, words_UW: U32) -> NDArray[np.int64]:
@@ -261,12 +265,12 @@ class Life:
 
     def delta_score(self, words_UW: U32, version: int | None = None) -> F32:
         """(U,) delta scores now, or, with `version`, before the cut of that version."""
-        statistics, clears = Statistics.of_words(words_UW), self._clears
+        statistics, (days, _, clears, _) = Statistics.of_words(words_UW), self._arrays
         if version is not None:
             early = clears.versions_X2[:, 0] < version
-            clears = Clears(*(array[early] for array in clears))
+            clears = Clears(clears.versions_X2[early], clears.days_X2[early], clears.thresholds_X2[early])
         cleared_U = np.zeros(len(words_UW), np.bool_)
-        cleared_of(statistics, _all(words_UW), self._days, clears, self._nonclk, self._clk, cleared_U)
+        cleared_of(statistics, _all(words_UW), days, clears, self._nonclk, self._clk, cleared_U)
         return np.where(cleared_U, np.float32(0), statistics.delta_score)
 
     def selected(self, words_UW: U32, cut: Cut, version: int) -> NDArray[np.bool_]:
@@ -282,15 +286,15 @@ class Life:
     def leaves_after(self, words_W: U32, max_days: int = 3660) -> int | None:
         """Days until one row, if it is not seen again, meets the rule in force; None: not within `max_days`."""
         rule = self.ruled(Shrink(table=""), 0)
-        column = int(self._days.column_G[int(words_W[0] & 0xFFFF)])
-        group = self._columns[column]
+        days, _, _, columns = self._arrays
+        group = columns[int(days.column_G[int(words_W[0] & 0xFFFF)])]
         below, after = rule.below.get(group, rule.below[TABLE]), rule.after.get(group, rule.after[TABLE])
         section = self._classes.sections[0] if group == TABLE else self._classes.section_of(group)
         rate = np.float32(section.decay)
         score, unseen = self.score(words_W[None])[0], int(self.unseen(words_W[None])[0])
-        for days in range(max_days + 1):
-            if (below is not None and score < np.float32(below)) or (after is not None and unseen + days > after):
-                return days
+        for later in range(max_days + 1):
+            if (below is not None and score < np.float32(below)) or (after is not None and unseen + later > after):
+                return later
             score *= rate
         return None
 
@@ -317,6 +321,34 @@ class Clears(NamedTuple):
     versions_X2: U32
     days_X2: I32
     thresholds_X2: F32
+
+
+class Arrays(NamedTuple):
+    """All of it, of one moment."""
+
+    days: Days
+    rules: Rules
+    clears: Clears
+    columns: tuple[int, ...]
+    """Slot group of each column."""
+
+
+def _rules_of(shrinks: Sequence[Shrunk], columns: Sequence[int]) -> Rules:
+    """Shrinks as arrays."""
+
+    def limit(limits: Mapping[int, Any], group: int, none: float) -> float:
+        value = limits.get(group, limits[TABLE])
+        return none if value is None else value
+
+    below_SK = [[limit(s.below, g, -np.inf) for g in columns] for s in shrinks]
+    after_SK = [[limit(s.after, g, NEVER) for g in columns] for s in shrinks]
+    shape = (len(shrinks), len(columns))
+    return Rules(
+        np.array([s.version for s in shrinks], np.uint32),
+        np.array([s.day for s in shrinks], np.int32),
+        np.array(below_SK, np.float32).reshape(shape),
+        np.array(after_SK, np.int32).reshape(shape),
+    )
 
 
 def _all(words_UW: U32) -> I32:

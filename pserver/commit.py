@@ -54,11 +54,12 @@ class Stores:
 
     # --- making one ------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> int:
-        """Copy the rows changed since the last commit; how many."""
+    def snapshot(self, version: int, changes_since: int | None = None) -> int:
+        """Copy the rows changed since the last commit, for one of `version`; how many."""
         if len(self._stores) < len(self._tables):
             raise BadRequest(f"{self._name} was never restored, so that it has no store to commit to")
-        rows = {name: table.snapshot() for name, table in self._tables.items()}
+        taken = {name: table.snapshot() for name, table in self._tables.items()}
+        rows = {name: (each.keys_U, each.words_UW) for name, each in taken.items()}
         self._snapshot = Snapshot(rows, {name: _facts(table) for name, table in self._tables.items()})
         reach(Point.SNAPSHOT_TAKEN)
         return sum(len(keys_U) for keys_U, _ in rows.values())

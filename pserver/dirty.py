@@ -46,6 +46,11 @@ class Dirty:
         self.num_dirty = 0
         return self.in_flight_U
 
+    def drop(self, marks_R: U8, rows_U: I32) -> None:
+        """Rows are no longer: nothing of them waits."""
+        self.num_dirty -= int(np.count_nonzero(marks_R[rows_U] & DIRTY))
+        marks_R[rows_U] = 0
+
     def settle(self, marks_R: U8, committed: bool) -> None:
         """The snapshot is over."""
         assert self.in_flight_U is not None, "no snapshot is in flight"
@@ -84,12 +89,13 @@ def collect(marks_R, num_rows, rows_U):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def unmark(marks_R, rows_U, again):  # type: ignore[no-untyped-def]
-    """Rows are no longer in flight; with `again` they are dirty. -> how many became so."""
+    """Rows are no longer in flight; with `again` those that still were are dirty. -> how many became so."""
     fresh = 0
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])
+        was = marks_R[row] & IN_FLIGHT
         marks_R[row] &= DIRTY
-        if again and not marks_R[row]:
+        if again and was and not marks_R[row]:
             marks_R[row] = DIRTY
             fresh += 1
     return fresh
@@ -112,5 +118,6 @@ def mark_reference(marks_R: U8, rows: list[int]) -> int:
 def unmark_reference(marks_R: U8, rows: list[int], again: bool) -> int:
     """The twin of `unmark`."""
     before = int((marks_R & DIRTY).sum())
-    marks_R[rows] = marks_R[rows] & DIRTY | (DIRTY if again else 0)
+    again_U = (marks_R[rows] & IN_FLIGHT).astype(bool) & again
+    marks_R[rows] = marks_R[rows] & DIRTY | np.where(again_U, DIRTY, 0).astype(np.uint8)
     return int((marks_R & DIRTY).sum()) - before

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.points import Point, reach
@@ -10,6 +11,7 @@ from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, Tab
 from pserver.config import TableSection
 from pserver.errors import BadRequest
 from pserver.ledger import Ledger, Verdict
+from pserver.operations import Shrink, Survey, TableOperation
 from pserver.shard import Batch, Push, Shard
 
 
@@ -20,11 +22,16 @@ class EmbeddedShards:
     """
 
     def __init__(
-        self, tables: Mapping[str, TableSection], seed: int, num_threads: int = 1, live: Path | None = None
+        self,
+        tables: Mapping[str, TableSection],
+        seed: int,
+        num_threads: int = 1,
+        live: Path | None = None,
+        groups: Mapping[str, int] | None = None,
     ) -> None:
-        """`live` is where committed rows are kept; without it there are no commits."""
+        """`live` is where committed rows are kept; without it there are no commits. `groups`: slot groups by slot."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(tables, seed, pool=self._pool, live=live)
+        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups)
         self._ledger = Ledger(num_ranks=1)
         self._close_digest = ""
         self._num_taken = 0
@@ -79,6 +86,20 @@ class EmbeddedShards:
             self._ledger.closed()
         return {"0": self._close_digest}
 
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.operate(version) is Verdict.ACT:
+            self._shard.operate(operations, version)
+            self._ledger.has_operated(version)
+
+    def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:
+        """See Shards."""
+        return self._shard.survey(shrink)
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """See Shards."""
+        return self._shard.explain(table, key, group)
+
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """See Shards."""
         return self._shard.digest()
@@ -87,10 +108,10 @@ class EmbeddedShards:
         """See Shards."""
         return self._shard.stats()
 
-    def snapshot(self, version: int, deadline: Deadline) -> int:
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
         """See Shards."""
         if self._ledger.snapshot(version) is Verdict.ACT:
-            self._num_taken = self._shard.stores.snapshot()
+            self._num_taken = self._shard.stores.snapshot(version, changes_since)
             self._ledger.taken(version)
         return self._num_taken
 

@@ -1,16 +1,16 @@
-"""Which rows of a bounded table leave memory, and how they leave its index.
+"""Which rows of a bounded table leave memory.
 
 A generalised clock: each use of a row raises a small counter, the hand lowers it as it passes, a row at 0 leaves.
 Pinned rows, rows that wait for a commit and rows of the open pass stay. Row numbers that no row has are FREE.
 
-Shapes: U rows chosen, R rows of a table, I slots of the index (a power of two).
+Shapes: U rows chosen, R rows of a table.
 """
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pserver.kernels import EMPTY, shift_of
+from pserver.kernels import EMPTY, take_out
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
@@ -71,40 +71,15 @@ def sweep(hand, num_rows, max_looks, uses_R, pins_R, marks_R, changed_R, open_ve
 
 @njit(nogil=True, cache=True)
 def leave(index_I, keys_R, changed_R, pins_R, rows_U):  # type: ignore[no-untyped-def]
-    """Take rows out of the index and free their numbers. -> how many were more than reserved.
-
-    What follows a gap in a run of slots moves up (Knuth, vol. 3, 6.4, algorithm R), so that no gap is ever probed over.
-    """
-    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    """Take rows out of the index and free their numbers. -> how many were more than reserved."""
     present = 0
+    take_out(index_I, keys_R, rows_U)
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])
-        gap = keys_R[row] >> shift
-        while index_I[gap] != rows_U[u]:
-            gap = (gap + np.uint64(1)) & mask
-        probe = (gap + np.uint64(1)) & mask
-        while index_I[probe] != EMPTY:
-            home = keys_R[np.uint32(index_I[probe])] >> shift
-            if ((probe - home) & mask) >= ((probe - gap) & mask):
-                index_I[gap] = index_I[probe]
-                gap = probe
-            probe = (probe + np.uint64(1)) & mask
-        index_I[gap] = EMPTY
         present += changed_R[row] != 0
         changed_R[row] = 0
         pins_R[row] = FREE
     return present
-
-
-@njit(nogil=True, cache=True)
-def enter(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
-    """Put rows, whose keys are written and not in the index, into it."""
-    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
-    for u in range(len(rows_U)):
-        slot = keys_R[np.uint32(rows_U[u])] >> shift
-        while index_I[slot] != EMPTY:
-            slot = (slot + np.uint64(1)) & mask
-        index_I[slot] = rows_U[u]
 
 
 def sweep_reference(

@@ -108,6 +108,38 @@ def rebuild_index(index_I, keys_R, num_rows):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def enter(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
+    """Put rows, whose keys are written and not in the index, into it."""
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for u in range(len(rows_U)):
+        slot = keys_R[np.uint32(rows_U[u])] >> shift
+        while index_I[slot] != EMPTY:
+            slot = (slot + np.uint64(1)) & mask
+        index_I[slot] = rows_U[u]
+
+
+@njit(nogil=True, cache=True)
+def take_out(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
+    """Take rows out of the index.
+
+    What follows a gap in a run of slots moves up (Knuth, vol. 3, 6.4, algorithm R), so that no gap is ever probed over.
+    """
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for u in range(len(rows_U)):
+        gap = keys_R[np.uint32(rows_U[u])] >> shift
+        while index_I[gap] != rows_U[u]:
+            gap = (gap + np.uint64(1)) & mask
+        probe = (gap + np.uint64(1)) & mask
+        while index_I[probe] != EMPTY:
+            home = keys_R[np.uint32(index_I[probe])] >> shift
+            if ((probe - home) & mask) >= ((probe - gap) & mask):
+                index_I[gap] = index_I[probe]
+                gap = probe
+            probe = (probe + np.uint64(1)) & mask
+        index_I[gap] = EMPTY
+
+
+@njit(nogil=True, cache=True)
 def shift_of(index_I):  # type: ignore[no-untyped-def]
     """Right shift of a key to its first slot: its top bits choose. The low ones chose its shard, and do not spread."""
     bits = np.uint64(0)
@@ -117,13 +149,13 @@ def shift_of(index_I):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def initialise(slab_RW, keys_R, begin, end, first_order, num_weights, start_W, init_range, table_seed):  # type: ignore[no-untyped-def]
-    """Start rows `begin` .. `end` - 1: `start_W`, its vector drawn from (table_seed, key, element)."""
+def initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, start_W, range_G, table_seed):  # type: ignore[no-untyped-def]
+    """Start rows `begin` .. `end` - 1: `start_W`, its vector drawn from (table_seed, key, element) in its group's range."""
     width = slab_RW.shape[1]
     for row in range(begin, end):
         for w in range(width):
             slab_RW[row, w] = start_W[w]
-        counter = mix(keys_R[row] ^ table_seed)
+        counter, init_range = mix(keys_R[row] ^ table_seed), range_G[group_R[row]]
         for w in range(first_order, num_weights):
             counter += np.uint64(GOLDEN)
             unit = np.float32(mix(counter) >> np.uint64(40)) * np.float32(2.0**-24)

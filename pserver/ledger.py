@@ -41,6 +41,8 @@ class Ledger:
     """The last pass closed, or the version restored."""
     restored: int | None = None
     """The version restored before the first pass."""
+    operated: int | None = None
+    """The version at whose close operations acted last."""
     in_flight: int | None = None
     """The version whose snapshot is taken and not settled."""
 
@@ -110,6 +112,18 @@ class Ledger:
     def has_restored(self, version: int) -> None:
         """Rows are those of `version`."""
         self.restored = self.version = self.pass_number = version
+
+    def operate(self, version: int) -> Verdict:
+        """The chief has operations act at the close of `version`. After ACT: let them, then call `has_operated`."""
+        if self.operated == version:
+            return Verdict.REPEAT
+        if version != self.version or self.is_open:
+            raise BadRequest(f"no operation at the close of version {version}: {self._place()}")
+        return Verdict.ACT
+
+    def has_operated(self, version: int) -> None:
+        """Operations acted at the close of `version`."""
+        self.operated = version
 
     def snapshot(self, version: int) -> Verdict:
         """The chief asks for a snapshot of `version`. After ACT: take it, then call `taken`.

@@ -9,7 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pserver.client import Gradients
+from pserver.client import Gradients, Keys
+from pserver.kernels import EMPTY, find_or_reserve
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -56,6 +57,23 @@ def merge(pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:
             place_H, rows_M, grads_MD, show_M, click_M, count, rows_U, push.grads_UD, push.show_U, push.click_U
         )
     return rows_M[:count], Gradients(grads_MD[:count], show_M[:count], click_M[:count])
+
+
+def merge_by_key(pushes: Sequence[tuple[Keys, Gradients]]) -> tuple[Keys, Gradients]:
+    """The records of keys without rows, in rank order, as one of unique keys in order of first occurrence.
+
+    Their gradients are nobody's: none come back.
+    """
+    keys_N = np.concatenate([keys.keys_U for keys, _ in pushes])
+    group_N = np.concatenate([keys.group_U for keys, _ in pushes])
+    index_I = np.full(1 << (2 * len(keys_N) + 1).bit_length(), EMPTY, np.int32)
+    keys_M, group_M, number_N = np.empty_like(keys_N), np.empty_like(group_N), np.empty(len(keys_N), np.int32)
+    keys_N.flags.writeable = group_N.flags.writeable = False
+    _, count = find_or_reserve(index_I, keys_M, group_M, keys_N, group_N, number_N, 0, 0, len(keys_N))
+    show_M, click_M = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    np.add.at(show_M, number_N, np.concatenate([push.show_U for _, push in pushes]))
+    np.add.at(click_M, number_N, np.concatenate([push.click_U for _, push in pushes]))
+    return Keys(keys_M[:count], group_M[:count]), Gradients(np.empty((count, 0), np.float32), show_M, click_M)
 
 
 def merge_reference(pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:

@@ -292,10 +292,11 @@ def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def ftrl_start(slab_RW, begin, end, first_order, num_weights, settings):  # type: ignore[no-untyped-def]
+def ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, settings_C, class_G):  # type: ignore[no-untyped-def]
     """Choose z of new rows so that their initial vector is what z stands for; the paper starts at 0 and loses it."""
-    lr, beta, l1, l2 = settings[1, 2], settings[1, 3], settings[1, 4], settings[1, 5]
     for row in range(begin, end):
+        settings = settings_C[class_G[group_R[row]], 1]
+        lr, beta, l1, l2 = settings[2], settings[3], settings[4], settings[5]
         for d in range(first_order, num_weights):
             w = slab_RW[row, d]
             threshold = l1 if w < 0 else -l1 if w > 0 else np.float32(0)

@@ -4,6 +4,7 @@ Keys are split by shard, every shard is asked at once, rows are put together aga
 when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, Tab
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
+from pserver.operations import Shrink, Survey, TableOperation
 from pserver.placement import Placement, put_rows, take_rows
 from pserver.proto import shard_pb2 as pb
 from pserver.rows import frozen
@@ -78,6 +80,7 @@ class RemoteShards:
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
         self._num_announced = 0
         self._pass_number = 0
+        self._counted: dict[Shrink, dict[int, Survey]] = {}
         self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
 
     def _hello(self, shard: int, world: int) -> Any:
@@ -182,6 +185,34 @@ class RemoteShards:
         replies = self._ask("ClosePass", request, deadline)
         return {str(shard): reply.digest for shard, reply in enumerate(replies)}
 
+    # --- operations
+
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """See Shards."""
+        told = wire.operations_json(operations)
+        self._ask("Operate", pb.OperateRequest(caller=self._caller, version=version, operations_json=told), deadline)
+
+    def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:
+        """See Shards. Shards that have counted are not asked again while others count."""
+        request = pb.SurveyRequest(caller=self._caller, shrink_json=wire.operations_json([shrink]))
+        counted = self._counted.setdefault(shrink, {})
+        for shard, connection in enumerate(self._connections):
+            if shard not in counted:
+                found = wire.survey_from(connection.call("Survey", request, deadline).json)
+                if found is not None:
+                    counted[shard] = found
+        if len(counted) < len(self._connections):
+            return None
+        del self._counted[shrink]
+        return wire.sum_of_surveys(list(counted.values()))
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """See Shards. Also tells the "shard"."""
+        shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
+        request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
+        told: dict[str, Any] = json.loads(self._connections[shard].call("Explain", request, deadline).json)
+        return told | {"shard": shard}
+
     # --- all rows
 
     def digest(self, deadline: Deadline) -> dict[str, int]:
@@ -196,9 +227,9 @@ class RemoteShards:
 
     # --- commits
 
-    def snapshot(self, version: int, deadline: Deadline) -> int:
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
         """See Shards."""
-        request = pb.SnapshotRequest(caller=self._caller, version=version)
+        request = pb.SnapshotRequest(caller=self._caller, version=version, changes_since=changes_since)
         return sum(reply.num_rows for reply in self._ask("Snapshot", request, deadline))
 
     def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:

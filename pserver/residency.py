@@ -11,6 +11,7 @@ lock and no pin.
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,11 @@ from numpy.typing import NDArray
 from millrace.deadline import Deadline
 from pserver import eviction, kernels
 from pserver.client import F32, U16, U64
-from pserver.config import TableSection
 from pserver.errors import OutOfMemory
 from pserver.eviction import FREE
-from pserver.optim import RowOptimizer
-from pserver.row_words import HEAD, unpack
+from pserver.row_words import HEAD, groups_of, unpack
 from pserver.rows import I32, MAX_LOAD, MAX_ROWS, U32, Rows, frozen, row_bytes_of
+from pserver.settings import RowSettings
 from pserver.store.base import RowStore
 
 COPIES_SHARE = 0.25
@@ -63,6 +63,14 @@ class Bound:
         return cls(min(max_rows, MAX_ROWS), copies_bytes // (8 + 4 * (HEAD + width)))
 
 
+class Departed(Protocol):
+    """Which rows of a store are none any more, though it may still have them."""
+
+    def __call__(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
+        """(U,) whether each departed. `found_out`: whoever asks sees it; those that a shrink took are deleted now."""
+        ...
+
+
 class BoundedRows(Rows):
     """See module docstring."""
 
@@ -71,26 +79,28 @@ class BoundedRows(Rows):
     def __init__(
         self,
         name: str,
-        section: TableSection,
-        optimizer: RowOptimizer,
+        settings: RowSettings,
         seed: int,
+        memory_bytes: int,
         waiting: Callable[[], int],
         touched: Callable[[], int],
+        departed: Departed,
+        forgotten: Callable[[U64, U16], None],
     ) -> None:
         """`waiting` tells how many rows wait for a commit: changed since the last one, and in flight; `touched`, how
-        many of them the open pass changed, which no commit can take before its close."""
-        assert section.memory is not None
-        width = int(section.first_order) + section.dim + len(optimizer.start_state)
-        bound = Bound.of(section.memory, width)
+        many of them the open pass changed, which no commit can take before its close. `departed` tells which rows of
+        the store are none any more; `forgotten` is told of those deleted there."""
+        bound = Bound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
-        super().__init__(name, section, optimizer, seed, room=self.max_rows)
+        super().__init__(name, settings, seed, room=self.max_rows)
         self._store: RowStore | None = None
         self._num_away = 0
         self._waiting, self._touched = waiting, touched
+        self._departed, self._forgotten = departed, forgotten
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
         self._free = np.empty(self.max_rows, np.int32)
-        self._num_free = self._hand = 0
+        self._hand = 0
         self._room = threading.Condition()
         self._num_room_made = 0
 
@@ -144,7 +154,38 @@ class BoundedRows(Rows):
         """See Rows."""
         for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
             away_U = self.resident(keys_U) == kernels.EMPTY
+            away_U &= ~self._departed(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
+
+    def sweep_away(self, chunk: tuple[U64, U32]) -> int:
+        """Some rows as they were in the store: delete those that departed and did not come back; how many."""
+        assert self._store is not None
+        keys_U, words_UW = chunk
+        suspect_U = self._departed(keys_U, words_UW, found_out=False)
+        if not suspect_U.any():
+            return 0
+        with self.still:
+            keys_U = keys_U[suspect_U]
+            keys_U = keys_U[self.resident(keys_U) == kernels.EMPTY]
+            before = self._num_away
+            self._stored(keys_U)  # as they are now
+            return before - self._num_away
+
+    def forget(self, keys_U: U64) -> None:
+        """Delete rows that are in the store alone."""
+        with self.still:
+            found_U, words_FW = self._stored(keys_U)
+            if len(words_FW):
+                self._forgotten(keys_U[found_U], groups_of(words_FW))
+
+    def words_away(self, keys_U: U64) -> U32:
+        """Rows of keys that are not in memory, as they are in the store."""
+        with self.still:
+            return self._stored(keys_U)[1]
+
+    def stored(self) -> Iterator[tuple[U64, U32]]:
+        """All rows of the store as it is now, those in memory and departed ones included."""
+        return iter(()) if self._store is None else self._store.scan()
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 
@@ -166,7 +207,7 @@ class BoundedRows(Rows):
     def _resident_pinned(self, keys_U: U64, *, or_none: bool) -> I32 | None:
         """Numbers of keys, pinned; with `or_none`, of all of them or nothing."""
         with self._numbering:
-            rows_U = self._look_up(keys_U)
+            rows_U = self.look_up(keys_U)
             if or_none and (rows_U == kernels.EMPTY).any():
                 return None
             self._pin(rows_U)
@@ -192,18 +233,22 @@ class BoundedRows(Rows):
         """What the store has of keys that are not resident."""
         if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
             return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
-        return self._store.get(keys_U)
+        found_U, words_FW = self._store.get(keys_U)
+        departed_F = self._departed(keys_U[found_U], words_FW, found_out=True)
+        if departed_F.any():
+            found_U[np.flatnonzero(found_U)[departed_F]] = False
+            words_FW = words_FW[~departed_F]
+        return found_U, words_FW
+
+    def left(self, num_rows: int) -> None:
+        """So many rows of the store that were not in memory are none any more."""
+        self._num_away -= num_rows
 
     def _started(self, keys_U: U64, group_U: U16) -> I32:
         """New rows at their initial values."""
-        slab_UW = np.empty((len(keys_U), self.width), np.float32)
-        self.initialise(slab_UW, np.array(keys_U), 0, len(keys_U))
         with self._numbering:
             rows_U = self._numbered(keys_U)
-            self.slab_RW[rows_U] = slab_UW
-            for column in ("show", "click", "delta_score", "last_seen_day", "changed_version"):
-                self.columns[column][rows_U] = 0
-            self.columns["group"][rows_U] = group_U
+            self._start_at(rows_U, keys_U, group_U)
         return rows_U
 
     def _returned(self, keys_U: U64, words_UW: U32) -> I32:
@@ -215,17 +260,10 @@ class BoundedRows(Rows):
         return rows_U
 
     def _numbered(self, keys_U: U64) -> I32:
-        """Numbers for new rows, pinned once: free ones, then fresh ones; there is room."""
-        reused = min(len(keys_U), self._num_free)
-        end = self.num_numbers + len(keys_U) - reused
-        self._num_free -= reused
-        again_U = self._free[self._num_free : self._num_free + reused]
-        rows_U = np.concatenate([again_U, np.arange(self.num_numbers, end, dtype=np.int32)])
-        self.num_numbers = end
-        self.columns["keys"][rows_U] = keys_U
-        self.marks_R[rows_U] = self._uses_R[rows_U] = 0
+        """See Rows; pinned once. There is room."""
+        rows_U = super()._numbered(keys_U)
+        self._uses_R[rows_U] = 0
         self._pins_R[rows_U] = 1
-        eviction.enter(self.index_I, self.columns["keys"], rows_U)
         return rows_U
 
     # --- leaving -----------------------------------------------------------------------------------------------------
@@ -262,9 +300,18 @@ class BoundedRows(Rows):
             )
             rows_U = rows_U[:count]
             self._num_away += int(eviction.leave(self.index_I, self.columns["keys"], changed_R, self._pins_R, rows_U))
-            self._free[self._num_free : self._num_free + count] = rows_U
-            self._num_free += count
+            self._give_back(rows_U)
         return int(looks)
+
+    def remove(self, rows_U: I32) -> None:
+        """See Rows."""
+        held_U = self._pins_R[rows_U] != 0
+        self._remove(rows_U, held_U)
+        self._pins_R[rows_U[~held_U]] = FREE
+        self.made_room()
+
+    def hand_over(self, found_U: I32, rows_U: I32) -> None:
+        """See Rows: they are pinned once each, wherever they are listed."""
 
     def _await_room(self, room_made: int, num_keys: int, deadline: Deadline) -> None:
         """Wait until more room was made than `room_made` times."""

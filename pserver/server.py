@@ -4,6 +4,7 @@ What a call means is pserver.ledger's decision, what happens to rows pserver.sha
 the batches that ranks announced, and the translation of our errors into status codes.
 """
 
+import json
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -21,6 +22,7 @@ from pserver import wire
 from pserver.config import ShardProcess
 from pserver.errors import BadRequest, OutOfMemory, StaleGeneration, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.ledger import Ledger, Verdict
+from pserver.operations import Shrink
 from pserver.placement import Placement
 from pserver.proto import shard_pb2 as pb
 from pserver.shard import Batch, Push, Shard
@@ -74,6 +76,7 @@ class _Servicer:
             number=config.shard,
             placement=Placement.even(config.num_shards),
             live=config.live,
+            groups=config.groups,
         )
         self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
@@ -218,6 +221,29 @@ class _Servicer:
             return pb.ClosePassReply(digest=self._close_digest)
 
     @_answered
+    def Operate(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
+        with self._turn:
+            if self._ledger.operate(request.version) is Verdict.ACT:
+                self._shard.operate(wire.operations_from(request.operations_json), request.version)
+                self._ledger.has_operated(request.version)
+        return pb.Empty()
+
+    @_answered
+    def Survey(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
+        (shrink,) = wire.operations_from(request.shrink_json)
+        if not isinstance(shrink, Shrink):
+            raise BadRequest(f"a survey of {shrink.op!r}; only a shrink can be surveyed")
+        return pb.JsonReply(json=wire.survey_json(self._shard.survey(shrink)))
+
+    @_answered
+    def Explain(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
+        told = self._shard.explain(request.table, request.key, request.group)
+        return pb.JsonReply(json=json.dumps(told).encode())
+
+    @_answered
     def Digest(self, _request: Any, _context: Any) -> Any:
         with self._turn:
             tables = {name: value.to_bytes(16, "big") for name, value in self._shard.digest().items()}
@@ -232,7 +258,8 @@ class _Servicer:
         _check_chief(request)
         with self._turn:
             if self._ledger.snapshot(request.version) is Verdict.ACT:
-                self._num_taken = self._shard.stores.snapshot()
+                since = request.changes_since if request.HasField("changes_since") else None
+                self._num_taken = self._shard.stores.snapshot(request.version, since)
                 self._ledger.taken(request.version)
             return pb.SnapshotReply(num_rows=self._num_taken)
 

@@ -6,17 +6,24 @@ many ranks there are or who waits for whom: that is pserver.ledger's decision an
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
 from pserver.commit import Stores
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
-from pserver.merge import merge
+from pserver.kernels import EMPTY
+from pserver.merge import merge, merge_by_key
+from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, Survey, TableOperation
 from pserver.placement import Placement
 from pserver.rows import I32, frozen
+from pserver.sweeping import Sweeper, run
 from pserver.table import Table
 
 
@@ -26,9 +33,12 @@ class Batch:
 
     learn: bool
     rows: Mapping[str, I32]
-    """(U,) row numbers by table; of a batch that is only predicted, EMPTY for a key without one."""
+    """(U,) row numbers by table, held until they are released; of a batch that is only predicted, and in selective
+    tables, EMPTY for a key without one."""
     keys: Mapping[str, Keys]
-    """Of a batch that is only predicted: a row may still be made by an earlier step of another rank."""
+    """By table, where a row may still be made by an earlier step, of another rank or of this one."""
+    known: dict[str, I32] = field(default_factory=dict)
+    """Of selective tables, since the batch was pulled: the numbers of rows that are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +63,44 @@ class Shard:
         placement: Placement | None = None,
         pool: ThreadPoolExecutor | None = None,
         live: Path | None = None,
+        groups: Mapping[str, int] | None = None,
     ) -> None:
-        """`live` is where committed rows are kept; without it there are no commits, and rows are in memory only."""
-        self.tables = {name: Table(name, section, seed, pool) for name, section in tables.items()}
+        """`live` is where committed rows are kept; without it there are no commits, and rows are in memory only.
+        `groups` are the slot groups of the job's sparse slots, by name."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
+        self.tables = {name: Table(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         self._stores = None if live is None else Stores(number, buckets, self.tables, live)
+        self._sweeper = Sweeper()
+
+    def _table(self, name: str) -> Table:
+        if name not in self.tables:
+            raise BadRequest(f"no table {name!r} on this shard; it has {', '.join(sorted(self.tables))}")
+        return self.tables[name]
 
     def resolve(self, tables: Mapping[str, Keys], *, learn: bool) -> Batch:
         """Find the rows of a batch's keys; for `learn`, reserve those missing. Any thread, ahead of its step."""
-        for name in tables:
-            if name not in self.tables:
-                raise BadRequest(f"no table {name!r} on this shard; it has {', '.join(sorted(self.tables))}")
-        if learn:
-            rows = {name: self.tables[name].reserve(keys.keys_U, keys.group_U) for name, keys in tables.items()}
-            return Batch(True, {name: frozen(rows_U) for name, rows_U in rows.items()}, {})
-        return Batch(
-            False, {name: frozen(self.tables[name].find(keys.keys_U)) for name, keys in tables.items()}, tables
-        )
+        rows, again = {}, {}
+        for name, keys in tables.items():
+            table = self._table(name)
+            if learn and not table.selective:
+                rows[name] = table.reserve(keys.keys_U, keys.group_U)
+            else:
+                rows[name], again[name] = table.find(keys.keys_U), keys
+        return Batch(learn, rows, again)
 
     def rows(self, batch: Batch) -> dict[str, F32]:
         """(U, D) rows of a batch as they are now."""
-        if batch.learn:
-            return {name: self.tables[name].gather(rows_U) for name, rows_U in batch.rows.items()}
-        return {
-            name: self.tables[name].gather_present(rows_U, batch.keys[name].keys_U)
-            for name, rows_U in batch.rows.items()
-        }
+        found = {}
+        for name, rows_U in batch.rows.items():
+            table = self.tables[name]
+            if not batch.learn:
+                found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U)
+            elif name in batch.keys:
+                batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
+                found[name] = table.gather_present(batch.known[name])
+            else:
+                found[name] = table.gather(frozen(rows_U))
+        return found
 
     def apply(self, pushes: Sequence[Push], version: int) -> None:
         """Learn from the pushes of one step, given in rank order; they agree on its samples."""
@@ -86,16 +108,23 @@ class Shard:
         assert len(samples) <= 1, samples
         batch_samples = max(samples, default=0)
         for name, table in self.tables.items():
-            parts = [(push.batch.rows[name], push.gradients[name]) for push in pushes if name in push.gradients]
-            if parts:
-                rows_U, merged = merge([(rows_U, _frozen(gradients)) for rows_U, gradients in parts])
+            mine = [push for push in pushes if name in push.gradients]
+            parts = [_known(push, name) for push in mine]
+            unknown = [records for push in mine if (records := _unknown(push, name)) is not None]
+            if any(len(rows_U) for rows_U, _ in parts):
+                rows_U, merged = merge(parts)
                 table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
+            if unknown:
+                keys, seen = merge_by_key(unknown)
+                table.admit(keys.keys_U, keys.group_U, seen, version)
 
     def check(self, push: Push) -> None:
-        """Raise BadRequest for gradients that do not fit their batch."""
+        """Raise BadRequest for gradients that do not fit their batch, or come before it was pulled."""
         for name, gradients in push.gradients.items():
             if name not in push.batch.rows or not push.batch.learn:
                 raise BadRequest(f"gradients of table {name!r}, which the batch did not prepare to learn")
+            if name in push.batch.keys and name not in push.batch.known:
+                raise BadRequest(f"gradients of table {name!r} for a batch that was not pulled")
             shape = (len(push.batch.rows[name]), self.tables[name].num_weights)
             fits = gradients.grads_UD.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
             if not fits:
@@ -123,6 +152,41 @@ class Shard:
         """Counts by table."""
         return {name: table.stats() for name, table in self.tables.items()}
 
+    # --- operations: likewise ----------------------------------------------------------------------------------------
+
+    def operate(self, operations: Sequence[TableOperation], version: int) -> None:
+        """Operations act, in order, at the close of `version`. Raises what stopped an earlier sweep."""
+        self._sweeper.check()
+        for operation in operations:
+            match operation:
+                case Shrink(table=name) | Forget(table=name):
+                    self._table(name).operate(operation, version)
+                case SetTables(tables=tables):
+                    for name in tables:
+                        self._table(name).operate(operation, version)
+                case DayTick() | Cut():
+                    for table in self.tables.values():
+                        table.operate(operation, version)
+                case _:
+                    assert_never(operation)
+            if isinstance(operation, Shrink):
+                self._sweep(self.tables[operation.table], at_once=operation.at_once)
+
+    def _sweep(self, table: Table, *, at_once: bool) -> None:
+        if at_once:
+            run(table.sweep())
+        else:
+            self._sweeper.sweep(table)
+
+    def survey(self, shrink: Shrink) -> Survey | None:
+        """What a shrink would take; None while a thread counts."""
+        table = self._table(shrink.table)
+        return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
+
+    def explain(self, table: str, key: int, group: int) -> dict[str, Any]:
+        """All that is known of a key."""
+        return self._table(table).explain(key, group)
+
     # --- commits: what may be called when is the caller's matter -----------------------------------------------------
 
     @property
@@ -136,11 +200,37 @@ class Shard:
         """Begin with this shard's rows of a commit."""
         if parts or self._stores is not None:
             self.stores.restore(folder, parts)
+        for table in self.tables.values():
+            if table.sweeping:
+                self._sweeper.sweep(table)
 
     def close(self) -> None:
         """Let go of files."""
+        self._sweeper.stop()
         if self._stores is not None:
             self._stores.close()
+
+
+def _known(push: Push, name: str) -> tuple[I32, Gradients]:
+    """What a push says of rows that are."""
+    gradients = push.gradients[name]
+    if name not in push.batch.keys:
+        return frozen(push.batch.rows[name]), _frozen(gradients)
+    rows_U = push.batch.known[name]
+    present_U = rows_U != EMPTY
+    return frozen(rows_U[present_U]), _frozen(_chosen(gradients, present_U))
+
+
+def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
+    """What a push says of keys without a row; None where it cannot be of any."""
+    if name not in push.batch.keys:
+        return None
+    keys, absent_U = push.batch.keys[name], push.batch.known[name] == EMPTY
+    return Keys(keys.keys_U[absent_U], keys.group_U[absent_U]), _chosen(push.gradients[name], absent_U)
+
+
+def _chosen(gradients: Gradients, chosen_U: NDArray[np.bool_]) -> Gradients:
+    return Gradients(gradients.grads_UD[chosen_U], gradients.show_U[chosen_U], gradients.click_U[chosen_U])
 
 
 def _frozen(gradients: Gradients) -> Gradients:

@@ -30,7 +30,7 @@ class SlotClasses:
 
     def section_of(self, group: int) -> TableSection:
         """What holds for a slot group."""
-        return self.sections[self.class_G[group]]
+        return self.sections[int(self.class_G[group])]
 
 
 def classes_of(section: TableSection, groups: Mapping[str, int]) -> SlotClasses:

@@ -5,7 +5,7 @@ Arrays go out as the message's last field, `payload`, in one copy; they come bac
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.errors import BadRequest
+from pserver.operations import Survey, TableOperation, message_of, of_message
 from pserver.proto import shard_pb2 as pb
 
-FORMAT = 2
+FORMAT = 3
 """Number of the messages' meaning; both ends must have the same."""
 PAYLOAD_TAG = bytes([15 << 3 | 2])
 """How protobuf marks field 15, of a length and bytes."""
@@ -146,6 +147,41 @@ def tables_json(tables: Mapping[str, TableSection]) -> bytes:
     return json.dumps(sections, sort_keys=True).encode()
 
 
+def operations_json(operations: Sequence[TableOperation]) -> bytes:
+    """Operations as text."""
+    return json.dumps([message_of(operation) for operation in operations]).encode()
+
+
+def operations_from(text: bytes) -> list[TableOperation]:
+    """The inverse of `operations_json`."""
+    return [of_message(message) for message in json.loads(text)]
+
+
+def survey_json(survey: Survey | None) -> bytes:
+    """A survey as text; none while it is counted."""
+    return b"" if survey is None else json.dumps(asdict(survey)).encode()
+
+
+def survey_from(text: bytes) -> Survey | None:
+    """The inverse of `survey_json`."""
+    if not text:
+        return None
+    told = json.loads(text)
+    below, unseen = ({int(group): count for group, count in told[why].items()} for why in ("below", "unseen"))
+    return Survey(told["rows"], below, unseen)
+
+
+def sum_of_surveys(surveys: Sequence[Survey]) -> Survey:
+    """What the shards of a table count together."""
+
+    def total(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
+        groups = sorted({group for each in counts for group in each})
+        return {group: sum(each.get(group, 0) for each in counts) for group in groups}
+
+    below, unseen = total([each.below for each in surveys]), total([each.unseen for each in surveys])
+    return Survey(sum(each.rows for each in surveys), below, unseen)
+
+
 def parts_json(parts: Sequence[ShardPart]) -> bytes:
     """Parts of a commit as text."""
     return json.dumps([part.message() for part in parts]).encode()
@@ -164,6 +200,7 @@ def with_stats(stats: Mapping[str, TableStats]) -> Any:
         counts.num_rows, counts.num_bytes, counts.new_rows = of_table.num_rows, of_table.num_bytes, of_table.new_rows
         counts.rows_by_group.update(of_table.rows_by_group)
         counts.dirty_rows = of_table.dirty_rows
+        counts.sweeping, counts.unadmitted = of_table.sweeping, of_table.unadmitted
         if of_table.max_dirty_rows is not None:
             counts.max_dirty_rows = of_table.max_dirty_rows
     return reply
@@ -181,4 +218,6 @@ def stats_from(replies: Sequence[Any], table: str) -> TableStats:
         {group: sum(dict(count.rows_by_group).get(group, 0) for count in counts) for group in groups},
         fullest.dirty_rows,
         fullest.max_dirty_rows if fullest.HasField("max_dirty_rows") else None,
+        any(count.sweeping for count in counts),
+        sum(count.unadmitted for count in counts),
     )

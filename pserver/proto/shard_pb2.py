@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pserver/proto/shard.proto\x12\x10millrace.pserver\"\x07\n\x05\x45mpty\"*\n\x06\x43\x61ller\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\"9\n\rCallerRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\"\x93\x01\n\x0cHelloRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x13\n\x0btables_json\x18\x06 \x01(\x0c\"\x0c\n\nHelloReply\"L\n\x0bPassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\",\n\tTablePart\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08num_keys\x18\x02 \x01(\r\"\x96\x01\n\x0f\x41nnounceRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\r\n\x05learn\x18\x03 \x01(\x08\x12*\n\x05parts\x18\x04 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"F\n\x0bPullRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\"\xf6\x01\n\x0f\x45xchangeRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x12\n\x05\x62\x61tch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12*\n\x05parts\x18\x05 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x15\n\rbatch_samples\x18\x06 \x01(\x04\x12\x16\n\tfollowing\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x08\n\x06_batchB\x0c\n\n_following\"H\n\tRowsReply\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"^\n\x10\x43losePassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x03 \x01(\x05\" \n\x0e\x43losePassReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"w\n\x0b\x44igestReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).millrace.pserver.DigestReply.TablesEntry\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x83\x02\n\x0bTableCounts\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x10\n\x08new_rows\x18\x03 \x01(\x04\x12\x45\n\rrows_by_group\x18\x04 \x03(\x0b\x32..millrace.pserver.TableCounts.RowsByGroupEntry\x12\x12\n\ndirty_rows\x18\x05 \x01(\x04\x12\x1b\n\x0emax_dirty_rows\x18\x06 \x01(\x04H\x00\x88\x01\x01\x1a\x32\n\x10RowsByGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x11\n\x0f_max_dirty_rows\"\x94\x01\n\nStatsReply\x12\x38\n\x06tables\x18\x01 \x03(\x0b\x32(.millrace.pserver.StatsReply.TablesEntry\x1aL\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.millrace.pserver.TableCounts:\x02\x38\x01\"L\n\x0fSnapshotRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0f\n\x07version\x18\x02 \x01(\r\"!\n\rSnapshotReply\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\"H\n\x0cWriteRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x1f\n\nWriteReply\x12\x11\n\tpart_json\x18\x01 \x01(\x0c\"L\n\rSettleRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"o\n\x0eRestoreRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x12\n\nparts_json\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\r2\xf8\x06\n\x05Shard\x12\x45\n\x05Hello\x12\x1e.millrace.pserver.HelloRequest\x1a\x1c.millrace.pserver.HelloReply\x12\x42\n\x08OpenPass\x12\x1d.millrace.pserver.PassRequest\x1a\x17.millrace.pserver.Empty\x12\x46\n\x08\x41nnounce\x12!.millrace.pserver.AnnounceRequest\x1a\x17.millrace.pserver.Empty\x12\x42\n\x04Pull\x12\x1d.millrace.pserver.PullRequest\x1a\x1b.millrace.pserver.RowsReply\x12J\n\x08\x45xchange\x12!.millrace.pserver.ExchangeRequest\x1a\x1b.millrace.pserver.RowsReply\x12Q\n\tClosePass\x12\".millrace.pserver.ClosePassRequest\x1a .millrace.pserver.ClosePassReply\x12H\n\x06\x44igest\x12\x1f.millrace.pserver.CallerRequest\x1a\x1d.millrace.pserver.DigestReply\x12\x46\n\x05Stats\x12\x1f.millrace.pserver.CallerRequest\x1a\x1c.millrace.pserver.StatsReply\x12N\n\x08Snapshot\x12!.millrace.pserver.SnapshotRequest\x1a\x1f.millrace.pserver.SnapshotReply\x12M\n\rWriteSnapshot\x12\x1e.millrace.pserver.WriteRequest\x1a\x1c.millrace.pserver.WriteReply\x12\x42\n\x06Settle\x12\x1f.millrace.pserver.SettleRequest\x1a\x17.millrace.pserver.Empty\x12\x44\n\x07Restore\x12 .millrace.pserver.RestoreRequest\x1a\x17.millrace.pserver.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pserver/proto/shard.proto\x12\x10millrace.pserver\"\x07\n\x05\x45mpty\"*\n\x06\x43\x61ller\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\"9\n\rCallerRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\"\x93\x01\n\x0cHelloRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\r\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\x13\n\x0btables_json\x18\x06 \x01(\x0c\"\x0c\n\nHelloReply\"L\n\x0bPassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\",\n\tTablePart\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08num_keys\x18\x02 \x01(\r\"\x96\x01\n\x0f\x41nnounceRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\x12\r\n\x05learn\x18\x03 \x01(\x08\x12*\n\x05parts\x18\x04 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"F\n\x0bPullRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x04\"\xf6\x01\n\x0f\x45xchangeRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x12\n\x05\x62\x61tch\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12*\n\x05parts\x18\x05 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x15\n\rbatch_samples\x18\x06 \x01(\x04\x12\x16\n\tfollowing\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x08\n\x06_batchB\x0c\n\n_following\"H\n\tRowsReply\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.millrace.pserver.TablePart\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"^\n\x10\x43losePassRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x03 \x01(\x05\" \n\x0e\x43losePassReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"d\n\x0eOperateRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x17\n\x0foperations_json\x18\x03 \x01(\x0c\"N\n\rSurveyRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x13\n\x0bshrink_json\x18\x02 \x01(\x0c\"e\n\x0e\x45xplainRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\r\"\x19\n\tJsonReply\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"w\n\x0b\x44igestReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).millrace.pserver.DigestReply.TablesEntry\x1a-\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa9\x02\n\x0bTableCounts\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x10\n\x08new_rows\x18\x03 \x01(\x04\x12\x45\n\rrows_by_group\x18\x04 \x03(\x0b\x32..millrace.pserver.TableCounts.RowsByGroupEntry\x12\x12\n\ndirty_rows\x18\x05 \x01(\x04\x12\x1b\n\x0emax_dirty_rows\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08sweeping\x18\x07 \x01(\x08\x12\x12\n\nunadmitted\x18\x08 \x01(\x04\x1a\x32\n\x10RowsByGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x11\n\x0f_max_dirty_rows\"\x94\x01\n\nStatsReply\x12\x38\n\x06tables\x18\x01 \x03(\x0b\x32(.millrace.pserver.StatsReply.TablesEntry\x1aL\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.millrace.pserver.TableCounts:\x02\x38\x01\"z\n\x0fSnapshotRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x1a\n\rchanges_since\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_changes_since\"!\n\rSnapshotReply\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\"H\n\x0cWriteRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x1f\n\nWriteReply\x12\x11\n\tpart_json\x18\x01 \x01(\x0c\"L\n\rSettleRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"o\n\x0eRestoreRequest\x12(\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x18.millrace.pserver.Caller\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x12\n\nparts_json\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\r2\xd0\x08\n\x05Shard\x12\x45\n\x05Hello\x12\x1e.millrace.pserver.HelloRequest\x1a\x1c.millrace.pserver.HelloReply\x12\x42\n\x08OpenPass\x12\x1d.millrace.pserver.PassRequest\x1a\x17.millrace.pserver.Empty\x12\x46\n\x08\x41nnounce\x12!.millrace.pserver.AnnounceRequest\x1a\x17.millrace.pserver.Empty\x12\x42\n\x04Pull\x12\x1d.millrace.pserver.PullRequest\x1a\x1b.millrace.pserver.RowsReply\x12J\n\x08\x45xchange\x12!.millrace.pserver.ExchangeRequest\x1a\x1b.millrace.pserver.RowsReply\x12Q\n\tClosePass\x12\".millrace.pserver.ClosePassRequest\x1a .millrace.pserver.ClosePassReply\x12\x44\n\x07Operate\x12 .millrace.pserver.OperateRequest\x1a\x17.millrace.pserver.Empty\x12\x46\n\x06Survey\x12\x1f.millrace.pserver.SurveyRequest\x1a\x1b.millrace.pserver.JsonReply\x12H\n\x07\x45xplain\x12 .millrace.pserver.ExplainRequest\x1a\x1b.millrace.pserver.JsonReply\x12H\n\x06\x44igest\x12\x1f.millrace.pserver.CallerRequest\x1a\x1d.millrace.pserver.DigestReply\x12\x46\n\x05Stats\x12\x1f.millrace.pserver.CallerRequest\x1a\x1c.millrace.pserver.StatsReply\x12N\n\x08Snapshot\x12!.millrace.pserver.SnapshotRequest\x1a\x1f.millrace.pserver.SnapshotReply\x12M\n\rWriteSnapshot\x12\x1e.millrace.pserver.WriteRequest\x1a\x1c.millrace.pserver.WriteReply\x12\x42\n\x06Settle\x12\x1f.millrace.pserver.SettleRequest\x1a\x17.millrace.pserver.Empty\x12\x44\n\x07Restore\x12 .millrace.pserver.RestoreRequest\x1a\x17.millrace.pserver.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -63,30 +63,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSEPASSREQUEST']._serialized_end=1089
   _globals['_CLOSEPASSREPLY']._serialized_start=1091
   _globals['_CLOSEPASSREPLY']._serialized_end=1123
-  _globals['_DIGESTREPLY']._serialized_start=1125
-  _globals['_DIGESTREPLY']._serialized_end=1244
-  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_start=1199
-  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_end=1244
-  _globals['_TABLECOUNTS']._serialized_start=1247
-  _globals['_TABLECOUNTS']._serialized_end=1506
-  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_start=1437
-  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_end=1487
-  _globals['_STATSREPLY']._serialized_start=1509
-  _globals['_STATSREPLY']._serialized_end=1657
-  _globals['_STATSREPLY_TABLESENTRY']._serialized_start=1581
-  _globals['_STATSREPLY_TABLESENTRY']._serialized_end=1657
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1659
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1735
-  _globals['_SNAPSHOTREPLY']._serialized_start=1737
-  _globals['_SNAPSHOTREPLY']._serialized_end=1770
-  _globals['_WRITEREQUEST']._serialized_start=1772
-  _globals['_WRITEREQUEST']._serialized_end=1844
-  _globals['_WRITEREPLY']._serialized_start=1846
-  _globals['_WRITEREPLY']._serialized_end=1877
-  _globals['_SETTLEREQUEST']._serialized_start=1879
-  _globals['_SETTLEREQUEST']._serialized_end=1955
-  _globals['_RESTOREREQUEST']._serialized_start=1957
-  _globals['_RESTOREREQUEST']._serialized_end=2068
-  _globals['_SHARD']._serialized_start=2071
-  _globals['_SHARD']._serialized_end=2959
+  _globals['_OPERATEREQUEST']._serialized_start=1125
+  _globals['_OPERATEREQUEST']._serialized_end=1225
+  _globals['_SURVEYREQUEST']._serialized_start=1227
+  _globals['_SURVEYREQUEST']._serialized_end=1305
+  _globals['_EXPLAINREQUEST']._serialized_start=1307
+  _globals['_EXPLAINREQUEST']._serialized_end=1408
+  _globals['_JSONREPLY']._serialized_start=1410
+  _globals['_JSONREPLY']._serialized_end=1435
+  _globals['_DIGESTREPLY']._serialized_start=1437
+  _globals['_DIGESTREPLY']._serialized_end=1556
+  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_start=1511
+  _globals['_DIGESTREPLY_TABLESENTRY']._serialized_end=1556
+  _globals['_TABLECOUNTS']._serialized_start=1559
+  _globals['_TABLECOUNTS']._serialized_end=1856
+  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_start=1787
+  _globals['_TABLECOUNTS_ROWSBYGROUPENTRY']._serialized_end=1837
+  _globals['_STATSREPLY']._serialized_start=1859
+  _globals['_STATSREPLY']._serialized_end=2007
+  _globals['_STATSREPLY_TABLESENTRY']._serialized_start=1931
+  _globals['_STATSREPLY_TABLESENTRY']._serialized_end=2007
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2009
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2131
+  _globals['_SNAPSHOTREPLY']._serialized_start=2133
+  _globals['_SNAPSHOTREPLY']._serialized_end=2166
+  _globals['_WRITEREQUEST']._serialized_start=2168
+  _globals['_WRITEREQUEST']._serialized_end=2240
+  _globals['_WRITEREPLY']._serialized_start=2242
+  _globals['_WRITEREPLY']._serialized_end=2273
+  _globals['_SETTLEREQUEST']._serialized_start=2275
+  _globals['_SETTLEREQUEST']._serialized_end=2351
+  _globals['_RESTOREREQUEST']._serialized_start=2353
+  _globals['_RESTOREREQUEST']._serialized_end=2464
+  _globals['_SHARD']._serialized_start=2467
+  _globals['_SHARD']._serialized_end=3571
 # @@protoc_insertion_point(module_scope)

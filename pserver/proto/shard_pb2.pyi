@@ -126,6 +126,42 @@ class ClosePassReply(_message.Message):
     digest: str
     def __init__(self, digest: _Optional[str] = ...) -> None: ...
 
+class OperateRequest(_message.Message):
+    __slots__ = ("caller", "version", "operations_json")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    version: int
+    operations_json: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ..., operations_json: _Optional[bytes] = ...) -> None: ...
+
+class SurveyRequest(_message.Message):
+    __slots__ = ("caller", "shrink_json")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    SHRINK_JSON_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    shrink_json: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., shrink_json: _Optional[bytes] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("caller", "table", "key", "group")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    table: str
+    key: int
+    group: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., table: _Optional[str] = ..., key: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+
+class JsonReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
 class DigestReply(_message.Message):
     __slots__ = ("tables",)
     class TablesEntry(_message.Message):
@@ -140,7 +176,7 @@ class DigestReply(_message.Message):
     def __init__(self, tables: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group", "dirty_rows", "max_dirty_rows")
+    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group", "dirty_rows", "max_dirty_rows", "sweeping", "unadmitted")
     class RowsByGroupEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -154,13 +190,17 @@ class TableCounts(_message.Message):
     ROWS_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     DIRTY_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_DIRTY_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SWEEPING_FIELD_NUMBER: _ClassVar[int]
+    UNADMITTED_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     num_bytes: int
     new_rows: int
     rows_by_group: _containers.ScalarMap[int, int]
     dirty_rows: int
     max_dirty_rows: int
-    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ...) -> None: ...
+    sweeping: bool
+    unadmitted: int
+    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ..., sweeping: _Optional[bool] = ..., unadmitted: _Optional[int] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("tables",)
@@ -176,12 +216,14 @@ class StatsReply(_message.Message):
     def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("caller", "version")
+    __slots__ = ("caller", "version", "changes_since")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_SINCE_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     version: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    changes_since: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ..., changes_since: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
     __slots__ = ("num_rows",)

@@ -64,6 +64,21 @@ class ShardStub:
                 request_serializer=pserver_dot_proto_dot_shard__pb2.ClosePassRequest.SerializeToString,
                 response_deserializer=pserver_dot_proto_dot_shard__pb2.ClosePassReply.FromString,
                 _registered_method=True)
+        self.Operate = channel.unary_unary(
+                '/millrace.pserver.Shard/Operate',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.OperateRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Survey = channel.unary_unary(
+                '/millrace.pserver.Shard/Survey',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.SurveyRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.JsonReply.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/millrace.pserver.Shard/Explain',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.JsonReply.FromString,
+                _registered_method=True)
         self.Digest = channel.unary_unary(
                 '/millrace.pserver.Shard/Digest',
                 request_serializer=pserver_dot_proto_dot_shard__pb2.CallerRequest.SerializeToString,
@@ -139,6 +154,26 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Operate(self, request, context):
+        """By the chief alone: Operate between passes, the others at any time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Survey(self, request, context):
+        """an empty reply: still counting
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Digest(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -209,6 +244,21 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.ClosePass,
                     request_deserializer=pserver_dot_proto_dot_shard__pb2.ClosePassRequest.FromString,
                     response_serializer=pserver_dot_proto_dot_shard__pb2.ClosePassReply.SerializeToString,
+            ),
+            'Operate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Operate,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.OperateRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.Empty.SerializeToString,
+            ),
+            'Survey': grpc.unary_unary_rpc_method_handler(
+                    servicer.Survey,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.SurveyRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.JsonReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.ExplainRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.JsonReply.SerializeToString,
             ),
             'Digest': grpc.unary_unary_rpc_method_handler(
                     servicer.Digest,
@@ -403,6 +453,87 @@ class Shard:
             '/millrace.pserver.Shard/ClosePass',
             pserver_dot_proto_dot_shard__pb2.ClosePassRequest.SerializeToString,
             pserver_dot_proto_dot_shard__pb2.ClosePassReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Operate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Operate',
+            pserver_dot_proto_dot_shard__pb2.OperateRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Survey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Survey',
+            pserver_dot_proto_dot_shard__pb2.SurveyRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.JsonReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Explain',
+            pserver_dot_proto_dot_shard__pb2.ExplainRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.JsonReply.FromString,
             options,
             channel_credentials,
             insecure,

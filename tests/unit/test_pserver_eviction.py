@@ -34,7 +34,7 @@ def test_rows_that_left_are_not_found_and_all_others_are(keys, data):
         assert found_U.tolist() == [row_of.get(key, kernels.EMPTY) for key in keys]
         assert (pins_R[rows] == FREE).all() and not changed_R[rows].any()
         back = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
-        eviction.enter(index_I, keys_R, np.array(back, np.int32))
+        kernels.enter(index_I, keys_R, np.array(back, np.int32))
         row_of |= {keys[row]: row for row in back}
         changed_R[back] = np.array(changed)[back]
     assert (index_I != kernels.EMPTY).sum() == len(row_of)

@@ -56,7 +56,8 @@ def test_initial_values_are_the_stated_function_of_key_element_and_seed(batch, f
     keys, weights = np.array(batch, np.uint64), first_order + dim
     start = np.concatenate([np.zeros(weights, np.float32), np.array([5, 6], np.float32)])
     slab = np.full((len(batch), weights + 2), np.nan, np.float32)
-    kernels.initialise(slab, keys, 0, len(batch), first_order, weights, start, np.float32(0.01), np.uint64(seed))
+    groups, ranges = np.zeros(len(batch), np.uint16), np.full(1, 0.01, np.float32)
+    kernels.initialise(slab, keys, groups, 0, len(batch), first_order, weights, start, ranges, np.uint64(seed))
     for key, row in zip(batch, slab, strict=True):
         assert row[:first_order].tolist() == [0] * first_order
         expected = kernels.initial_vector_reference(key, dim, 0.01, seed)
@@ -73,7 +74,8 @@ def test_initial_values_never_change():
 def test_initial_values_spread_evenly():
     keys = np.random.default_rng(1).integers(0, 2**63, 4000).astype(np.uint64)
     slab = np.empty((4000, 8), np.float32)
-    kernels.initialise(slab, keys, 0, 4000, 0, 8, np.zeros(8, np.float32), np.float32(1), np.uint64(3))
+    groups, ranges = np.zeros(4000, np.uint16), np.ones(1, np.float32)
+    kernels.initialise(slab, keys, groups, 0, 4000, 0, 8, np.zeros(8, np.float32), ranges, np.uint64(3))
     assert abs(slab.mean()) < 0.01 and abs(slab.var() - 1 / 3) < 0.01
     assert abs(np.corrcoef(slab.T) - np.eye(8)).max() < 0.07
 

@@ -29,7 +29,8 @@ def new_rows(section, count, seed):
     slab[:, :weights] = np.random.default_rng(seed).normal(size=(count, weights))
     slab[:, weights:] = optimizer.start_state
     if optimizer.ftrl:
-        ftrl_start(slab, 0, count, int(section.first_order), weights, optimizer.settings)
+        groups, classes = np.zeros(count, np.uint16), np.zeros(1, np.uint8)
+        ftrl_start(slab, groups, 0, count, int(section.first_order), weights, optimizer.settings[None], classes)
     return slab, weights, optimizer
 
 

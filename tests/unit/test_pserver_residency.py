@@ -27,6 +27,11 @@ NUM_WORDS = Table("t", SECTION, 1).num_words
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
 
 
+def changed(table):
+    taken = table.snapshot()
+    return taken.keys_U, taken.words_UW
+
+
 def bounded(max_rows=24, max_dirty=1000, store=None, rows_by_group=None):
     with patch.object(Bound, "of", lambda memory_bytes, width: Bound(max_rows, max_dirty)):
         table = Table("t", BOUNDED, 1)
@@ -67,7 +72,7 @@ def predict(table, keys_U):
 
 
 def commit(table, store):
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     table.settle(True)
 
 
@@ -101,8 +106,8 @@ class Pair:
 
     def snapshot(self, written):
         if not self.in_flight:
-            keys_U, words_UW = self.small.snapshot()
-            whole_keys_U, whole_words_UW = self.whole.snapshot()
+            keys_U, words_UW = changed(self.small)
+            whole_keys_U, whole_words_UW = changed(self.whole)
             assert dict(zip(keys_U.tolist(), words_UW.tolist(), strict=True)) == dict(
                 zip(whole_keys_U.tolist(), whole_words_UW.tolist(), strict=True)
             )
@@ -225,7 +230,7 @@ def test_steps_go_on_while_the_store_is_asked():
     assert (again_U == rows_U).all() and table.gather(rows_U).any()
     table.release(rows_U)
     table.close_pass(4)
-    assert len(table.snapshot()[0]) == 10 and loader.is_alive()
+    assert len(changed(table)[0]) == 10 and loader.is_alive()
     answer.set()
     loader.join(20)
     assert not loader.is_alive() and (table.find(ALL_KEYS[:10]) != EMPTY).all()
@@ -236,7 +241,7 @@ def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     pinned_U = reserve(table, ALL_KEYS[:20])
     (table.release(pinned_U) if freed == "settle" else table.settle(True))
     done = threading.Event()
@@ -246,7 +251,7 @@ def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
     (table.settle(True) if freed == "settle" else table.release(pinned_U))
     assert done.wait(20)
     loader.join()
-    assert table.num_rows == 20 and len(table.snapshot()[0]) == 0
+    assert table.num_rows == 20 and len(changed(table)[0]) == 0
 
 
 def test_rows_that_wait_for_a_commit_fill_the_memory_and_it_says_what_to_do(impatient):
@@ -275,7 +280,7 @@ def test_more_rows_than_their_copies_have_memory_for_do_not_become_dirty(impatie
     assert (table.stats().dirty_rows, table.stats().max_dirty_rows) == (16, 16)
     with pytest.raises(OutOfMemory, match="at most 16"):
         reserve(table, ALL_KEYS[:1])
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     assert table.stats().dirty_rows == 0
     with pytest.raises(OutOfMemory, match="16 rows wait for a commit"):
         reserve(table, ALL_KEYS[:1])
@@ -288,7 +293,7 @@ def test_a_pass_waits_for_the_commit_in_flight_and_goes_on():
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=60, max_dirty=16, store=store)
     learn(table, ALL_KEYS[:10], 1)
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     learn(table, ALL_KEYS[10:16], 2)
     settling = threading.Timer(0.05, table.settle, [True])
     settling.start()
@@ -306,7 +311,7 @@ def test_rows_of_the_open_pass_stay_though_their_commit_of_before_succeeds(impat
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     rows_U = reserve(table, ALL_KEYS[:20])
     table.open_pass()
     push(table, rows_U, 2)

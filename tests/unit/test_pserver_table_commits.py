@@ -14,6 +14,11 @@ from pserver.table import Table
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
 
+def changed(table):
+    taken = table.snapshot()
+    return taken.keys_U, taken.words_UW
+
+
 def keys(count, seed=0):
     draw = np.unique(np.random.default_rng(seed).integers(1, 2**63, count).astype(np.uint64))
     return Keys(draw, (draw % np.uint64(5)).astype(np.uint16))
@@ -33,7 +38,7 @@ def part(some, begin, end):
 
 
 def commit(table, store, committed=True):
-    store.write(*table.snapshot())
+    store.write(*changed(table))
     table.settle(committed)
 
 
@@ -42,17 +47,17 @@ def test_rows_wait_for_a_commit_from_the_close_of_their_pass_and_are_copied_once
     learn(table, part(some, 0, 40), 1)
     learn(table, part(some, 30, 50), 2)
     assert table.num_dirty == table.stats().dirty_rows == 50
-    keys_U, words_UW = table.snapshot()
+    keys_U, words_UW = changed(table)
     assert sorted(keys_U.tolist()) == some.keys_U[:50].tolist() and words_UW.shape == (50, table.num_words)
     assert table.num_dirty == 0
     table.settle(True)
-    assert len(table.snapshot()[0]) == 0
+    assert len(changed(table)[0]) == 0
 
 
 def test_a_snapshot_stays_what_it_was_while_training_goes_on():
     table, some = Table("t", SECTION, 1), keys(60)
     learn(table, some, 1)
-    keys_U, words_UW = table.snapshot()
+    keys_U, words_UW = changed(table)
     before = words_UW.copy()
     learn(table, some, 2)
     assert (words_UW == before).all() and table.num_dirty == 60
@@ -78,8 +83,10 @@ def test_a_table_restored_from_its_commits_is_the_table(monkeypatch, start_rows)
     for version in range(1, 5):
         learn(table, keys(300, seed=version // 2), version, value=0.25 * version)
         commit(table, store)
+    life = table.snapshot().life
+    table.settle(committed=True)
     other = Table("t", SECTION, 1)
-    other.attach(store, table.rows_by_group)
+    other.attach(store, table.rows_by_group, [life])
     assert (other.digest(), other.num_rows, other.rows_by_group) == (
         table.digest(),
         table.num_rows,

@@ -1,0 +1,101 @@
+"""Admission by slot: each class of a table's slots has the entries in force for it, and what those count.
+
+What an entry decides is pserver.admission's work.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.admission import Admission
+from pserver.client import F32, U16, U64
+from pserver.config import TableSection
+from pserver.digest import add
+from pserver.slot_classes import SlotClasses
+
+ALL = "table"
+"""Names what is counted for slots without settings of their own, in commits."""
+
+
+class Selection:
+    """The admissions of one table on the buckets of one shard."""
+
+    def __init__(self, classes: SlotClasses, seed: int, buckets: tuple[int, int]) -> None:
+        self._seed, self._buckets = seed, buckets
+        self._by_class: tuple[Admission | None, ...] = ()
+        self.set(classes)
+
+    def __bool__(self) -> bool:
+        """Whether any slot has entries."""
+        return any(self._by_class)
+
+    def set(self, classes: SlotClasses) -> None:
+        """Other settings hold from here on; counts stay where they are of the same kind."""
+        before = self.state() if self._by_class else {}
+        self._class_G = classes.class_G
+        names = [ALL] * len(classes.sections)
+        for group in reversed(classes.groups):
+            names[classes.class_G[group]] = str(group)
+        self._names = names
+        self._by_class = tuple(self._admission(section) for section in classes.sections)
+        self.load([(self._buckets[0], before)] if before else [])
+
+    def _admission(self, section: TableSection) -> Admission | None:
+        if not section.admission:
+            return None
+        return Admission.of(
+            section.admission,
+            nonclk_coeff=section.nonclk_coeff,
+            click_coeff=section.click_coeff,
+            seed=self._seed,
+            buckets=self._buckets,
+        )
+
+    def admit(self, keys_U: U64, group_U: U16, show_U: F32, click_U: F32, day: int) -> NDArray[np.bool_]:
+        """(U,) record one step's merged records of keys without rows: whether each may have one from now on."""
+        admitted_U = np.ones(len(keys_U), np.bool_)
+        class_U = self._class_G[group_U]
+        for number, admission in enumerate(self._by_class):
+            mine_M = np.flatnonzero(class_U == number)
+            if admission is not None and len(mine_M):
+                admitted_U[mine_M] = admission.admit(keys_U[mine_M], show_U[mine_M], click_U[mine_M], day)
+        return admitted_U
+
+    def forget(self, keys_U: U64) -> None:
+        """Keys are not counted any more, as far as an entry can."""
+        for admission in filter(None, self._by_class):
+            admission.forget(keys_U)
+
+    def explain(self, key: int, group: int, day: int) -> list[dict[str, Any]]:
+        """What each entry says of a key."""
+        admission = self._by_class[self._class_G[group]]
+        return [] if admission is None else admission.explain(key, day)
+
+    def digest(self) -> int:
+        """128-bit hash of what is counted; those of disjoint buckets add up."""
+        return add(admission.digest() for admission in filter(None, self._by_class))
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of what is counted, by "<slots>/<array>"."""
+        return {
+            f"{name}/{array}": values
+            for name, admission in zip(self._names, self._by_class, strict=True)
+            if admission is not None
+            for array, values in admission.state().items()
+        }
+
+    def load(self, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> list[str]:
+        """Go on from the parts of a commit: first bucket and state of each. -> whose counts begin anew."""
+        anew = []
+        for name, admission in zip(self._names, self._by_class, strict=True):
+            if admission is None:
+                continue
+            for first_bucket, arrays in parts:
+                own = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
+                if not admission.load(own, first_bucket):
+                    anew.append(name)
+        return sorted(set(anew))
