@@ -6,6 +6,7 @@ MillraceError
 |   (dataset.errors draws its branches)
 +-- DeadlineExceeded no answer within the time given                       exit code 75
 +-- Unavailable      a peer or broker is down; the same call may succeed   exit code 75
++-- NotYet           a peer is still finding out; ask the same again       exit code 75
 +-- Refused          a peer answered no: another job, another generation   exit code 1
 +-- Unwritable       a file cannot be written: the disk is full or fails   exit code 1
 
@@ -50,6 +51,12 @@ class DeadlineExceeded(MillraceError):
 
 class Unavailable(MillraceError):
     """A peer does not answer now; the same call may succeed later."""
+
+    exit_code = 75
+
+
+class NotYet(MillraceError):
+    """What was asked cannot be answered yet, for something is being counted; the same question gets its answer soon."""
 
     exit_code = 75
 

@@ -26,6 +26,10 @@ class Point(StrEnum):
     """Trainer: every step of a pass is done, nobody closed it."""
     CLOSED = "closed"
     """Chief: a close is logged, nobody was told of it."""
+    OPERATION_LOGGED = "operation-logged"
+    """Chief: an operation is logged, the close at which it acts is not."""
+    OPERATED = "operated"
+    """Chief: operations of a close have acted on the tables, nobody was told."""
     SNAPSHOT_TAKEN = "snapshot-taken"
     """Shard, or trainer with an embedded one: between steps 2 and 3 of a commit."""
     ROWS_WRITTEN = "rows-written"
@@ -52,6 +56,15 @@ class Point(StrEnum):
     """Chief: everything is restored, nothing is replayed."""
     REPLAYED = "replayed"
     """Chief: a logged pass is trained again and compared."""
+
+    EXPORT_BEGUN = "export-begun"
+    """Exporter: the folder of an export is there, with nothing in it."""
+    EXPORT_ROWS = "export-rows"
+    """Exporter: a file of an export is written."""
+    EXPORT_MANIFEST = "export-manifest"
+    """Exporter: the manifest of an export is there, DONE is not."""
+    EXPORT_DONE = "export-done"
+    """Exporter: DONE is there, nothing points to the export yet."""
 
 
 class Fault(Section):

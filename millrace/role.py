@@ -1,4 +1,4 @@
-"""The Role service: how a worker is, a request to end, and one to commit, over gRPC on loopback.
+"""The Role service: how a worker is, a request to end, one to commit, and what else a chief is asked, over gRPC.
 
 Every worker serves it; the launcher, the API and commands ask. What a status holds is the worker's business.
 """
@@ -13,20 +13,29 @@ import grpc
 
 from millrace import rpc
 from millrace.deadline import Deadline
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, NotYet
 from millrace.proto import role_pb2, role_pb2_grpc
 
 CLOSE_S = 1.0
 """How long a call in flight may take to end when its server closes; then it is cut off."""
+MAX_WORKERS = 4
+"""Calls answered at a time: an answer to `Operate` may wait for the shards, and a status must not wait for that."""
+
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What a chief answers to what is asked of it, both as JSON; raises MillraceError for people."""
 
 
 class _Servicer:
     """The service's calls, each on a thread of the server."""
 
     def __init__(
-        self, status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], commit: Callable[[], None] | None
+        self,
+        status: Callable[[], Mapping[str, Any]],
+        drain: Callable[[], None],
+        commit: Callable[[], None] | None,
+        answer: Answer | None,
     ) -> None:
-        self._status, self._drain, self._commit = status, drain, commit
+        self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
 
     def Status(self, _request: Any, _context: Any) -> Any:  # noqa: N802  # the proto's name
         return role_pb2.StatusReply(status_json=json.dumps(_finite(self._status()), allow_nan=False).encode())
@@ -41,6 +50,16 @@ class _Servicer:
         else:
             self._commit()
         return role_pb2.CommitReply()
+
+    def Operate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._answer is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no job")
+            return role_pb2.OperateReply()
+        try:
+            reply = {"answer": _finite(self._answer(json.loads(request.request_json)))}
+        except MillraceError as error:
+            reply = {"error": str(error), "again": error.exit_code == NotYet.exit_code}
+        return role_pb2.OperateReply(reply_json=json.dumps(reply, allow_nan=False).encode())
 
 
 def _finite(value: Any) -> Any:
@@ -79,14 +98,15 @@ def serve_role(
     secret: str,
     address_file: Path,
     commit: Callable[[], None] | None = None,
+    answer: Answer | None = None,
 ) -> RoleServer:
     """Serve the Role on a free port of loopback, then write its address to `address_file`.
 
-    They are called on threads of the server: all return at once, `drain` and `commit` only raise a flag. A worker that
-    leads no commits has no `commit`.
+    They are called on threads of the server: all but `answer` return at once, `drain` and `commit` only raise a flag. A
+    worker that leads no commits has no `commit`, one that leads no job no `answer`.
     """
-    server, address = rpc.loopback_server(secret, max_workers=2)
-    role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain, commit), server)
+    server, address = rpc.loopback_server(secret, max_workers=MAX_WORKERS)
+    role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain, commit, answer), server)
     server.start()
     rpc.write_address(address_file, address)
     return RoleServer(server, address)
@@ -115,6 +135,15 @@ class RoleClient:
     def commit(self, deadline: Deadline) -> None:
         """Ask the chief to make the state after its pass durable. Raises Refused where the worker leads no commits."""
         self._call(self._stub.Commit, role_pb2.CommitRequest(), deadline)
+
+    def operate(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """Ask the chief something. Raises NotYet where it is to be asked again, MillraceError where it says no."""
+        asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
+        reply = json.loads(self._call(self._stub.Operate, asked, deadline).reply_json)
+        if "error" in reply:
+            raise (NotYet if reply["again"] else MillraceError)(reply["error"])
+        answer: dict[str, Any] = reply["answer"]
+        return answer
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -14,7 +14,8 @@ from millrace import lifecycle, logs, role
 from millrace.config import validate
 from millrace.deadline import Deadline
 from trainer.config import WorkerConfig
-from trainer.job import CLOSE_S, Trainer, open_trainer
+from trainer.job import Trainer, open_trainer
+from trainer.leading import CLOSE_S
 from trainer.report import digest_of, write_report
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ def run(config: WorkerConfig) -> None:
     with open_trainer(config) as trainer:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
-        with role.serve_role(progress.status, trainer.loop.drain, config.secret, config.address_file, commit):
+        told = (config.secret, config.address_file, commit, trainer.answer)
+        with role.serve_role(progress.status, trainer.loop.drain, *told):
             trainer.loop.run()
             if config.rank == 0:
                 finish(trainer)

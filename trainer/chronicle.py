@@ -6,7 +6,7 @@ Writing and reading the log's files is trainer.log's, choosing where to begin tr
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -39,6 +39,8 @@ class Logged:
     """As logged; None: it was planned and never closed."""
     closed_at: int = 0
     """Number of the close's record."""
+    operations: Sequence[Mapping[str, Any]] = ()
+    """What acted at its close, in order."""
 
 
 def differences(logged: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
@@ -71,7 +73,7 @@ class Journal:
 
 
 class Chronicle:
-    """See module docstring. One thread."""
+    """See module docstring. One thread, but where it says otherwise."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Chronicle:
 
         A log that cannot be written, for its disk is full, is tried for `max_full_s`; training waits.
         """
-        self._log, self._planner, self._on_mismatch = joblog, planner, on_mismatch
+        self._log, self._journal, self._planner, self._on_mismatch = joblog, journal, planner, on_mismatch
         self._patience = Patience(max_full_s)
         self._ahead = deque(replay)
         self._open: dict[int, Logged] = {}
@@ -125,6 +127,31 @@ class Chronicle:
             self._open[logged.plan.number] = logged
             return logged.plan
         return Drained() if self._planner is None else self._planner.take(wait_s)
+
+    def carry(self, number: int, num_ranks: int, learn: bool) -> Plan | None:
+        """A pass of no events, logged, where new passes may be planned: for what can act at a close only."""
+        journal = self._journal
+        if journal is None or self._planner is None or self._ahead:
+            return None
+        plan = Plan(number, ((),) * num_ranks, learn)
+        self._patience.write(lambda: journal.plan(plan))
+        return plan
+
+    def operations(self, number: int) -> Sequence[Mapping[str, Any]] | None:
+        """What acts again at the close of a replayed pass, in order; None: the pass was never closed before."""
+        logged = self._open.get(number)
+        return None if logged is None or logged.close is None else logged.operations
+
+    def note(self, body: Mapping[str, Any]) -> int:
+        """Log an operation from any thread; the number of its record. Raises LogFull, and what else an append does."""
+        assert self._log is not None, "a rerun takes no operations"
+        number = self._log.append(Kind.OPERATION, body).number
+        reach(Point.OPERATION_LOGGED)
+        return number
+
+    def operate(self, body: Mapping[str, Any]) -> int:
+        """As `note`, on the loop's thread: a log without room is tried again and again."""
+        return self._patience.write(lambda: self.note(body))
 
     def close(self, body: Mapping[str, Any]) -> None:
         """A pass ended: log its close, or compare it with the one logged.

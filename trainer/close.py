@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -13,22 +14,42 @@ from dataset.loader import Loader, Tally
 from dataset.schema import Schema
 from dataset.slot_counters import SlotCounters
 from millrace.deadline import Deadline
-from millrace.errors import MillraceError
+from millrace.errors import BadInput, MillraceError
 from millrace.points import Point, reach
 from pserver.client import Shards, TableStats
 from pserver.digest import add
 from trainer.batches import Batch
-from trainer.chronicle import Chronicle
 from trainer.dense import DensePart
 from trainer.observe import Observer
+from trainer.operations import Closing, Operator, Word
 from trainer.plan import Plan
 from trainer.planner import Planner
 from trainer.progress import Progress, Reading
 from trainer.ranks import Ranks, by_chief, gather_messages
 
+MAX_NAMED = 8
+"""Ranges of partitions named in an error."""
+EPOCH = date(1970, 1, 1).toordinal()
+
 
 class RanksDiffer(MillraceError):
     """Trainers hold different dense parameters: a bug, or arithmetic that differs between machines."""
+
+
+class DayJumps(BadInput):
+    """The median event time of a pass is days ahead of the pass before: rows would age by days that never were."""
+
+    def __init__(self, plan: Plan, days: int, day: int, max_days: int) -> None:
+        segments = [segment for rank in plan.segments for segment in rank]
+        where = ", ".join(f"{s.partition} {s.begin}-{s.end}" for s in segments[:MAX_NAMED])
+        more = f" and {len(segments) - MAX_NAMED} more" if len(segments) > MAX_NAMED else ""
+        found = date.fromordinal(EPOCH + day) if 0 <= EPOCH + day <= date.max.toordinal() else f"day {day} of the epoch"
+        super().__init__(
+            f"pass {plan.number}: half of its events are of {found} or later, {days} days after the day of the pass "
+            f"before; passes.max_day_jump is {max_days}, and rows must not age by days that never were. It read "
+            f"{where}{more}. Probably one clock upstream is wrong: go past its events with `millrace skip`; or, if the "
+            f"days are right, set passes.max_day_jump={days} for one run"
+        )
 
 
 def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
@@ -54,6 +75,12 @@ def median_day(days: Mapping[int, int]) -> int | None:
     return None
 
 
+def merge_times(messages: Sequence[Sequence[float] | None]) -> tuple[float, float] | None:
+    """Lowest and highest of what the ranks say."""
+    known = [times_s for times_s in messages if times_s is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
 def fills(dirty: int, dirty_before: int, max_dirty: int) -> bool:
     """Whether rows that wait for a commit are half of those that may, or would be all after one more such pass."""
     grown = dirty - dirty_before if dirty >= dirty_before else dirty
@@ -72,22 +99,29 @@ class PassCloser:
         observer: Observer,
         progress: Progress,
         planner: Planner | None,
-        chronicle: Chronicle | None,
+        operator: Operator | None,
         bad: BadFraction,
         dead_letters: DeadLetters,
         schema: Schema,
         close_s: float,
+        max_day_jump: int,
     ) -> None:
         self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
         self._observer, self._progress, self._planner = observer, progress, planner
-        self._chronicle = chronicle
+        self._operator, self._max_day_jump = operator, max_day_jump
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0
+        self._latest_s: float | None = None
+        """Chief: the highest event time of all passes."""
+        self._said: dict[str, Any] = {}
+        self.ended = False
+        """Chief: whether the stream is at its end: none but passes of no events follow."""
         self.memory_waits = False
         """Chief: whether a commit should come soon, for rows that wait for one fill most of what a table may hold."""
         self._dirty_rows: Mapping[str, int] = {}
+        self._stats: Mapping[str, TableStats] = {}
 
     def close(self, plan: Plan) -> None:
         """Make version `plan.number`.
@@ -95,65 +129,131 @@ class PassCloser:
         1. Dead letters are published, so that they are there to look at if step 2 finds too many.
         2. Ranks tell the chief what they read, and the hash of their dense state. The chief compares, counts what was
            rejected against the limit, and tells the day.
-        3. Shards close: no push is in flight. Metrics are reduced.
-        4. The close is logged and synced, or, at a replay, compared with the one in the log.
+        3. Shards close: no push is in flight, the day ticks. Metrics are reduced.
+        4. The close is logged and synced, or, at a replay, compared with the one in the log; operations act. All ranks
+        hear what concerns them.
         5. The status is told: nothing of the pass was, until here.
         """
         reach(Point.BEFORE_CLOSE)
         deadline = Deadline.after(self._close_s)
         tally = self._loader.tally(plan.number)
         self._dead_letters.publish(plan.number)
-        reading, dense = self._agree(plan, tally)
+        day_before = self._day
+        reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
-        latest_s = self._observer.take_latest_s()
-        metrics = self._observer.close_pass(self._ranks)
+        metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
         digests = {"dense": dense, "pushes": f"{pushes:032x}"}
-        by_chief(self._ranks, partial(self._write_down, plan, reading, digests))  # a full disk may keep it waiting
-        said = {
-            "metrics": metrics,
-            "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
-            "slots": self._count_slots(tally),
+        told = partial(self._write_down, plan, reading, digests, times_s, metrics, self._day - day_before)
+        self._heed(by_chief(self._ranks, told))  # a full disk may keep it waiting
+        slots = self._count_slots(tally)
+        self._progress.closed(plan, reading, self._tell(plan, reading, metrics, slots, times_s))
+
+    def _tell(
+        self,
+        plan: Plan,
+        reading: Reading,
+        metrics: Mapping[str, Any],
+        slots: Mapping[str, Any],
+        times_s: tuple[float, float] | None,
+    ) -> Mapping[str, Any]:
+        """Lines of the status; of a pass of no events, only what it may have changed."""
+        self._said |= {
             "day": self._day,
-            "freshness_s": None if latest_s is None else time.time() - latest_s,
             "tables": {
                 name: {"rows": stats.num_rows, "bytes": stats.num_bytes, "new_rows": stats.new_rows}
-                for name, stats in self._take_stats(deadline).items()
+                for name, stats in self._stats.items()
             },
         }
-        if self._planner is not None:
-            said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
-            said["jumped"] = self._planner.jumped
-        self._progress.closed(plan, reading, said)
-
-    def _write_down(self, plan: Plan, reading: Reading, digests: Mapping[str, str]) -> None:
-        """Chief: the close in the log."""
-        assert self._chronicle is not None, "the chief's"
-        self._chronicle.close(
-            {
-                "number": plan.number,
-                "day": self._day,
-                "events": reading.num_events,
-                "samples": reading.num_samples,
-                "rejected": dict(reading.rejected),
-                "digests": dict(digests) | {"metrics": self._observer.fingerprint()},
+        if plan.num_positions:
+            self._said |= {
+                "metrics": metrics,
+                "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
+                "slots": slots,
+                "freshness_s": None if times_s is None else time.time() - times_s[1],
             }
-        )
+        if self._planner is not None:
+            self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
+            self._said["jumped"] = self._planner.jumped
+        return self._said
 
-    def _take_stats(self, deadline: Deadline) -> Mapping[str, TableStats]:
+    def _write_down(
+        self,
+        plan: Plan,
+        reading: Reading,
+        digests: Mapping[str, str],
+        times_s: tuple[float, float] | None,
+        metrics: Mapping[str, Any],
+        ticks: int,
+    ) -> Word:
+        """Chief: the close in the log, and what acts with it."""
+        assert self._operator is not None, "the chief's"
+        self._take_stats(Deadline.after(self._close_s))
+        if times_s is not None:
+            self._latest_s = times_s[1] if self._latest_s is None else max(self._latest_s, times_s[1])
+        closing = Closing(
+            version=plan.number,
+            day=self._day,
+            ticks=ticks,
+            event_time_s=self._latest_s,
+            pass_times_s=times_s,
+            wall_s=time.time(),
+            stats=self._stats,
+            positions=self._progress.positions | plan.positions(),
+            metrics=metrics or self._said.get("metrics", {}),
+            num_samples=reading.num_samples,
+            ended=self.ended,
+        )
+        body = {
+            "number": plan.number,
+            "day": self._day,
+            "events": reading.num_events,
+            "samples": reading.num_samples,
+            "rejected": dict(reading.rejected),
+            "digests": dict(digests) | {"metrics": self._observer.fingerprint() if plan.num_positions else ""},
+        }
+        word = self._operator.close(closing, body)
+        if word.acted:
+            self._stats = self._shards.stats(Deadline.after(self._close_s))
+        return word
+
+    def _heed(self, word: Word | None) -> None:
+        """What operations of the chief's changed for every rank."""
+        said = self._ranks.broadcast(None if word is None else word._asdict())
+        heard = Word(**said)
+        if heard.dense_lr is not None:
+            self._dense.set_lr(heard.dense_lr)
+        if self._operator is not None:
+            self._day = self._operator.day
+
+    def begin(self, word: Word | None) -> None:
+        """Every rank, before the first pass: take over what was set while the job ran; the chief says it."""
+        self._heed(word)
+
+    @property
+    def day(self) -> int:
+        """The job's day."""
+        return self._day
+
+    def _take_stats(self, deadline: Deadline) -> None:
         """Chief: counts of the tables, and whether the next pass, if it is like this one, may find a bound filled."""
-        stats = self._shards.stats(deadline) if self._ranks.rank == 0 else {}
+        stats = self._shards.stats(deadline)
         before, self._dirty_rows = self._dirty_rows, {name: each.dirty_rows for name, each in stats.items()}
         self.memory_waits = any(
             each.max_dirty_rows is not None and fills(each.dirty_rows, before.get(name, 0), each.max_dirty_rows)
             for name, each in stats.items()
         )
-        return stats
+        self._stats = stats
 
     # -- commits
 
     def state(self) -> dict[str, Any]:
         """What a commit holds of it, as JSON-able data; `arrays` beside it."""
-        return {"day": self._day, "first_day": self._first_day, "bad": self._bad.state()}
+        return {
+            "day": self._day,
+            "first_day": self._first_day,
+            "latest_s": self._latest_s,
+            "bad": self._bad.state(),
+        }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Copies of the counters by slot."""
@@ -162,6 +262,7 @@ class PassCloser:
     def load_state(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a commit."""
         self._day, self._first_day = int(state["day"]), state["first_day"]
+        self._latest_s = state.get("latest_s")
         self._bad.load_state(state["bad"])
         self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
 
@@ -182,8 +283,8 @@ class PassCloser:
             else {}
         )
 
-    def _agree(self, plan: Plan, tally: Tally) -> tuple[Reading, str]:
-        """What all ranks read, and the hash of the dense state, alike on all."""
+    def _agree(self, plan: Plan, tally: Tally) -> tuple[Reading, str, tuple[float, float] | None]:
+        """What all ranks read, the hash of the dense state, and the pass's event times, alike on all."""
         message = {
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
@@ -191,20 +292,31 @@ class PassCloser:
             "rejected": tally.rejected,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "dense": self._dense.digest(),
+            "times_s": self._observer.take_times_s(),
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:
             if len({each["dense"] for each in heard}) > 1:
                 raise RanksDiffer(f"pass {plan.number}: trainers differ in their dense parameters")
             reading = merge_tallies(heard)
-            self._bad.add(reading.num_judged, reading.rejected)
-            if reading.day is not None:
-                self._first_day = reading.day if self._first_day is None else self._first_day
-                self._day = max(self._day, reading.day - self._first_day)
-            answer: dict[str, Any] | None = asdict(reading) | {"day": self._day}
+            if plan.num_positions:
+                self._bad.add(reading.num_judged, reading.rejected)
+            self._advance(plan, reading.day)
+            times_s = merge_times([each["times_s"] for each in heard])
+            answer: dict[str, Any] | None = asdict(reading) | {"day": self._day, "times_s": times_s}
         else:
             answer = None
-        said = Reading(**self._ranks.broadcast(answer))
-        assert said.day is not None, "the chief names a day"
-        self._day = said.day
-        return said, str(message["dense"])
+        said = dict(self._ranks.broadcast(answer))
+        times_s = said.pop("times_s")
+        self._day = int(said["day"])
+        return Reading(**said), str(message["dense"]), None if times_s is None else (times_s[0], times_s[1])
+
+    def _advance(self, plan: Plan, day: int | None) -> None:
+        """Chief: the job's day once a pass of this day of the epoch is over. Raises DayJumps."""
+        if day is None:
+            return
+        self._first_day = day if self._first_day is None else self._first_day
+        found = day - self._first_day
+        if found - self._day > self._max_day_jump:
+            raise DayJumps(plan, found - self._day, day, self._max_day_jump)
+        self._day = max(self._day, found)

@@ -42,6 +42,11 @@ class DensePart:
         self._optimizer = _optimizer(self._flat, config.dense_optimizer) if total else None
         self._model = model
 
+    def set_lr(self, lr: float) -> None:
+        """Learn with this rate from here on."""
+        for group in () if self._optimizer is None else self._optimizer.param_groups:
+            group["lr"] = lr
+
     @property
     def gradient(self) -> Tensor:
         """The flat gradient of the step, filled by backward."""

@@ -5,6 +5,7 @@ nothing that came after it: those versions are another timeline's.
 """
 
 import re
+from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -111,17 +112,23 @@ class History:
         """The plans that stand and are not closed, in order."""
         return [plan for number, plan in sorted(self.plans.items()) if number > self.closed]
 
+    def operations_by_version(self) -> dict[int | None, list[Record]]:
+        """The operations by the version at whose close they acted, in order; None: at the next close."""
+        versions = sorted(self.closes)
+        closed_at = [self.closes[version].number for version in versions]
+        found: dict[int | None, list[Record]] = {}
+        for record in self.operations:
+            index = bisect(closed_at, record.number)
+            found.setdefault(versions[index] if index < len(versions) else None, []).append(record)
+        return found
+
     def operations_at(self, version: int) -> list[Record]:
         """The operations that acted at the close of `version`, in order."""
-        return [record for record in self.operations if self._acts_at(record) == version]
+        return self.operations_by_version().get(version, [])
 
     def waiting(self) -> list[Record]:
         """The operations that act at the next close, in order."""
-        return [record for record in self.operations if self._acts_at(record) is None]
-
-    def _acts_at(self, operation: Record) -> int | None:
-        later = (number for number, close in sorted(self.closes.items()) if close.number > operation.number)
-        return next(later, None)
+        return self.operations_by_version().get(None, [])
 
     def after(self, version: int) -> list[Pass]:
         """What leads on from a commit of `version`, in order: closed passes, then those that are not.
@@ -146,13 +153,13 @@ class History:
         def early(records: dict[int, Record]) -> dict[int, Record]:
             return {number: record for number, record in records.items() if number <= version}
 
-        acted = [r for r in self.operations if (at := self._acts_at(r)) is not None and at <= version]
+        acted = {r.number for at, rs in self.operations_by_version().items() if at and at <= version for r in rs}
         return History(
             closed=version,
             plans=early(self.plans),
             voids=early(self.voids),
             closes=early(self.closes),
-            operations=acted,
+            operations=[record for record in self.operations if record.number in acted],
         )
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from dataset.loader import Loader, Reader
 from dataset.reader import SegmentReader
 from dataset.schema import Schema
 from dataset.source import Source
-from dataset.sources import open_source
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
@@ -27,7 +26,6 @@ from pserver.client import Shards
 from pserver.embedded import EmbeddedShards
 from pserver.remote import RemoteShards
 from trainer.batches import Batch, BatchMaker
-from trainer.chronicle import Chronicle, Journal
 from trainer.close import PassCloser
 from trainer.commit import Committer, Origin
 from trainer.commits import Commit, Commits, read_commit
@@ -36,13 +34,13 @@ from trainer.dense import DensePart
 from trainer.embedding import tables_of
 from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
+from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
 from trainer.loop import Parts, TrainLoop
 from trainer.mirror.address import parse
 from trainer.mirror.uploader import Uploader
 from trainer.models.registry import load_model
 from trainer.observe import Observer
-from trainer.planner import Planner
 from trainer.pooling import pooling_on
 from trainer.progress import Progress
 from trainer.ranks import Alone, Ranks, TorchRanks, by_chief
@@ -50,10 +48,6 @@ from trainer.recovery import Beginning, again, begin
 from trainer.saved import Holders, Saved
 from trainer.step import Stepper
 
-OPEN_S = 120.0
-"""How long peers and the source may take to answer at the start."""
-CLOSE_S = 300.0
-"""How long a close, or the digest at the end, may take."""
 MIRROR_END_S = 60.0
 """How long the end waits for the last commit to be in the mirror; then it says so and ends."""
 RESTORE_S = 3600.0
@@ -73,6 +67,8 @@ class Trainer:
     parts: Parts
     job: TrainerJob
     store: Path
+    answer: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+    """The chief's, to what people ask."""
 
 
 @contextmanager
@@ -91,16 +87,15 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         held.callback(ranks.close)
         beginning = by_chief(ranks, lambda: begin_at(config, job))
         progress = Progress(job.name)
-        journal = Journal(beginning.joblog) if beginning is not None and beginning.joblog is not None else None
-        planner = _planner(config, job, beginning, journal) if beginning is not None else None
+        shards = _shards(config, job, schema)
+        held.callback(shards.close)
+        chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
+        planner = None if chief is None else chief.planner
         if planner is not None:
             held.callback(planner.close)
-        chronicle = _chronicle(config, job, beginning, journal, planner) if beginning is not None else None
-        shards = _shards(config, job)
-        held.callback(shards.close)
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
-        source = _source(config, job)
+        source = source_of(config, job)
         bounded = source.bounded
         reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
@@ -113,18 +108,32 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)
         bad = BadFraction(job.pipe.max_bad_fraction)
+        operator, max_day_jump = None if chief is None else chief.operator, job.passes.max_day_jump
         closer = PassCloser(
-            ranks, shards, loader, dense, observer, progress, planner, chronicle, bad, dead_letters, schema, CLOSE_S
+            ranks,
+            shards,
+            loader,
+            dense,
+            observer,
+            progress,
+            planner,
+            operator,
+            bad,
+            dead_letters,
+            schema,
+            CLOSE_S,
+            max_day_jump,
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
+        closer.begin(None if chief is None else chief.begin(config.job, closer.day))
         committer = None
-        if beginning is not None and beginning.joblog is not None and chronicle is not None:
-            capture = partial(_capture, config, beginning, holders, chronicle, planner)
+        if chief is not None and chief.beginning.joblog is not None:
+            capture = partial(_capture, config, chief, holders)
             arithmetic = fingerprint(device)
-            changed = changed_arithmetic(beginning.commit, arithmetic)
-            committer = held.enter_context(_committing(config, job, beginning, shards, capture, planner, arithmetic))
-            progress.says = partial(_told, config, beginning, chronicle, committer, changed)
+            changed = changed_arithmetic(chief.beginning.commit, arithmetic)
+            committer = held.enter_context(_committing(config, job, chief, shards, capture, arithmetic))
+            progress.says = partial(_told, config, chief, committer, changed)
         parts = Parts(
             job.train,
             job.tasks,
@@ -137,10 +146,11 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             observer,
             closer,
             progress,
-            chronicle,
+            None if chief is None else chief.chronicle,
+            operator,
             committer,
         )
-        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store)
+        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
@@ -178,13 +188,13 @@ def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: 
 def _committing(
     config: WorkerConfig,
     job: TrainerJob,
-    beginning: Beginning,
+    chief: Lead,
     shards: Shards,
     capture: Callable[[], Saved],
-    planner: Planner | None,
     arithmetic: Mapping[str, str],
 ) -> Iterator[Committer]:
     """The chief's committer; at the end, what it is writing is finished first."""
+    beginning, planner = chief.beginning, chief.planner
     assert beginning.joblog is not None, "claimed"
     origin = Origin(job.name, beginning.timeline, config.generation, config.world, arithmetic)
 
@@ -227,18 +237,17 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: Beginning, joblo
     return uploader
 
 
-def _capture(
-    config: WorkerConfig, beginning: Beginning, holders: Holders, chronicle: Chronicle, planner: Planner | None
-) -> Saved:
+def _capture(config: WorkerConfig, chief: Lead, holders: Holders) -> Saved:
     """Chief, between passes: what a commit holds beside the rows."""
-    known = beginning.known if planner is None else planner.known
-    skips = beginning.skips if planner is None else planner.skips
+    known = chief.beginning.known if chief.planner is None else chief.planner.known
+    skips = chief.beginning.skips if chief.planner is None else chief.planner.skips
     facts = {
         "spec": config.job,
         "partitions": [each.message() for each in known.values()],
         "skips": [list(skip) for skip in skips],
+        "operations": chief.operator.state(),
     }
-    return holders.capture(chronicle.needed_from, facts)
+    return holders.capture(chief.chronicle.needed_from, facts)
 
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
@@ -250,14 +259,9 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
     return changed
 
 
-def _told(
-    config: WorkerConfig,
-    beginning: Beginning,
-    chronicle: Chronicle,
-    committer: Committer,
-    changed: Sequence[str],
-) -> dict[str, Any]:
-    """Chief: lines of the status about log, commits and recovery."""
+def _told(config: WorkerConfig, chief: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
+    """Chief: lines of the status about log, operations, commits and recovery."""
+    beginning, chronicle = chief.beginning, chief.chronicle
     return {
         "generation": config.generation,
         "timeline": beginning.timeline,
@@ -266,6 +270,8 @@ def _told(
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
         "trouble": chronicle.trouble,
+        "operations": chief.operator.status(),
+        "overrides": dict(chief.operator.overrides),
     }
 
 
@@ -316,41 +322,10 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
     return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
 
 
-def _source(config: WorkerConfig, job: TrainerJob, known: Collection[str] = ()) -> Source:
-    """`known`: names of partitions met before, which decide what is there to plan."""
-    section = next(iter(job.sources.values()))
-    deadline = Deadline.after(OPEN_S)
-    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)
-
-
-def _chronicle(
-    config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: Journal | None, planner: Planner | None
-) -> Chronicle:
-    on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
-    return Chronicle(beginning.joblog, journal, beginning.replay, planner, on_mismatch, job.commit.max_failing)
-
-
-def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: Journal | None) -> Planner | None:
-    """The chief's; none where nothing new is to be planned."""
-    if config.until is not None or journal is None:
-        return None
-    on_gap = next(iter(job.sources.values())).on_gap
-    return Planner(
-        _source(config, job, beginning.known),
-        job.passes,
-        config.world,
-        job.train.learn_until,
-        on_gap,
-        journal=journal,
-        known=beginning.known,
-        skips=beginning.skips,
-        max_full_s=job.commit.max_failing,
-    )
-
-
-def _shards(config: WorkerConfig, job: TrainerJob) -> Shards:
+def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema) -> Shards:
+    groups = {slot.name: slot.group for slot in schema.sparse}
     if not config.shards:
-        return EmbeddedShards(job.tables, job.seed, config.cores, live=config.live)
+        return EmbeddedShards(job.tables, job.seed, config.cores, live=config.live, groups=groups)
     return RemoteShards(
         config.shards,
         job.tables,

@@ -26,6 +26,7 @@ from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
 from trainer.observe import Observer
+from trainer.operations import Operator
 from trainer.plan import Plan
 from trainer.planner import Drained
 from trainer.progress import Progress
@@ -61,6 +62,7 @@ class Parts:
     progress: Progress
     chronicle: Chronicle | None
     """The chief's, as all below; None on other ranks."""
+    operator: Operator | None
     committer: Committer | None
     """None for a rerun, too: it keeps nothing."""
 
@@ -90,7 +92,10 @@ class TrainLoop:
         self._draining.set()
 
     def run(self) -> None:
-        """Train until the stream is drained or a drain is asked for; the last version is committed then."""
+        """Train until the stream is drained or a drain is asked for; the last version is committed then.
+
+        What waits for a close at the end of a stream gets passes of no events; what does at a drain, the next run.
+        """
         parts, progress = self._parts, self._parts.progress
         self._ask()
         while (plan := self._wait_for_plan()) is not None:
@@ -117,6 +122,7 @@ class TrainLoop:
             return None
         answer = chronicle.take(wait_s)
         if isinstance(answer, Drained):
+            self._parts.closer.ended = True
             return {"end": True}
         return None if answer is None else {"plan": answer.message()}
 
@@ -150,6 +156,8 @@ class TrainLoop:
         At a drain the pass that is known and not begun stays in the log, and is the first one of the next run.
         """
         if self._draining.is_set() or (self._end and self._next is None):
+            if not self._draining.is_set() and (plan := self._carry()) is not None:
+                return {"plan": plan.message()}
             committer = self._parts.committer
             if committer is None or committer.finish(self._parts.progress.version):
                 return {"over": True}
@@ -159,6 +167,13 @@ class TrainLoop:
             return {"go": True}
         self._commit_if_due()
         return self._poll_plan(IDLE_WAIT_S) or {"wait": True}
+
+    def _carry(self) -> Plan | None:
+        """Chief: at the end of the stream, a pass of no events where something waits for one."""
+        parts, progress = self._parts, self._parts.progress
+        if parts.operator is None or parts.chronicle is None or not parts.operator.wants_pass(ended=True):
+            return None
+        return parts.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
 
     def _commit_if_due(self) -> None:
         parts = self._parts

@@ -7,7 +7,7 @@ and what is planned goes to the journal before anybody hears of it. At most one 
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any, Literal, Protocol
@@ -109,6 +109,8 @@ class Planner:
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
         self._patience = Patience(max_full_s, self._stopping)
+        self.wants_pass: Callable[[], bool] = lambda: False
+        """Whether a pass of no events is wanted while nothing comes; asked by the thread."""
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
@@ -218,14 +220,16 @@ class Planner:
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
-        waiting = sum(backlog(partitions, positions, self.skips))
+        waiting, waited = sum(backlog(partitions, positions, self.skips)), now_s - request.at_s >= self._passes.wait
         if self._by_count:
             ended = self._source.bounded and all(partition.final for partition in partitions)
             due = waiting >= max_events or ended
         else:
-            due = waiting >= max_events or (waiting > 0 and now_s - request.at_s >= self._passes.wait)
+            due = waiting >= max_events or (waiting > 0 and waited)
         if not due:
-            return None
+            if not waited or not self.wants_pass():
+                return None
+            max_events = 0
         plan = cut(request.number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
         self._patience.write(lambda: self._journal.plan(plan))
         return plan

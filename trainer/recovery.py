@@ -21,8 +21,8 @@ from millrace.points import Point, reach
 from trainer import respec
 from trainer.chronicle import Logged
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
-from trainer.history import History, HistoryMissing
-from trainer.log import Kind, Log, read
+from trainer.history import History, HistoryMissing, Pass
+from trainer.log import Kind, Log, Record, read
 from trainer.mirror.content import lookup
 from trainer.mirror.errors import MirrorUnavailable
 from trainer.mirror.fetch import repair
@@ -60,6 +60,10 @@ class Beginning:
     """Commits that are damaged, and how."""
     joblog: Log | None = None
     """The log, claimed; None for a rerun, which only reads."""
+    waiting: Sequence[Record] = ()
+    """Operations that act at the first new close, in order."""
+    operations: Sequence[Record] = ()
+    """All that the log has."""
 
 
 def begin(
@@ -105,7 +109,8 @@ def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | N
     with joblog.exclusive():
         discard(commits, list(passed_over))
     replay = _under_spec(joblog, history, commit, spec, found.replay, logged_only)
-    return replace(found, replay=replay, joblog=joblog)
+    waiting = [_settled(history, commit, spec, each) for each in history.waiting()]
+    return replace(found, replay=replay, joblog=joblog, waiting=waiting, operations=history.operations)
 
 
 def again(store: Path, name: str | None) -> Beginning:
@@ -161,15 +166,10 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
     """What the log says after a commit; what it says of partitions and skips in all."""
     state: Mapping[str, Any] = {} if commit is None else commit.state
     version = 0 if commit is None else commit.version
+    operations = history.operations_by_version()
     try:
         replay = [
-            Logged(
-                Plan.of_message(each.plan),
-                history.plans[each.plan["number"]].number,
-                each.close,
-                0 if each.close is None else each.record,
-            )
-            for each in history.after(version)
+            _logged(history, commit, each, operations.get(each.plan["number"], ())) for each in history.after(version)
         ]
     except HistoryMissing as error:
         if commit is not None:
@@ -189,6 +189,31 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
     last = max(version, history.last_number)
     known = known_partitions(history, commit)
     return Beginning(history.timeline, commit, replay, last, known, list(dict.fromkeys(skips)), passed_over)
+
+
+def _logged(history: History, commit: Commit | None, each: Pass, operations: Sequence[Record]) -> Logged:
+    planned_at = history.plans[each.plan["number"]].number
+    if each.close is None:
+        return Logged(Plan.of_message(each.plan), planned_at, None)
+    spec = spec_at(history, commit, each.record) or {}
+    settled = [_settled(history, commit, spec, operation).body for operation in operations]
+    return Logged(Plan.of_message(each.plan), planned_at, each.close, each.record, settled)
+
+
+def _settled(history: History, commit: Commit | None, spec: Mapping[str, Any], operation: Record) -> Record:
+    """An operation as it acts under `spec`: of what was set, keys that the job file changed meanwhile are left out."""
+    if operation.body["op"] != "set":
+        return operation
+    before = spec_at(history, commit, operation.number) or spec
+    return replace(operation, body={**operation.body, "keys": respec.kept(operation.body["keys"], before, spec)})
+
+
+def overrides_of(commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What was set while the job ran, as it holds at `commit` under `spec`."""
+    if commit is None:
+        return {}
+    overrides: Mapping[str, Any] = commit.state.get("operations", {}).get("overrides", {})
+    return respec.kept(overrides, commit.state["spec"], spec)
 
 
 def _under_spec(

@@ -1,13 +1,19 @@
 """What a changed job file means for a job that goes on: what may change at once, what only between passes, what never.
 
-Pure. The spec in force is what the log says; a new one is logged as an operation before it acts.
+And what may be set while it runs (`millrace set`): overrides, which stand before the job file until it changes the same
+key. Pure. The spec in force is what the log says; a new one is logged as an operation before it acts, and so is a set.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dataset.schema import Schema
+from millrace.config import validate
 from millrace.errors import SpecError
+from millrace.mistakes import nearest
+from trainer.config import TrainerJob
+from trainer.lives import check_lives
 
 AT_ONCE = (
     "commit",
@@ -22,12 +28,24 @@ AT_ONCE = (
     "train.prefetch_batches",
     "train.on_nonfinite",
     "passes.max_outage",
+    "passes.max_day_jump",
 )
 """Sections and keys that have no part in what a pass gives."""
 NEVER = ("name", "seed", "slots")
 """What rows and their keys are made with."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per")
 """What a row is made of."""
+_LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
+HOT = (
+    *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
+    *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
+    *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
+    "train.dense_optimizer.lr",
+)
+"""What may be set while the job runs; "*" is any name, "#" a number from 0."""
+
+Overrides = Mapping[str, Any]
+"""Values that were set while the job ran, by the path of their key."""
 
 
 def flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -61,6 +79,83 @@ def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
                 key,
             )
     return keys
+
+
+def is_hot(key: str) -> bool:
+    """Whether `key` may be set while the job runs."""
+    parts = key.split(".")
+    return any(_fits(parts, pattern.split(".")) for pattern in HOT)
+
+
+def _fits(parts: list[str], pattern: list[str]) -> bool:
+    pairs = zip(parts, pattern, strict=False)
+    return len(parts) == len(pattern) and all(
+        part.isdecimal() if wanted == "#" else bool(part) and wanted in ("*", part) for part, wanted in pairs
+    )
+
+
+def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
+    """The job with these values in the place of its own. Raises SpecError as for a job file that has them."""
+    if not overrides:
+        return job
+    raw = job.model_dump(mode="json")
+    for key, value in overrides.items():
+        _put(raw, key, value)
+    changed = validate(TrainerJob, raw)
+    check_lives(changed.tables, Schema.of(changed.slots))
+    return changed
+
+
+def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> TrainerJob:
+    """The job as it is once `keys` are set over `overrides`. Raises SpecError where they may not be."""
+    if not keys:
+        raise SpecError("nothing is set: give KEY=VALUE")
+    for key in keys:
+        if not is_hot(key):
+            raise SpecError(f"cannot be set while the job runs; {nearest(key, HOT)}", key)
+    before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})
+    for key in (key for key in keys if key.endswith(".extend_at")):
+        if None in (_extend_at(before, key), _extend_at(changed, key)):
+            raise SpecError("can be set from a number to a number only: rows are laid out for it at the start", key)
+    return changed
+
+
+def _extend_at(job: TrainerJob, key: str) -> float | None:
+    """The value in force for a key tables.<t>.extend_at or tables.<t>.slots.<s>.extend_at."""
+    _, table, *slot, _ = key.split(".")
+    section = job.tables[table]
+    life = section.slots.get(slot[1]) if slot else None
+    return section.extend_at if life is None or life.extend_at is None else life.extend_at
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a hot key in a whole spec as JSON; settings of a first-order optimizer begin as the optimizer's."""
+    *sections, last = key.split(".")
+    node: Any = raw
+    for depth, name in enumerate(sections):
+        path = ".".join(sections[: depth + 1])
+        if isinstance(node, list):
+            if int(name) >= len(node):
+                raise SpecError(f"there are {len(node)} entries, numbered from 0", path)
+            node = node[int(name)]
+            continue
+        if depth == 1 and name not in node:
+            raise SpecError(f"there is no {'table' if sections[0] == 'tables' else 'section'} {name!r}", path)
+        if name == "first_order_optimizer" and node[name] is None:
+            node[name] = dict(node["optimizer"])
+        node = node.setdefault(name, {})
+    node[last] = value
+
+
+def kept(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that stay when the job file becomes another: where it changes a key, what it says holds."""
+    keys = changed(old, new)
+    return {name: value for name, value in overrides.items() if not any(_touches(key, name) for key in keys)}
+
+
+def _touches(changed: str, key: str) -> bool:
+    """Whether what is set at `key` loses its meaning where the job file changes `changed`."""
+    return _below(key, (changed,)) or changed == f"{key.rpartition('.')[0]}.kind"
 
 
 def _below(key: str, sections: tuple[str, ...]) -> bool:

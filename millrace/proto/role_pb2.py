@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millrace/proto/role.proto\x12\x10millrace.role.v1\"\x0f\n\rStatusRequest\"\"\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply\"\x0f\n\rCommitRequest\"\r\n\x0b\x43ommitReply2\xe1\x01\n\x04Role\x12H\n\x06Status\x12\x1f.millrace.role.v1.StatusRequest\x1a\x1d.millrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.millrace.role.v1.DrainRequest\x1a\x1c.millrace.role.v1.DrainReply\x12H\n\x06\x43ommit\x12\x1f.millrace.role.v1.CommitRequest\x1a\x1d.millrace.role.v1.CommitReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millrace/proto/role.proto\x12\x10millrace.role.v1\"\x0f\n\rStatusRequest\"\"\n\x0bStatusReply\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply\"\x0f\n\rCommitRequest\"\r\n\x0b\x43ommitReply\"&\n\x0eOperateRequest\x12\x14\n\x0crequest_json\x18\x01 \x01(\x0c\"\"\n\x0cOperateReply\x12\x12\n\nreply_json\x18\x01 \x01(\x0c\x32\xae\x02\n\x04Role\x12H\n\x06Status\x12\x1f.millrace.role.v1.StatusRequest\x1a\x1d.millrace.role.v1.StatusReply\x12\x45\n\x05\x44rain\x12\x1e.millrace.role.v1.DrainRequest\x1a\x1c.millrace.role.v1.DrainReply\x12H\n\x06\x43ommit\x12\x1f.millrace.role.v1.CommitRequest\x1a\x1d.millrace.role.v1.CommitReply\x12K\n\x07Operate\x12 .millrace.role.v1.OperateRequest\x1a\x1e.millrace.role.v1.OperateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITREQUEST']._serialized_end=145
   _globals['_COMMITREPLY']._serialized_start=147
   _globals['_COMMITREPLY']._serialized_end=160
-  _globals['_ROLE']._serialized_start=163
-  _globals['_ROLE']._serialized_end=388
+  _globals['_OPERATEREQUEST']._serialized_start=162
+  _globals['_OPERATEREQUEST']._serialized_end=200
+  _globals['_OPERATEREPLY']._serialized_start=202
+  _globals['_OPERATEREPLY']._serialized_end=236
+  _globals['_ROLE']._serialized_start=239
+  _globals['_ROLE']._serialized_end=541
 # @@protoc_insertion_point(module_scope)

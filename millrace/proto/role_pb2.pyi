@@ -29,3 +29,15 @@ class CommitRequest(_message.Message):
 class CommitReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class OperateRequest(_message.Message):
+    __slots__ = ("request_json",)
+    REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    request_json: bytes
+    def __init__(self, request_json: _Optional[bytes] = ...) -> None: ...
+
+class OperateReply(_message.Message):
+    __slots__ = ("reply_json",)
+    REPLY_JSON_FIELD_NUMBER: _ClassVar[int]
+    reply_json: bytes
+    def __init__(self, reply_json: _Optional[bytes] = ...) -> None: ...

@@ -49,6 +49,11 @@ class RoleStub:
                 request_serializer=millrace_dot_proto_dot_role__pb2.CommitRequest.SerializeToString,
                 response_deserializer=millrace_dot_proto_dot_role__pb2.CommitReply.FromString,
                 _registered_method=True)
+        self.Operate = channel.unary_unary(
+                '/millrace.role.v1.Role/Operate',
+                request_serializer=millrace_dot_proto_dot_role__pb2.OperateRequest.SerializeToString,
+                response_deserializer=millrace_dot_proto_dot_role__pb2.OperateReply.FromString,
+                _registered_method=True)
 
 
 class RoleServicer:
@@ -76,6 +81,14 @@ class RoleServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Operate(self, request, context):
+        """Ask the chief something, as one JSON object; what may be asked is described at trainer.leading.Lead.answer. Others
+        refuse with FAILED_PRECONDITION. A repeat of a wish with the same id changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoleServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_RoleServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=millrace_dot_proto_dot_role__pb2.CommitRequest.FromString,
                     response_serializer=millrace_dot_proto_dot_role__pb2.CommitReply.SerializeToString,
+            ),
+            'Operate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Operate,
+                    request_deserializer=millrace_dot_proto_dot_role__pb2.OperateRequest.FromString,
+                    response_serializer=millrace_dot_proto_dot_role__pb2.OperateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class Role:
             '/millrace.role.v1.Role/Commit',
             millrace_dot_proto_dot_role__pb2.CommitRequest.SerializeToString,
             millrace_dot_proto_dot_role__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Operate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.role.v1.Role/Operate',
+            millrace_dot_proto_dot_role__pb2.OperateRequest.SerializeToString,
+            millrace_dot_proto_dot_role__pb2.OperateReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataset.schema import Schema
 from service.spec import LoadedJob
 from service.store import LIVE
 
@@ -91,6 +92,7 @@ def _shard(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], number: in
         "num_shards": job.spec.cluster.num_shards,
         "num_ranks": job.spec.cluster.trainers,
         "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
+        "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
         "seed": job.spec.seed,
         "live": _live(job, told["generation"], number),
         "address_file": str(address_file),

@@ -1,0 +1,37 @@
+"""Whether what tables say of their slots can be: pure checks, of a job file and of what is set while the job runs."""
+
+from collections.abc import Mapping
+
+from dataset.schema import Schema
+from millrace.errors import SpecError
+from millrace.mistakes import nearest
+from pserver.config import SlotLife, TableSection
+
+
+def check_lives(tables: Mapping[str, TableSection], schema: Schema) -> None:
+    """Raise SpecError at the first slot of `tables.<t>.slots` that is none of the table's, or lives otherwise than the
+    slots whose rows it shares; and where a vector is to join rows that cannot wait for it."""
+    for name, table in tables.items():
+        path = f"tables.{name}"
+        slots = {slot.name: slot.group for slot in schema.sparse if slot.sparse.table == name}
+        for slot in table.slots:
+            if slot not in slots:
+                raise SpecError(f"no slot {slot!r} uses this table; {nearest(slot, slots)}", f"{path}.slots.{slot}")
+        lives: dict[int, tuple[str, SlotLife]] = {}
+        for slot, group in slots.items():
+            life = table.slots.get(slot, SlotLife())
+            first, shared = lives.setdefault(group, (slot, life))
+            if life != shared:
+                raise SpecError(
+                    f"slots {first!r} and {slot!r} share rows, so what is set for one must be set alike for the other",
+                    f"{path}.slots.{slot if slot in table.slots else first}",
+                )
+        _check_extension(table, path)
+
+
+def _check_extension(table: TableSection, path: str) -> None:
+    ways = {"extend_at": table.extend_at} | {f"slots.{name}.extend_at": s.extend_at for name, s in table.slots.items()}
+    for key, score in ways.items():
+        if score is not None and (table.dim == 0 or not table.first_order):
+            what = "has no vector (dim = 0)" if table.dim == 0 else "has no weight before it (first_order = false)"
+            raise SpecError(f"a row that waits for its vector {what}", f"{path}.{key}")
