@@ -76,5 +76,5 @@ class Inputs:
 
     @property
     def num_samples(self) -> int:
-        """B."""
-        return int(self.dense_BC.shape[0])
+        """B; while a model is traced for export a traced number, which `int` would make a constant."""
+        return self.dense_BC.shape[0]

@@ -1,0 +1,195 @@
+"""A dense part as ONNX: traced once, filled with any weights, it predicts what torch does; or says why it cannot."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from millrace.errors import BadInput
+from trainer.config import ModelSection, TaskSection
+from trainer.exports.onnx import Dense, filled
+from trainer.exports.tracing import Frozen, Served, TraceFailed, _examples, input_names, trace
+from trainer.models.contract import Shape, SlotShape
+from trainer.models.registry import MODELS, load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+CTR = TaskSection(name="ctr", label="click")
+PRICE = TaskSection(name="price", label="price", loss="mse")
+POOLED = (SlotShape("a", 4, True), SlotShape("b", 4, True))
+SEQUENCE = (SlotShape("s", 4, True, 5),)
+DENSE = (("d", 3), ("e", 1))
+SHAPES = {
+    "all": Shape(POOLED, SEQUENCE, DENSE, ("ctr", "price")),
+    "pooled": Shape(POOLED, (), (), ("ctr",)),
+    "sequences": Shape((), (*SEQUENCE, SlotShape("t", 4, True, 2)), (), ("ctr", "price")),
+    "one": Shape((SlotShape("a", 4, True),), (), (), ("ctr",)),
+    "weights alone": Shape((SlotShape("a", 0, True), SlotShape("b", 0, True)), (), (), ("ctr",)),
+}
+USUAL = [(model, "all") for model in MODELS] + [(model, "pooled") for model in MODELS]
+SHAPED = USUAL + [("deepfm", "sequences"), ("dlrm", "one"), ("dlrm", "sequences"), ("lr", "weights alone")]
+
+
+def tasks(shape):
+    return [task for task in (CTR, PRICE) if task.name in shape.tasks]
+
+
+def perturb(model, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def state(model):
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def difference(template, model, shape, num_samples=11):
+    """Between onnxruntime and torch."""
+    examples = _examples(shape, num_samples)
+    with torch.no_grad():
+        wanted = Served(model.eval(), shape, tasks(shape))(*examples.values())
+    found = Dense(filled(template, state(model))).run({name: value.numpy() for name, value in examples.items()})
+    return max(np.abs(found[task.name] - w.numpy()).max() for task, w in zip(tasks(shape), wanted, strict=True))
+
+
+@pytest.mark.parametrize(("name", "shaped"), SHAPED)
+def test_a_model_traced_once_predicts_as_torch_with_any_weights_and_number_of_samples(name, shaped):
+    shape = SHAPES[shaped]
+    model = load_model(ModelSection(name=name), shape, Path("."))
+    template = trace(model, shape, tasks(shape))
+    for seed in (1, 2):
+        perturb(model, seed)
+        assert difference(template, model, shape, 1 + 10 * seed) < 1e-5
+
+
+def test_towers_low_rank_dropout_and_slots_of_different_lengths_are_traced():
+    settings = {"hidden": [8], "towers": [4], "dropout": 0.5, "low_rank": 2, "structure": "stacked"}
+    shape = Shape((SlotShape("a", 4, True), SlotShape("b", 2, False)), SEQUENCE, DENSE, ("ctr", "price"))
+    model = load_model(ModelSection(name="dcn_v2", settings=settings), shape, Path("."))
+    template = trace(model, shape, tasks(shape))
+    perturb(model)
+    assert difference(template, model, shape) < 1e-5
+
+
+def test_every_input_is_there_by_name_and_every_task_is_an_output():
+    shape = SHAPES["all"]
+    dense = Dense(trace(load_model(ModelSection(name="lr"), shape, Path(".")), shape, tasks(shape)))
+    assert dense.inputs == ("a", "b", "s", "s.mask", "d", "e") == tuple(input_names(shape))
+    assert dense.outputs == ("ctr", "price")
+
+
+def test_tracing_changes_nothing_of_the_job():
+    shape = SHAPES["all"]
+    model = load_model(ModelSection(name="deepfm", settings={"dropout": 0.5}), shape, Path("."))
+    before, drawn = {name: value.copy() for name, value in state(model).items()}, torch.get_rng_state()
+    trace(model, shape, tasks(shape))
+    assert model.training and all(part.training for part in model.modules())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all((value == before[name]).all() for name, value in state(model).items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_same_model_gives_the_same_bytes():
+    shape = SHAPES["all"]
+    model = load_model(ModelSection(name="dcn"), shape, Path("."))
+    template = trace(model, shape, tasks(shape))
+    assert template == trace(model, shape, tasks(shape))
+    assert filled(template, state(model)) == filled(filled(template, state(model)), state(model))
+    assert str(ROOT).encode() not in template
+
+
+class Own(nn.Module):
+    """A user's: normalised, with a buffer that is not kept, weights shared, and a tensor that is only measured."""
+
+    def __init__(self, shape, settings):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.down.weight = self.up.weight
+        self.recurrent = nn.GRU(4, 3, batch_first=True)
+        self.last = nn.Linear(11, 1)
+        self.register_buffer("halved", torch.full((1,), 0.5), persistent=False)
+
+    def forward(self, inputs):
+        hidden = self.down(torch.relu(self.up(self.norm(inputs.vectors_BFD.flatten(1))))) * self.halved
+        _, seen = self.recurrent(inputs.sequences["s"].vectors_BLD)
+        return {"ctr": self.last(torch.cat([hidden, seen[0]], 1))[:, 0], "measured": hidden}
+
+
+def test_a_users_module_is_traced_too():
+    shape = Shape(POOLED, SEQUENCE, (), ("ctr",))
+    model = Own(shape, {})
+    template = trace(model, shape, [CTR])
+    model.norm(torch.rand(16, 8))  # its statistics move
+    perturb(model)
+    assert difference(template, model, shape) < 1e-5
+
+
+class ByValue(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.scale, self._act = nn.Parameter(torch.ones(())), act
+
+    def forward(self, inputs):
+        return {"ctr": self._act(inputs) * self.scale}
+
+
+def _raises(inputs):
+    raise RuntimeError("not here\nand more")
+
+
+REFUSED = {
+    "decides by values or by the number": lambda i: i.dense_BC.sum(1) / int(i.num_samples),
+    "another number of samples": lambda i: i.dense_BC.sum(1) + torch.arange(int(i.num_samples)),
+    "cannot be traced: RuntimeError: not here$": _raises,
+    "no tensor for task 'ctr'": None,
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_module_that_cannot_be_traced_says_why(why):
+    act = REFUSED[why]
+    module = ByValue(act)
+    if act is None:
+        module.forward = lambda inputs: {}
+    with pytest.raises(TraceFailed, match=why):
+        trace(module, Shape((), (), (("d", 2),), ("ctr",)), [CTR])
+
+
+def test_a_module_that_cannot_be_copied_says_so():
+    module = ByValue(lambda inputs: inputs.dense_BC.sum(1))
+    module.held = module.scale * 2  # not a leaf
+    with pytest.raises(TraceFailed, match="cannot be copied"):
+        trace(module, Shape((), (), (("d", 2),), ("ctr",)), [CTR])
+
+
+def test_a_task_named_like_a_slot_is_refused():
+    with pytest.raises(TraceFailed, match="would be named 'ctr'"):
+        trace(ByValue(None), Shape((SlotShape("ctr", 2, True),), (), (), ("ctr",)), [CTR])
+
+
+def test_weights_of_another_model_are_refused():
+    shape = SHAPES["pooled"]
+    model = load_model(ModelSection(name="lr"), shape, Path("."))
+    with pytest.raises(BadInput, match=r"tensor 'wide.bias_T' is float32\[2\].*float32\[1\]"):
+        filled(trace(model, shape, [CTR]), {"wide.bias_T": np.zeros(2, np.float32)})
+
+
+def test_the_frozen_twin_takes_over_weights_and_drops_nothing():
+    shape = SHAPES["pooled"]
+    model = load_model(ModelSection(name="deepfm", settings={"dropout": 0.9}), shape, Path("."))
+    frozen = Frozen(model, [CTR])
+    perturb(model)
+    frozen.load(model.state_dict())
+    assert not frozen.model.training
+    assert all(torch.equal(a, b) for a, b in zip(frozen.model.parameters(), model.parameters(), strict=True))
+
+
+def test_who_fills_a_template_needs_no_torch():
+    code = "import sys, trainer.exports.onnx; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
