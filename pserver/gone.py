@@ -95,7 +95,8 @@ class _Keys:
             return np.zeros(len(keys_U), np.bool_)
         rows_U = np.empty(len(keys_U), np.int32)
         kernels.find(self._index_I, self._keys_R, frozen(keys_U), rows_U)
-        return rows_U != kernels.EMPTY
+        found_U: NDArray[np.bool_] = rows_U != kernels.EMPTY
+        return found_U
 
     def all(self) -> tuple[U64, U16]:
         return frozen(self._keys_R[: self.count]), frozen(self._group_R[: self.count])

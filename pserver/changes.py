@@ -1,0 +1,274 @@
+"""Which keys changed and which went, from commit to commit: what a delta is made of at the cost of what changed.
+
+An *increment* is one immutable file of a table on one shard: the keys whose rows changed, and those whose rows went
+with their slot groups, after one version up to another, those of two commits as a rule. A commit holds links to the
+increments since the oldest parent that some export builds on. Which rows they are now is in the commit's stores; what
+is exported is trainer.exports' matter.
+
+    <live>/<table>.changes/                          the increments of the newest commit
+    <commit's folder>/shard-<k>/<table>.changes/     links to them
+
+Shapes: U unique keys that changed, G unique keys that went, N keys with repeats.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from millrace.durable import REAL, write_whole
+from millrace.keys import NUM_BUCKETS
+from pserver.client import U16, U64, ShardPart
+from pserver.errors import StoreDamaged
+from pserver.store.base import StoredFile, keys_at, order_of
+from pserver.store.rocks import error_of
+
+FOLDER = "{}.changes"
+"""Of a table."""
+MAX_INCREMENTS = 64
+"""Of a table and shard in one commit; beyond it the smallest neighbours become one, whose keys count as changed anew
+for a parent between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Keys of one table, sorted by their places in a store (`order_of`)."""
+
+    changed_U: U64
+    """Rows changed, or were made; some may be gone now."""
+    gone_G: U64
+    """Rows went; some may be back, and are in `changed_U` then."""
+    gone_group_G: U16
+    """Slot groups of those."""
+
+    @classmethod
+    def of(cls, changed_N: U64, gone_N: U64, gone_group_N: U16) -> "Changes":
+        """Of keys in any order and number."""
+        gone_G, first_G = np.unique(order_of(gone_N), return_index=True)
+        return cls(keys_at(np.unique(order_of(changed_N))), keys_at(gone_G), gone_group_N[first_G])
+
+    @classmethod
+    def joined(cls, many: Sequence["Changes"]) -> "Changes":
+        """Of all of them."""
+        none = np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16)
+        columns = zip(none, *((each.changed_U, each.gone_G, each.gone_group_G) for each in many), strict=True)
+        return cls.of(*(np.concatenate(column) for column in columns))
+
+    def of_buckets(self, begin: int, end: int) -> "Changes":
+        """Those of a range of buckets."""
+        changed_U, gone_G = (_inside(keys_N, begin, end) for keys_N in (self.changed_U, self.gone_G))
+        return Changes(self.changed_U[changed_U], self.gone_G[gone_G], self.gone_group_G[gone_G])
+
+    def __len__(self) -> int:
+        """Keys of both kinds."""
+        return len(self.changed_U) + len(self.gone_G)
+
+
+def _inside(keys_N: U64, begin: int, end: int) -> NDArray[np.bool_]:
+    bucket_N = keys_N % np.uint64(NUM_BUCKETS)
+    inside_N: NDArray[np.bool_] = (begin <= bucket_N) & (bucket_N < end)
+    return inside_N
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """One file, and what the manifest says of it."""
+
+    name: str
+    since: int
+    """Version it begins after."""
+    upto: int
+    """Version it ends with. Where that is `since`, rows were swept and committed without a pass in between."""
+    changed: int
+    gone: int
+    """Keys of each kind."""
+    stored: StoredFile
+
+    @property
+    def size(self) -> int:
+        """Keys of both kinds."""
+        return self.changed + self.gone
+
+    def message(self, below: str) -> dict[str, Any]:
+        """As JSON-able data, of a commit that has it in the folder `below`."""
+        facts = {"from": self.since, "to": self.upto, "changed": self.changed, "gone": self.gone}
+        return {"file": f"{below}/{self.name}", **facts}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any], files: Mapping[str, StoredFile]) -> "Increment":
+        """The inverse of `message`; `files` are the part's."""
+        path = message["file"]
+        name = path.rpartition("/")[2]
+        return cls(name, message["from"], message["to"], message["changed"], message["gone"], files[path])
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_changes(folder: Path, parts: Sequence[ShardPart], table: str, since: int, upto: int) -> Changes | None:
+    """What changed and went after version `since` up to `upto`, over all shards of the commit in `folder`.
+
+    There may be keys that changed or went before `since`, too, where an increment begins earlier: a row's own
+    changed_version tells. None where the commit does not tell it all. Raises StoreDamaged.
+    """
+    found: list[Changes] = []
+    for part in parts:
+        told = _increments_of(part, table)
+        if told is None or not _covers(told.values(), since, upto):
+            return None
+        found += [read_increment(folder / path, each) for path, each in told.items() if since < each.upto <= upto]
+    return Changes.joined(found)
+
+
+def read_increment(path: Path, expected: Increment) -> Changes:
+    """One file. Raises StoreDamaged where it is not what was committed, StoreFailed where the disk fails."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise error_of(f"{path}: {error}") from error
+    if hashlib.sha256(data).hexdigest() != expected.stored.sha256:
+        raise StoreDamaged(f"{path}: not what was committed")
+    arrays = load(data)
+    return Changes(arrays["changed"], arrays["gone"], arrays["gone_groups"])
+
+
+def _increments_of(part: ShardPart, table: str) -> dict[str, Increment] | None:
+    """By path in the commit, in order of versions; None where the part tells nothing."""
+    messages = part.tables.get(table, {}).get("changes")
+    if messages is None:
+        return None
+    return {message["file"]: Increment.of_message(message, part.files) for message in messages}
+
+
+def _covers(increments: Iterable[Increment], since: int, upto: int) -> bool:
+    """Whether increments, in order, reach from `since` to `upto` without a gap."""
+    reached = since
+    for each in increments:
+        if each.since <= reached < each.upto:
+            reached = each.upto
+    return reached >= upto
+
+
+# --- keeping them on a shard ------------------------------------------------------------------------------------------
+
+
+class ChangeFiles:
+    """The increments of one table on one shard. Used by one thread at a time."""
+
+    def __init__(self, live: Path, version: int | None) -> None:
+        """None yet. `version` is that of the rows' last commit; unknown, the first commit only begins to tell."""
+        self._live, self._version = live, version
+        self._kept: list[Increment] = []
+        self._next: tuple[int, list[Increment]] | None = None
+        """What a commit in the making will have."""
+
+    def write(self, version: int, changes: Changes, since: int | None, folder: Path) -> list[Increment]:
+        """Put what the commit of `version` tells of the versions after `since` into `folder`, which it makes; synced.
+
+        `changes` are those since the last commit. With `since` None it tells nothing, and there is no folder. Then
+        `settle`; may be called again before, for another try. Raises StoreFailed.
+        """
+        increments = [each for each in self._kept if since is not None and each.upto > since]
+        if since is not None and self._version is not None:
+            if since < version and (self._version < version or len(changes)):
+                increments.append(self._written(changes, self._version, version, increments))
+            while len(increments) > MAX_INCREMENTS:
+                self._merge_two(increments)
+        self._next = version, increments
+        if increments:
+            with _translated(folder):
+                folder.mkdir()
+                for each in increments:
+                    os.link(self._live / each.name, folder / each.name)
+                REAL.sync_folder(folder)
+        return increments
+
+    def settle(self, committed: bool) -> None:
+        """The commit is over: keep what it has, or, unless `committed`, what the one before had."""
+        if committed and self._next is not None:
+            self._version, self._kept = self._next
+        self._next = None
+        names = {each.name for each in self._kept}
+        for path in self._live.iterdir() if self._live.exists() else ():
+            if path.name not in names:
+                with suppress(OSError):  # it costs room until the next commit
+                    path.unlink()
+
+    def restore(self, folder: Path, parts: Sequence[ShardPart], table: str, buckets: tuple[int, int]) -> None:
+        """Begin with what a commit in `folder` tells of some buckets. Raises StoreDamaged and StoreFailed.
+
+        1. The increments of a part of the very buckets are linked. 2. Those of other parts are cut and joined, from
+        one version that all of them know to the next.
+        """
+        theirs = [part for part in parts if part.buckets[0] < buckets[1] and buckets[0] < part.buckets[1]]
+        told = [(part, _increments_of(part, table)) for part in theirs]
+        known = [(part, increments) for part, increments in told if increments]
+        if not known or len(known) < len(told):
+            return
+        if len(known) == 1 and known[0][0].buckets == buckets:
+            with _translated(self._live):  # 1
+                self._live.mkdir(parents=True)
+                for path, each in known[0][1].items():
+                    os.link(folder / path, self._live / each.name)
+            self._kept = list(known[0][1].values())
+        else:
+            self._kept = self._cut(folder, [increments for _, increments in known], buckets)  # 2
+        if self._kept and self._kept[-1].upto != self._version:
+            raise StoreDamaged(
+                f"{folder}: changes of {table!r} up to version {self._kept[-1].upto}, not {self._version}"
+            )
+
+    def _cut(self, folder: Path, parts: Sequence[Mapping[str, Increment]], buckets: tuple[int, int]) -> list[Increment]:
+        ends = [{each.upto for each in part.values()} | {min(e.since for e in part.values())} for part in parts]
+        made: list[Increment] = []
+        for since, upto in pairwise(sorted(set.intersection(*ends))):
+            found = [
+                read_increment(folder / path, each).of_buckets(*buckets)
+                for part in parts
+                for path, each in part.items()
+                if since <= each.since and each.upto <= upto
+            ]
+            made.append(self._written(Changes.joined(found), since, upto, made))
+        return made
+
+    def _merge_two(self, increments: list[Increment]) -> None:
+        """Of the neighbours that are smallest together, one."""
+        at = min(range(len(increments) - 1), key=lambda i: increments[i].size + increments[i + 1].size)
+        two = increments[at : at + 2]
+        joined = Changes.joined([read_increment(self._live / each.name, each) for each in two])
+        increments[at : at + 2] = [self._written(joined, two[0].since, two[1].upto, increments)]
+
+    def _written(self, changes: Changes, since: int, upto: int, beside: Sequence[Increment]) -> Increment:
+        """A new file in the live folder."""
+        arrays: dict[str, NDArray[Any]] = {
+            "changed": changes.changed_U,
+            "gone": changes.gone_G,
+            "gone_groups": changes.gone_group_G,
+        }
+        data = save(arrays)
+        taken = {each.name for each in (*self._kept, *beside)}
+        number, name = 0, f"{since}-{upto}.safetensors"
+        while name in taken:
+            number += 1
+            name = f"{since}-{upto}.{number}.safetensors"
+        with _translated(self._live):
+            self._live.mkdir(parents=True, exist_ok=True)
+            write_whole(REAL, self._live / name, data)
+        stored = StoredFile(hashlib.sha256(data).hexdigest(), len(data))
+        return Increment(name, since, upto, len(changes.changed_U), len(changes.gone_G), stored)
+
+
+@contextmanager
+def _translated(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise error_of(f"{where}: {error}") from error
