@@ -3,10 +3,13 @@
 Whether a call is due is pserver.ledger's decision, which rows are dirty pserver.table's, how rows are kept
 pserver.store's. The manifest, by which a commit exists, is trainer.commits'.
 
-    <live>/<table>/                         the store of each table, open
-    <commit's folder>/shard-<k>/<table>/    a checkpoint of it
+    <live>/<table>/                             the store of each table, open
+    <commit's folder>/shard-<k>/<table>/        a checkpoint of it
+    .../<table>.changes/                        which keys changed and went, in both (pserver.changes)
+    .../<table>.admission.safetensors           what admission has counted, in the commit
 """
 
+import hashlib
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,27 +19,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole
 from millrace.points import Point, reach
-from pserver.client import U64, ShardPart
-from pserver.errors import BadRequest, PserverError, StepTimedOut, StoreFailed
+from pserver.changes import FOLDER as CHANGES
+from pserver.changes import ChangeFiles, Changes
+from pserver.client import ShardPart
+from pserver.errors import BadRequest, PserverError, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.row_words import groups_of
-from pserver.store.base import U32, RowStore, StoredFile
-from pserver.store.rocks import RocksRows
-from pserver.table import Table
+from pserver.store.base import RowStore, StoredFile
+from pserver.store.rocks import RocksRows, error_of
+from pserver.table import Table, TableSnapshot
 
 CLOSE_S = 10.0
 """How long a write may hold up the end of a process."""
+ADMISSION = "{}.admission.safetensors"
+"""What the admission of a table has counted."""
 
 
 @dataclass(slots=True)
 class Snapshot:
     """What changed since the last commit, and the part of the commit that was made of it."""
 
-    rows: Mapping[str, tuple[U64, U32]]
-    """Keys and words by table."""
-    facts: Mapping[str, Mapping[str, Any]]
+    version: int
+    changes_since: int | None
+    """Oldest version whose successors' changes are told; None: none are."""
+    tables: Mapping[str, TableSnapshot]
+    facts: Mapping[str, dict[str, Any]]
     """ShardPart.tables, of the moment of the snapshot."""
     part: ShardPart | None = None
     folder: Path | None = None
@@ -49,20 +61,24 @@ class Stores:
     def __init__(self, number: int, buckets: tuple[int, int], tables: Mapping[str, Table], live: Path) -> None:
         self._name, self._buckets, self._tables, self._live = f"shard-{number}", buckets, tables, live
         self._stores: dict[str, RowStore] = {}
+        self._changes: dict[str, ChangeFiles] = {}
         self._snapshot: Snapshot | None = None
         self._writing = threading.Lock()
 
     # --- making one ------------------------------------------------------------------------------------------------
 
     def snapshot(self, version: int, changes_since: int | None = None) -> int:
-        """Copy the rows changed since the last commit, for one of `version`; how many."""
+        """Copy the rows changed since the last commit; how many. `version` is the pass closed last.
+
+        `changes_since`: see pserver.client.Shards.snapshot.
+        """
         if len(self._stores) < len(self._tables):
             raise BadRequest(f"{self._name} was never restored, so that it has no store to commit to")
-        taken = {name: table.snapshot() for name, table in self._tables.items()}
-        rows = {name: (each.keys_U, each.words_UW) for name, each in taken.items()}
-        self._snapshot = Snapshot(rows, {name: _facts(table) for name, table in self._tables.items()})
+        tables = {name: table.snapshot() for name, table in self._tables.items()}
+        facts = {name: _facts(self._tables[name], taken) for name, taken in tables.items()}
+        self._snapshot = Snapshot(version, changes_since, tables, facts)
         reach(Point.SNAPSHOT_TAKEN)
-        return sum(len(keys_U) for keys_U, _ in rows.values())
+        return sum(len(taken.keys_U) for taken in tables.values())
 
     def write(self, folder: Path, deadline: Deadline) -> ShardPart:
         """Put the snapshot into the stores, and their whole state below `folder`, synced.
@@ -80,18 +96,24 @@ class Stores:
             return snapshot.part
 
     def _write(self, mine: Path, snapshot: Snapshot) -> ShardPart:
-        """1. Rows to the stores. 2. Checkpoints of the stores, which sync themselves."""
+        """1. Rows to the stores, and out of them. 2. What else a table has, in files of its own.
+
+        3. Checkpoints of the stores, which sync themselves and the folder.
+        """
         try:
             mine.mkdir()
         except OSError as error:
             raise StoreFailed(f"{mine} cannot be made: {error}") from error
         snapshot.part, snapshot.folder = None, mine.parent
+        files: dict[str, StoredFile] = {}
         try:
-            for name, (keys_U, words_UW) in snapshot.rows.items():  # 1
-                self._stores[name].write(keys_U, words_UW)
+            for name, taken in snapshot.tables.items():  # 1
+                self._stores[name].write(taken.keys_U, taken.words_UW, taken.gone()[0])
                 reach(Point.ROWS_WRITTEN)
-            files: dict[str, StoredFile] = {}
-            for name, store in self._stores.items():  # 2
+            for name, taken in snapshot.tables.items():  # 2
+                files |= self._write_changes(name, taken, snapshot, mine)
+                files |= self._write_admission(name, taken, mine)
+            for name, store in self._stores.items():  # 3
                 found = store.checkpoint(mine / name)
                 files |= {f"{self._name}/{name}/{path}": file for path, file in found.items()}
         except PserverError:
@@ -100,13 +122,34 @@ class Stores:
         reach(Point.CHECKPOINT_MADE)
         return ShardPart(self._name, self._buckets, snapshot.facts, files)
 
+    def _write_changes(self, name: str, taken: TableSnapshot, snapshot: Snapshot, mine: Path) -> dict[str, StoredFile]:
+        below = CHANGES.format(name)
+        changes = Changes.joined([])
+        if snapshot.changes_since is not None:
+            changes = Changes.of(taken.keys_U, taken.went_keys_U, taken.went_group_U)
+        made = self._changes[name].write(snapshot.version, changes, snapshot.changes_since, mine / below)
+        path = f"{self._name}/{below}"
+        snapshot.facts[name]["changes"] = [each.message(path) for each in made]
+        return {f"{path}/{each.name}": each.stored for each in made}
+
+    def _write_admission(self, name: str, taken: TableSnapshot, mine: Path) -> dict[str, StoredFile]:
+        if not taken.admission:
+            return {}
+        file, data = ADMISSION.format(name), save(dict(taken.admission))
+        try:
+            write_whole(REAL, mine / file, data)
+        except OSError as error:
+            raise error_of(f"{mine / file}: {error}") from error
+        return {f"{self._name}/{file}": StoredFile(hashlib.sha256(data).hexdigest(), len(data))}
+
     def settle(self, committed: bool, deadline: Deadline) -> None:
         """The snapshot is over; a write that still runs ends first. What it left goes, unless `committed`."""
         with self._alone(deadline):
             if self._snapshot is None:
                 return
-            for table in self._tables.values():
+            for name, table in self._tables.items():
                 table.settle(committed)
+                self._changes[name].settle(committed)
             if not committed and self._snapshot.folder is not None:
                 shutil.rmtree(self._snapshot.folder / self._name, ignore_errors=True)
             self._snapshot = None
@@ -122,8 +165,8 @@ class Stores:
 
     # --- coming back from one ---------------------------------------------------------------------------------------
 
-    def restore(self, folder: Path, parts: Sequence[ShardPart]) -> None:
-        """Open the stores on this shard's rows of a commit; without parts, on none.
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int | None = None) -> None:
+        """Open the stores on this shard's rows of a commit, of `version`; without parts, on none.
 
         Raises StoreDamaged; another commit may be tried then, unless a table has begun to read.
         """
@@ -137,6 +180,10 @@ class Stores:
                     found[name] = self._linked(folder, same, name)
                 else:
                     found[name] = self._copied(folder, parts, name)
+                self._changes[name] = ChangeFiles(self._live / CHANGES.format(name), version if parts else 0)
+                self._changes[name].restore(folder, parts, name, self._buckets)
+            ours = [part for part in parts if same in (None, part) and self._shares(part)]
+            admission = {name: self._admission(folder, ours, name) for name in self._tables}
         except PserverError:
             for store, _ in found.values():
                 store.close()
@@ -144,7 +191,29 @@ class Stores:
             raise
         for name, (store, rows_by_group) in found.items():
             self._stores[name] = store
-            self._tables[name].attach(store, rows_by_group)
+            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
+            self._tables[name].attach(store, rows_by_group, lives, admission[name])
+
+    def _shares(self, part: ShardPart) -> bool:
+        """Whether a part has buckets of this shard."""
+        return part.buckets[0] < self._buckets[1] and self._buckets[0] < part.buckets[1]
+
+    def _admission(
+        self, folder: Path, parts: Sequence[ShardPart], name: str
+    ) -> list[tuple[int, Mapping[str, NDArray[Any]]]]:
+        """What parts of a commit have counted for a table's admission, with the first bucket of each."""
+        found: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
+        for part in parts:
+            file = f"{part.folder}/{ADMISSION.format(name)}"
+            if file in part.files:
+                try:
+                    data = (folder / file).read_bytes()
+                except OSError as error:
+                    raise error_of(f"{folder / file}: {error}") from error
+                if hashlib.sha256(data).hexdigest() != part.files[file].sha256:
+                    raise StoreDamaged(f"{folder / file}: not what was committed")
+                found.append((part.buckets[0], load(data)))
+        return found
 
     def _linked(self, folder: Path, part: ShardPart, name: str) -> tuple[RowStore, dict[int, int]]:
         """The store of a part with the very buckets of this shard."""
@@ -180,6 +249,10 @@ class Stores:
                 store.close()
 
 
-def _facts(table: Table) -> dict[str, Any]:
+def _facts(table: Table, taken: TableSnapshot) -> dict[str, Any]:
     by_group = table.rows_by_group
-    return {"rows": sum(by_group.values()), "rows_by_group": {str(group): count for group, count in by_group.items()}}
+    return {
+        "rows": sum(by_group.values()),
+        "rows_by_group": {str(group): count for group, count in by_group.items()},
+        "life": dict(taken.life),
+    }
