@@ -37,7 +37,7 @@ def finish(trainer: Trainer) -> None:
     """Chief: the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
-    compared = () if parts.chronicle is None else parts.chronicle.compared
+    compared = () if parts.chief is None else parts.chief.chronicle.compared
     write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 

@@ -20,10 +20,10 @@ from pserver.client import Shards, TableStats
 from pserver.digest import add
 from trainer.batches import Batch
 from trainer.dense import DensePart
+from trainer.leading import Lead
 from trainer.observe import Observer
-from trainer.operations import Closing, Operator, Word
+from trainer.operations import Closing, Word
 from trainer.plan import Plan
-from trainer.planner import Planner
 from trainer.progress import Progress, Reading
 from trainer.ranks import Ranks, by_chief, gather_messages
 
@@ -98,8 +98,7 @@ class PassCloser:
         dense: DensePart,
         observer: Observer,
         progress: Progress,
-        planner: Planner | None,
-        operator: Operator | None,
+        chief: Lead | None,
         bad: BadFraction,
         dead_letters: DeadLetters,
         schema: Schema,
@@ -107,8 +106,9 @@ class PassCloser:
         max_day_jump: int,
     ) -> None:
         self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
-        self._observer, self._progress, self._planner = observer, progress, planner
-        self._operator, self._max_day_jump = operator, max_day_jump
+        self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
+        self._planner = None if chief is None else chief.planner
+        self._operator = None if chief is None else chief.operator
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None

@@ -90,9 +90,8 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         shards = _shards(config, job, schema)
         held.callback(shards.close)
         chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
-        planner = None if chief is None else chief.planner
-        if planner is not None:
-            held.callback(planner.close)
+        if chief is not None:
+            held.callback(chief.close)
         maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)
@@ -107,8 +106,6 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         halves = config.store / HALVES if job.metrics.halves and bounded else None
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)
-        bad = BadFraction(job.pipe.max_bad_fraction)
-        operator, max_day_jump = None if chief is None else chief.operator, job.passes.max_day_jump
         closer = PassCloser(
             ranks,
             shards,
@@ -116,24 +113,19 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             dense,
             observer,
             progress,
-            planner,
-            operator,
-            bad,
+            chief,
+            BadFraction(job.pipe.max_bad_fraction),
             dead_letters,
             schema,
             CLOSE_S,
-            max_day_jump,
+            job.passes.max_day_jump,
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
         closer.begin(None if chief is None else chief.begin(config.job, closer.day))
         committer = None
         if chief is not None and chief.beginning.joblog is not None:
-            capture = partial(_capture, config, chief, holders)
-            arithmetic = fingerprint(device)
-            changed = changed_arithmetic(chief.beginning.commit, arithmetic)
-            committer = held.enter_context(_committing(config, job, chief, shards, capture, arithmetic))
-            progress.says = partial(_told, config, chief, committer, changed)
+            committer = held.enter_context(_committing(config, job, chief, shards, holders, fingerprint(device)))
         parts = Parts(
             job.train,
             job.tasks,
@@ -146,8 +138,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             observer,
             closer,
             progress,
-            None if chief is None else chief.chronicle,
-            operator,
+            chief,
             committer,
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
@@ -190,10 +181,10 @@ def _committing(
     job: TrainerJob,
     chief: Lead,
     shards: Shards,
-    capture: Callable[[], Saved],
+    holders: Holders,
     arithmetic: Mapping[str, str],
 ) -> Iterator[Committer]:
-    """The chief's committer; at the end, what it is writing is finished first."""
+    """The chief's committer, which the status tells of; at the end, what it is writing is finished first."""
     beginning, planner = chief.beginning, chief.planner
     assert beginning.joblog is not None, "claimed"
     origin = Origin(job.name, beginning.timeline, config.generation, config.world, arithmetic)
@@ -202,10 +193,12 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror = _uploader(config, job, beginning, beginning.joblog)
+    mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, chief, holders)
     committer = Committer(
         config.store, job.commit, origin, beginning.joblog, shards, capture, show, beginning.commit, mirror
     )
+    changed = changed_arithmetic(beginning.commit, arithmetic)
+    holders.progress.says = partial(_told, config, chief, committer, changed)
     try:
         yield committer
     finally:
@@ -252,7 +245,7 @@ def _capture(config: WorkerConfig, chief: Lead, holders: Holders) -> Saved:
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
     """What sums depend on and is no longer as it was when `commit` was made, in words."""
-    then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"]
+    then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"] or now
     changed = [f"{name} was {then.get(name)}, is {now.get(name)}" for name in now if then.get(name) != now[name]]
     if changed:
         log.warning("from here on sums may be rounded otherwise than before: %s", "; ".join(changed))

@@ -41,6 +41,11 @@ class Lead:
     shrinking: Shrinking
     shards: Shards
 
+    def close(self) -> None:
+        """End the planner and its source."""
+        if self.planner is not None:
+            self.planner.close()
+
     def begin(self, spec: Mapping[str, Any], day: int) -> Word:
         """Go on under `spec` with what was set, and with what waits, once everything is restored to that `day`."""
         commit, waiting = self.beginning.commit, [record.body for record in self.beginning.waiting]

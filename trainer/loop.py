@@ -20,13 +20,12 @@ from millrace.errors import MillraceError
 from millrace.seeds import derive
 from pserver.client import Gradients, Scale, Shards
 from trainer.batches import Batch, BatchMaker
-from trainer.chronicle import Chronicle
 from trainer.close import PassCloser
 from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
+from trainer.leading import Lead
 from trainer.observe import Observer
-from trainer.operations import Operator
 from trainer.plan import Plan
 from trainer.planner import Drained
 from trainer.progress import Progress
@@ -60,9 +59,8 @@ class Parts:
     observer: Observer
     closer: PassCloser
     progress: Progress
-    chronicle: Chronicle | None
+    chief: Lead | None
     """The chief's, as all below; None on other ranks."""
-    operator: Operator | None
     committer: Committer | None
     """None for a rerun, too: it keeps nothing."""
 
@@ -99,7 +97,7 @@ class TrainLoop:
         parts, progress = self._parts, self._parts.progress
         self._ask()
         while (plan := self._wait_for_plan()) is not None:
-            replaying = parts.chronicle is not None and parts.chronicle.replaying
+            replaying = parts.chief is not None and parts.chief.chronicle.replaying
             progress.opened(plan, "replaying" if replaying else "training")
             self._ask()
             self._train(plan)
@@ -111,16 +109,16 @@ class TrainLoop:
 
     def _ask(self) -> None:
         """Chief: ask for the pass after the last one known."""
-        chronicle, progress = self._parts.chronicle, self._parts.progress
-        if chronicle is not None and not self._end:
-            chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+        chief, progress = self._parts.chief, self._parts.progress
+        if chief is not None and not self._end:
+            chief.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
 
     def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
         """Chief: the message about the next pass, once there is one."""
-        chronicle = self._parts.chronicle
-        if chronicle is None or self._next is not None or self._end:
+        chief = self._parts.chief
+        if chief is None or self._next is not None or self._end:
             return None
-        answer = chronicle.take(wait_s)
+        answer = chief.chronicle.take(wait_s)
         if isinstance(answer, Drained):
             self._parts.closer.ended = True
             return {"end": True}
@@ -171,9 +169,9 @@ class TrainLoop:
     def _carry(self) -> Plan | None:
         """Chief: at the end of the stream, a pass of no events where something waits for one."""
         parts, progress = self._parts, self._parts.progress
-        if parts.operator is None or parts.chronicle is None or not parts.operator.wants_pass(ended=True):
+        if parts.chief is None or not parts.chief.operator.wants_pass(ended=True):
             return None
-        return parts.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
+        return parts.chief.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
 
     def _commit_if_due(self) -> None:
         parts = self._parts
