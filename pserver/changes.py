@@ -234,7 +234,7 @@ class ChangeFiles:
                 read_increment(folder / path, each).of_buckets(*buckets)
                 for part in parts
                 for path, each in part.items()
-                if since <= each.since and each.upto <= upto
+                if since <= each.since and since < each.upto <= upto
             ]
             made.append(self._written(Changes.joined(found), since, upto, made))
         return made
