@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from millrace.config import Section, Size
 from millrace.points import Fault
@@ -13,6 +13,19 @@ NotNegative = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 MIN_TABLE_BYTES = 8 << 20
 """The least `tables.<t>.memory`."""
+MIN_COUNTS_BYTES = 1 << 20
+"""The least `memory` of an admission entry: 256 bytes for each virtual bucket."""
+
+
+def _holds_some_counts(memory: int) -> int:
+    if memory < MIN_COUNTS_BYTES:
+        raise ValueError(
+            f"is less than {MIN_COUNTS_BYTES >> 20}MiB, which would leave too few counts to a virtual bucket"
+        )
+    return memory
+
+
+CountsSize = Annotated[Size, AfterValidator(_holds_some_counts)]
 
 
 class Bounds(Section):
@@ -90,7 +103,7 @@ class CountEntry(Section):
     """Admitted at its n-th show."""
     exact: bool = False
     """Whether keys are counted one by one; else in a sketch, which may count too many, never too few."""
-    memory: Size = 16 << 20
+    memory: CountsSize = 16 << 20
     """Memory of the counts over all shards; its equal part for each of 4,096 virtual buckets."""
 
 
@@ -112,7 +125,7 @@ class ShowClickEntry(Section):
     """Admitted when the sum of its records' scores reaches this."""
     exact: bool = False
     """As in "count"."""
-    memory: Size = 16 << 20
+    memory: CountsSize = 16 << 20
     """As in "count"."""
 
 

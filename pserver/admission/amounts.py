@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from pserver.config import CountEntry, ShowClickEntry
 
@@ -78,3 +79,10 @@ def amount_of_reference(show: float, click: float, rates: Rates) -> int:
     """The twin of `amount_of`; show and click are numbers that float32 holds."""
     score = (show - click) * rates[0] + click * rates[1]
     return min(math.ceil(score), rates[2]) if score > 0 else 0
+
+
+def in_units_of(counts: NDArray[Any], old_exponent: int, new_exponent: int, most: int) -> NDArray[Any]:
+    """Counts of units of 2**old_exponent in units of 2**new_exponent: rounded up, at most `most` (below 2**53)."""
+    return np.minimum(np.ceil(np.ldexp(counts.astype(np.float64), old_exponent - new_exponent)), most).astype(
+        counts.dtype
+    )

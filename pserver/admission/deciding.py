@@ -17,17 +17,18 @@ Finding which keys have no row, merging ranks' records, and giving rows is pserv
 Shapes: U unique keys of a step, B buckets of this shard.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.admission.amounts import Measure
+from millrace.keys import NUM_BUCKETS
+from pserver.admission.amounts import Measure, in_units_of
 from pserver.admission.exact import Exact
 from pserver.admission.lot import draw, lot_of, salt_of
 from pserver.admission.sketch import Sketch
-from pserver.admission.tally import F32, U64, Flags, Tally, bytes_of_a_bucket
+from pserver.admission.tally import F32, U64, Flags, Tally
 from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
 from pserver.digest import add, join
 from pserver.rows import frozen
@@ -55,13 +56,13 @@ class Admission:
         seed: int,
         buckets: tuple[int, int],
     ) -> Self:
-        """Nothing counted yet. Raises ValueError where an entry's memory is less than MIN_MEMORY."""
+        """Nothing counted yet."""
         counting = list[Counting]()
         for entry in entries:
             if not isinstance(entry, ProbabilityEntry):
                 measure = Measure.of(entry, nonclk_coeff, click_coeff)
                 kind = Exact if entry.exact else Sketch
-                counting.append((entry, measure, kind(measure, bytes_of_a_bucket(entry.kind, entry.memory), buckets)))
+                counting.append((entry, measure, kind(measure, entry.memory // NUM_BUCKETS, buckets)))
         return cls(entries, counting, int(seed), buckets)
 
     def admit(self, keys_U: U64, show_U: F32, click_U: F32, day: int) -> Flags:
@@ -92,34 +93,45 @@ class Admission:
 
         Costs a copy of `num_bytes`: some 5 ms for each 16 MiB.
         """
-        return {name: array.copy() for name, array in self._arrays().items()}
+        num_buckets = self._buckets[1] - self._buckets[0]
+        state = {name: array.copy() for name, array in self._arrays().items()}
+        for label, measure, _ in self._labelled():
+            state[f"{label}.exponent"] = np.full(num_buckets, measure.exponent, np.int16)
+        return state
 
     def load(self, state: Mapping[str, NDArray[Any]], first_bucket: int) -> bool:
         """Take over this shard's buckets out of a part of a commit, whose first bucket is `first_bucket`.
 
-        False, and nothing is changed, where the part was counted in other units or memory, or by other entries. It
-        stays valid when `n`, `p` or a threshold changes by so little that counters and units stay what they are.
+        False, and nothing is changed, where the part was counted by other entries, or in other memory or kinds of
+        counters. `p`, coefficients, a score's threshold, and `n` within its kind of counters may have changed.
         """
-        arrays = self._arrays()
-        fits = state.keys() == arrays.keys() and all(
-            state[name].dtype == own.dtype and state[name].shape[1:] == own.shape[1:] for name, own in arrays.items()
-        )
-        if not fits:
+        own = self._arrays()
+        if state.keys() != {*own, *(f"{label}.exponent" for label, _, _ in self._labelled())}:
             return False
-        for name, own in arrays.items():
-            begin = max(first_bucket, self._buckets[0])
-            end = min(first_bucket + len(state[name]), self._buckets[1])
-            if begin < end:
-                taken = state[name][begin - first_bucket : end - first_bucket]
-                own[begin - self._buckets[0] : end - self._buckets[0]] = taken
+        if any(_unlike(state[name], array) for name, array in own.items()):
+            return False
+        begin = max(first_bucket, self._buckets[0])
+        end = min(first_bucket + len(next(iter(state.values()), ())), self._buckets[1])
+        if begin >= end:
+            return True
+        theirs, ours = (slice(begin - first, end - first) for first in (first_bucket, self._buckets[0]))
+        for label, measure, tally in self._labelled():
+            exponent = int(state[f"{label}.exponent"][0])
+            for name, array in tally.arrays.items():
+                part = state[f"{label}.{name}"][theirs]
+                if name in tally.units and exponent != measure.exponent:
+                    part = in_units_of(part, exponent, measure.exponent, measure.most)
+                array[ours] = part
         return True
 
+    def _labelled(self) -> Iterator[tuple[str, Measure, Tally]]:
+        """Counting entries, by a label that tells what counts how: position among them, kind, and whether exactly."""
+        for i, (entry, measure, tally) in enumerate(self._counting):
+            yield f"{i}-{entry.kind}-{'exact' if entry.exact else 'sketch'}", measure, tally
+
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        """By names that tell what was counted how: position among counting entries, kind, exact or not, unit."""
         return {
-            f"{i}-{entry.kind}-{'exact' if entry.exact else 'sketch'}-{measure.exponent}.{name}": array
-            for i, (entry, measure, tally) in enumerate(self._counting)
-            for name, array in tally.arrays.items()
+            f"{label}.{name}": array for label, _, tally in self._labelled() for name, array in tally.arrays.items()
         }
 
     def digest(self) -> int:
@@ -158,3 +170,7 @@ def _counted(entry: CountEntry | ShowClickEntry, measure: Measure, tally: Tally,
     if "too_high_by_at_most" in quality:
         quality["too_high_by_at_most"] = measure.value_of(1) * quality["too_high_by_at_most"]
     return told | quality
+
+
+def _unlike(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.dtype != other.dtype or one.shape[1:] != other.shape[1:]

@@ -25,6 +25,8 @@ from pserver.admission.tally import F32, U64, Flags
 class Exact:
     """The tables of one entry on one shard."""
 
+    units: tuple[str, ...] = ("counts",)
+
     def __init__(self, measure: Measure, bucket_bytes: int, buckets: tuple[int, int]) -> None:
         self._first, num_buckets = buckets[0], buckets[1] - buckets[0]
         self.num_slots = bucket_bytes // (8 + measure.dtype.itemsize)

@@ -37,6 +37,8 @@ SECOND = (2 * GOLDEN) & MASK
 class Sketch:
     """The sketches of one entry on one shard."""
 
+    units: tuple[str, ...] = ("cells", "mass")
+
     def __init__(self, measure: Measure, bucket_bytes: int, buckets: tuple[int, int]) -> None:
         self._first, num_buckets = buckets[0], buckets[1] - buckets[0]
         num_words = bucket_bytes // 8

@@ -12,15 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS
 from pserver.admission.amounts import Rates
 
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
-
-MIN_MEMORY = 1 << 20
-"""The least `memory` of an entry: 256 bytes for each virtual bucket."""
 
 
 class Tally(Protocol):
@@ -29,6 +25,9 @@ class Tally(Protocol):
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """All that is kept, by name; each one's first axis is B."""
+
+    units: tuple[str, ...]
+    """Names of those arrays that hold units."""
 
     def record(
         self, keys_U: U64, show_U: F32, click_U: F32, rates: Rates, day: int, open_U: Flags, admitted_U: Flags
@@ -46,10 +45,3 @@ class Tally(Protocol):
 
     def digest(self) -> tuple[int, int]:
         """Two sums over buckets, each modulo 2**64."""
-
-
-def bytes_of_a_bucket(kind: str, memory: int) -> int:
-    """An entry's memory for one virtual bucket. Raises ValueError where that is too little."""
-    if memory < MIN_MEMORY:
-        raise ValueError(f"admission {kind!r}: memory is {memory}; at least {MIN_MEMORY >> 20}MiB")
-    return memory // NUM_BUCKETS

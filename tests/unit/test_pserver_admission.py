@@ -13,7 +13,7 @@ from pserver.admission.amounts import Measure
 from pserver.admission.exact import Exact, ExactReference
 from pserver.admission.lot import lot_of
 from pserver.admission.sketch import Sketch, SketchReference
-from pserver.admission.tally import MIN_MEMORY
+from pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
 from pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
 from pserver.digest import add
 from pserver.placement import Placement
@@ -234,8 +234,21 @@ def test_counts_of_other_units_or_memory_are_not_taken_over():
         before = target.digest()
         assert not target.load(source.state(), 0) and target.digest() == before
     assert not admission().load(source.state(), 0)
-    raised = admission(count(4), lot(0.9))
-    assert raised.load(source.state(), 0) and raised.explain(5, 0)[0]["estimate"] == 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_threshold_or_p_may_change_and_what_was_counted_stays(exact):
+    """A score's unit follows its threshold: counts are taken over in the new unit, rounded up."""
+    source = admission(count(3, exact), score(1.0, exact))
+    admit(source, [5], 1.0)
+    for at in (0.3, 0.9, 1.0, 7.0, 1000.0, 1e300):
+        target = admission(count(4, exact), lot(0.999), score(at, exact))
+        assert target.load(source.state(), 0)
+        counted, _, scored = target.explain(5, 0)
+        assert counted["estimate"] == 1 and 0.1 <= scored["estimate"] <= 0.1 + at / 2**13
+    lower = admission(count(3, exact), score(0.05, exact))
+    assert lower.load(source.state(), 0) and lower.explain(5, 0)[1]["agrees"]
+    assert admit(lower, [5], 2.0) == [True]
 
 
 def test_what_is_told_of_a_key_is_json():
@@ -251,7 +264,7 @@ def test_memory_is_what_was_asked_for_and_too_little_is_refused():
     for entry in (count(3, memory=16 << 20), count(300, True, 16 << 20), score(1.0, memory=16 << 20)):
         assert 0.98 < admission(entry).num_bytes / (16 << 20) < 1.01
         assert admission(entry, buckets=(0, 1024)).num_bytes == admission(entry).num_bytes / 4
-    with pytest.raises(ValueError, match="at least 1MiB"):
+    with pytest.raises(ValueError, match="less than 1MiB"):
         admission(count(3, memory=MIN_MEMORY - 1))
     assert admission().num_bytes == 0 == admission().digest()
     assert admit(admission(), [1, 2]) == [True, True]
