@@ -1,0 +1,178 @@
+"""Golden predictions: samples as a server gets them, and what the model must say of them. Imports no torch.
+
+golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>; texts are hashed, padding dropped,
+max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
+(list<float32>); for each task "prediction.<task>" (float32). The chief writes it (trainer.exports.staging), the exporter
+process replays it with the rows it exported and the ONNX, and so can any server: deploy/examples/serving does the same
+without Millrace.
+
+Shapes: B samples, N signs of one slot, U unique keys of one table, W weights of a row: first-order weight, then vector.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dataset.batch import F32, U64, Ragged, Samples
+from dataset.schema import Schema
+from millrace.errors import BadInput
+from millrace.keys import keys_of
+from trainer.exports.onnx import Dense
+from trainer.exports.values import Dtype, written
+
+PREDICTION = "prediction."
+"""Before a task's name."""
+TOLERANCE = 1e-5
+"""By which a replay may differ, in float32."""
+
+FindRows = Callable[[str, U64], tuple[NDArray[np.bool_], F32]]
+"""Of a table, (U,) keys: (U,) which of them have a row, (U, W) their weights as they are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What an export said of the golden samples."""
+
+    predictions: Mapping[str, F32]
+    """(B,) by task."""
+    difference: float
+    """The largest, against the predictions written; infinite where one of them is no number."""
+
+
+def rounded(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
+    """Rows as who reads an export of type `dtype` has them."""
+    if dtype == "float32":
+        return rows_UW
+    values, parts = written(rows_UW, first_order, dtype), []
+    if values.weight_R is not None:
+        parts.append(values.weight_R.astype(np.float32)[:, None])
+    if values.vector_RD is not None:
+        vector_RD = values.vector_RD.astype(np.float32)
+        parts.append(vector_RD if values.scale_R is None else vector_RD * values.scale_R[:, None])
+    return np.concatenate(parts, 1)
+
+
+def table_of(samples: Samples, schema: Schema, predictions: Mapping[str, F32]) -> pa.Table:
+    """golden.parquet, as a table."""
+    columns: dict[str, pa.Array] = {}
+    for slot in schema.sparse:
+        column = samples.sparse[slot.name]
+        columns[slot.name] = _lists(column, pa.array(column.values_N, pa.uint64()))
+        if column.weights_N is not None:
+            columns[f"{slot.name}.weight"] = _lists(column, pa.array(column.weights_N, pa.float32()))
+    for slot in schema.dense:
+        values_BC = samples.dense[slot.name]
+        offset_B1 = np.arange(len(samples) + 1, dtype=np.int32) * np.int32(values_BC.shape[1])
+        columns[slot.name] = pa.ListArray.from_arrays(offset_B1, pa.array(values_BC.reshape(-1), pa.float32()))
+    return with_predictions(pa.table(columns), predictions)
+
+
+def _lists(column: Ragged, values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(column.offset_B1.astype(np.int32), values)
+
+
+def with_predictions(golden: pa.Table, predictions: Mapping[str, F32]) -> pa.Table:
+    """The same samples, of which these are the predictions: for exports whose thresholds keep rows back."""
+    for task, prediction_B in predictions.items():
+        name, column = PREDICTION + task, pa.array(prediction_B, pa.float32())
+        index = golden.schema.get_field_index(name)
+        golden = golden.append_column(name, column) if index < 0 else golden.set_column(index, name, column)
+    return golden
+
+
+def as_bytes(golden: pa.Table) -> bytes:
+    """The file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(golden, sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def from_bytes(content: bytes) -> pa.Table:
+    """The inverse of `as_bytes`. Raises BadInput."""
+    try:
+        return pq.read_table(pa.BufferReader(content))
+    except pa.ArrowException as error:
+        raise BadInput(f"golden.parquet cannot be read: {error}") from error
+
+
+def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, Any]) -> Replayed:
+    """Predict the golden samples anew; `model` is model.json. Raises BadInput."""
+    found = Dense(onnx).run(feeds_of(golden, rows, model))
+    difference = 0.0
+    for task in model["tasks"]:
+        wanted_B = golden.column(PREDICTION + task["name"]).to_numpy()
+        differs_B = np.abs(found[task["output"]].astype(np.float64) - wanted_B)
+        difference = max(difference, float(np.nan_to_num(differs_B, nan=np.inf).max(initial=0.0)))
+    return Replayed({task["name"]: found[task["output"]] for task in model["tasks"]}, difference)
+
+
+def feeds_of(golden: pa.Table, rows: FindRows, model: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Inputs of the ONNX, by the rules of model.json; every table is asked once. Raises BadInput."""
+    feeds: dict[str, NDArray[Any]] = {}
+    sparse = [slot for slot in model["slots"] if slot["kind"] == "sparse"]
+    for name, table in model["tables"].items():
+        if not table["exported"]:
+            raise BadInput(f"table {name!r} is not in this stream of exports: without it nothing can be predicted")
+        slots = [slot for slot in sparse if slot["table"] == name]
+        columns = {slot["name"]: _ragged(golden, slot["name"]) for slot in slots}
+        keys = [_keys(columns[slot["name"]].values_N, slot["group"]) for slot in slots]
+        keys_U, inverse_N = np.unique(np.concatenate(keys), return_inverse=True)
+        weights_UW = _with_defaults(*rows(name, keys_U), table)
+        begin = 0
+        for slot, keys_N in zip(slots, keys, strict=True):
+            rows_NW = weights_UW[inverse_N[begin : begin + len(keys_N)]]
+            feeds |= _fed(slot, columns[slot["name"]], rows_NW)
+            begin += len(keys_N)
+    for slot in model["slots"]:
+        if slot["kind"] == "dense":
+            values_N = golden.column(slot["name"]).combine_chunks().flatten().to_numpy()
+            feeds[slot["name"]] = values_N.reshape(len(golden), slot["size"])
+    return feeds
+
+
+def _keys(sign_N: U64, group: int) -> U64:
+    keys_N = np.empty(len(sign_N), np.uint64)
+    keys_of(sign_N, group, keys_N)
+    return keys_N
+
+
+def _with_defaults(found_U: NDArray[np.bool_], weights_UW: F32, table: Mapping[str, Any]) -> F32:
+    """Weights, with the table's default row for the keys without one."""
+    default: str | Sequence[float] = table["default_row"]
+    default_W = np.float32(0) if isinstance(default, str) else np.array(default, np.float32)
+    return np.where(found_U[:, None], weights_UW, default_W).astype(np.float32, copy=False)
+
+
+def _ragged(golden: pa.Table, name: str) -> Ragged:
+    lists = golden.column(name).combine_chunks()
+    weights = None
+    if f"{name}.weight" in golden.schema.names:
+        weights = golden.column(f"{name}.weight").combine_chunks().flatten().to_numpy()
+    offset_B1 = lists.offsets.to_numpy().astype(np.int64)
+    return Ragged(lists.flatten().to_numpy(), offset_B1 - offset_B1[:1], weights)
+
+
+def _fed(slot: Mapping[str, Any], column: Ragged, rows_NW: F32) -> dict[str, NDArray[Any]]:
+    """Inputs of one sparse slot: its rows pooled, or one behind the other with a mask."""
+    name, length_B = slot["name"], np.diff(column.offset_B1)
+    sample_N = np.repeat(np.arange(len(length_B)), length_B)
+    scale_N = np.ones(len(rows_NW), np.float32) if column.weights_N is None else column.weights_N
+    if slot["pooling"] == "none":
+        place_N = np.arange(len(rows_NW)) - column.offset_B1[sample_N]
+        rows_BLW = np.zeros((len(length_B), slot["max_len"], rows_NW.shape[1]), np.float32)
+        mask_BL = np.zeros(rows_BLW.shape[:2], np.bool_)
+        rows_BLW[sample_N, place_N], mask_BL[sample_N, place_N] = rows_NW * scale_N[:, None], True
+        return {name: rows_BLW, f"{name}.mask": mask_BL}
+    if slot["pooling"] != "sum":
+        count_B = np.maximum(length_B, 1).astype(np.float32)
+        divisor_B: F32 = count_B if slot["pooling"] == "mean" else np.sqrt(count_B)
+        scale_N = scale_N / divisor_B[sample_N]
+    pooled_BW = np.zeros((len(length_B), rows_NW.shape[1]), np.float32)
+    np.add.at(pooled_BW, sample_N, rows_NW * scale_N[:, None])
+    return {name: pooled_BW}

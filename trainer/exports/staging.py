@@ -1,0 +1,128 @@
+"""What only the chief knows of a version that is exported: its model described, traced, and asked for predictions.
+
+Into the stage's folder: model.json, golden.parquet and onnx-template.onnx, each if it can be had, and why.json, which
+says in words why one of the latter two is not there. The exporter process takes it from there.
+
+Shapes: U unique keys of a table, W weights of a row.
+"""
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dataset.batch import F32, Samples
+from dataset.schema import Schema
+from millrace.durable import REAL, write_whole, writing
+from pserver.client import Keys
+from pserver.config import TableSection
+from trainer.config import TaskSection
+from trainer.embedding import Deduplicator, tables_of
+from trainer.exports.config import ExportSection
+from trainer.exports.describe import describe
+from trainer.exports.golden import as_bytes, rounded, table_of
+from trainer.exports.request import ExportRequest
+from trainer.exports.tracing import Frozen, TraceFailed, trace
+from trainer.inputs import inputs_of, shape_of
+from trainer.pooling import KernelPooling
+
+MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
+
+log = logging.getLogger(__name__)
+
+Look = Callable[[Mapping[str, Keys]], Mapping[str, F32]]
+"""(U, W) rows of keys by table, as they are now and as inference sees them: zeros where there is none."""
+
+
+class Stager:
+    """Traces when it is made. The loop's thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        tables: Mapping[str, TableSection],
+        tasks: Sequence[TaskSection],
+        streams: Mapping[str, ExportSection],
+        scratch: Path,
+        tensors: Callable[[], Mapping[str, Tensor]],
+        look: Look,
+    ) -> None:
+        """`tensors` gives the model's state as trainer.dense.DensePart.tensors; `scratch` is for the template."""
+        self._schema, self._tables, self._tasks = schema, tables, tasks
+        self._tensors, self._look = tensors, look
+        self._most = max((section.golden for section in streams.values()), default=0)
+        self._kept: deque[Samples] = deque()
+        self._num_kept = 0
+        self._template, self._why = scratch / TEMPLATE, ""
+        self._deduplicators = [Deduplicator(table) for table in tables_of(schema, tables, None)]
+        self._pooling = KernelPooling(1)
+        self._frozen: Frozen | None = None
+        try:
+            self._frozen = Frozen(model, tasks)
+            template = trace(model, shape_of(schema, tables, [task.name for task in tasks]), tasks)
+        except TraceFailed as error:
+            self._why = str(error)
+            log.warning("exports will have no dense.onnx: %s", error)
+        else:
+            scratch.mkdir(parents=True, exist_ok=True)
+            _put(self._template, template)
+
+    def saw(self, samples: Samples) -> None:
+        """A batch of the pass: some of the last samples are kept. For every step, so it copies nothing."""
+        self._kept.append(samples)
+        self._num_kept += len(samples)
+        while self._num_kept - len(self._kept[0]) >= self._most and len(self._kept) > 1:
+            self._num_kept -= len(self._kept.popleft())
+
+    def stage(self, request: ExportRequest, folder: Path) -> None:
+        """Write what there is into `folder`, for a version whose pass is closed. Raises Unwritable."""
+        section = request.section
+        described = describe(self._schema, self._tables, self._tasks, section)
+        _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
+        why = {"onnx": self._why, "golden": ""}
+        if not self._why:
+            os.link(self._template, folder / TEMPLATE)
+        golden, why["golden"] = self._golden(section)
+        if golden is not None:
+            _put(folder / GOLDEN, golden)
+        _put(folder / WHY, json.dumps(why).encode())
+
+    def _golden(self, section: ExportSection) -> tuple[bytes | None, str]:
+        """The file; or why there is none."""
+        if not section.golden:
+            return None, "golden = 0"
+        if not self._num_kept:
+            return None, "the first trainer has seen no sample since the job was started"
+        if self._frozen is None:
+            return None, self._why
+        joined = Samples.concat(list(self._kept))
+        samples = joined.slice(max(0, len(joined) - section.golden), len(joined))
+        try:
+            return as_bytes(table_of(samples, self._schema, self._predicted(samples, section))), ""
+        except TraceFailed as error:
+            return None, str(error)
+
+    def _predicted(self, samples: Samples, section: ExportSection) -> dict[str, F32]:
+        """Predictions with the model and rows as they are, rows rounded as they will be exported."""
+        assert self._frozen is not None
+        self._frozen.load({name.removeprefix("model."): value for name, value in self._tensors().items()})
+        lookups = [each.lookup(samples) for each in self._deduplicators]
+        rows = self._look({look.table.name: look.keys for look in lookups})
+        leaves = {
+            look.table.name: self._pooling.cells(
+                look, rounded(rows[look.table.name], look.table.first_order, section.dtype)
+            ).detach()
+            for look in lookups
+        }
+        return self._frozen.predict(inputs_of(self._schema, samples, lookups, leaves, torch.device("cpu")))
+
+
+def _put(path: Path, content: bytes) -> None:
+    with writing(path):
+        write_whole(REAL, path, content)
