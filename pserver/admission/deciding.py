@@ -31,7 +31,7 @@ from pserver.admission.sketch import Sketch
 from pserver.admission.tally import F32, U64, Flags, Tally
 from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
 from pserver.digest import add, join
-from pserver.rows import frozen
+from pserver.rows import frozen, roomy
 
 Counting = tuple[CountEntry | ShowClickEntry, Measure, Tally]
 
@@ -94,7 +94,7 @@ class Admission:
         Costs a copy of `num_bytes`: some 5 ms for each 16 MiB.
         """
         num_buckets = self._buckets[1] - self._buckets[0]
-        state = {name: array.copy() for name, array in self._arrays().items()}
+        state = {name: _copy_of(array) for name, array in self._arrays().items()}
         for label, measure, _ in self._labelled():
             state[f"{label}.exponent"] = np.full(num_buckets, measure.exponent, np.int16)
         return state
@@ -174,3 +174,10 @@ def _counted(entry: CountEntry | ShowClickEntry, measure: Measure, tally: Tally,
 
 def _unlike(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.dtype != other.dtype or one.shape[1:] != other.shape[1:]
+
+
+def _copy_of(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy whose memory goes back once the commit is written: see `roomy`."""
+    copy = roomy(array.shape, array.dtype)
+    copy[...] = array
+    return copy
