@@ -81,8 +81,9 @@ def amount_of_reference(show: float, click: float, rates: Rates) -> int:
     return min(math.ceil(score), rates[2]) if score > 0 else 0
 
 
-def in_units_of(counts: NDArray[Any], old_exponent: int, new_exponent: int, most: int) -> NDArray[Any]:
-    """Counts of units of 2**old_exponent in units of 2**new_exponent: rounded up, at most `most` (below 2**53)."""
+def in_units_of(counts: NDArray[Any], old_exponent: int, new_exponent: int) -> NDArray[Any]:
+    """Counts of units of 2**old_exponent in units of 2**new_exponent: rounded up, at most what their kind holds."""
+    most = min(np.iinfo(counts.dtype).max, 1 << 53)  # floats hold whole numbers up to there
     return np.minimum(np.ceil(np.ldexp(counts.astype(np.float64), old_exponent - new_exponent)), most).astype(
         counts.dtype
     )

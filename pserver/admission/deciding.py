@@ -120,7 +120,7 @@ class Admission:
             for name, array in tally.arrays.items():
                 part = state[f"{label}.{name}"][theirs]
                 if name in tally.units and exponent != measure.exponent:
-                    part = in_units_of(part, exponent, measure.exponent, measure.most)
+                    part = in_units_of(part, exponent, measure.exponent)
                 array[ours] = part
         return True
 

@@ -251,6 +251,15 @@ def test_a_threshold_or_p_may_change_and_what_was_counted_stays(exact):
     assert admit(lower, [5], 2.0) == [True]
 
 
+def test_what_a_bucket_holds_outgrows_a_counter_in_the_new_unit():
+    source, lower = admission(score(1.0)), admission(score(0.25))
+    for i in range(20):
+        admit(source, [(i + 1) << 12 | 5], 9.0)
+    assert lower.load(source.state(), 0)
+    error = [target.explain(5, 0)[0]["too_high_by_at_most"] for target in (source, lower)]
+    assert error[0] == pytest.approx(error[1], rel=0.01)
+
+
 def test_what_is_told_of_a_key_is_json():
     ours = admission(count(3), score(0.3, exact=True), lot(1.0))
     admit(ours, [5])
