@@ -18,6 +18,8 @@ NUM_BUCKETS = 4096
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: the increment of splitmix64."""
+MIX_INVERSES = (pow(0xBF58476D1CE4E5B9, -1, 1 << 64), pow(0x94D049BB133111EB, -1, 1 << 64))
+"""Multiplying by these undoes what `mix` multiplies by, first and second."""
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
@@ -53,9 +55,22 @@ def sign_of(key: int, group: int) -> int:
     """The sign that `key_of_reference` made `key` from: its inverse."""
     value = key
     value = _unshift(value, 31)
-    value = _unshift((value * pow(0x94D049BB133111EB, -1, 1 << 64)) & MASK, 27)
-    value = _unshift((value * pow(0xBF58476D1CE4E5B9, -1, 1 << 64)) & MASK, 30)
+    value = _unshift((value * MIX_INVERSES[1]) & MASK, 27)
+    value = _unshift((value * MIX_INVERSES[0]) & MASK, 30)
     return (value - (group + 1) * GOLDEN) & MASK
+
+
+@njit(nogil=True, cache=True)
+def signs_of(keys_N, group_N, out_N):  # type: ignore[no-untyped-def]
+    """Write the signs of `keys_N` (uint64), each in its slot group (uint16), to `out_N`; the twin of `sign_of`."""
+    for n in range(len(keys_N)):
+        value = keys_N[n]
+        value = value ^ (value >> np.uint64(31)) ^ (value >> np.uint64(62))
+        value = value * np.uint64(MIX_INVERSES[1])
+        value = value ^ (value >> np.uint64(27)) ^ (value >> np.uint64(54))
+        value = value * np.uint64(MIX_INVERSES[0])
+        value = value ^ (value >> np.uint64(30)) ^ (value >> np.uint64(60))
+        out_N[n] = value - (np.uint64(group_N[n]) + np.uint64(1)) * np.uint64(GOLDEN)
 
 
 def _unshift(value: int, by: int) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millrace.config import Section
+from millrace.points import Fault
 from pserver.config import TableSection
 from trainer.exports.config import ExportSection
 
@@ -50,6 +51,10 @@ class ExportRequest(Section):
     """Sections in force at this version, of the tables to export."""
     slots: dict[str, dict[int, str]]
     """By table: slot group to the name of its slot."""
+    groups: dict[str, int] = {}
+    """Slot group of every sparse slot by name; as `slots` has it unless given."""
+    folder: Path = Path()
+    """The spec's: where the command after an export runs."""
     facts: dict[str, Any] = {}
     """Straight into the manifest: positions, event_time, day, metrics, fingerprint."""
 
@@ -88,3 +93,14 @@ class ExportAnswer(Section):
     """Of all files."""
     seconds: float = 0.0
     """From request to DONE."""
+    removed: tuple[str, ...] = ()
+    """Exports that are not kept any more and were removed: "t1/0000000012-base"."""
+
+
+class ExporterConfig(Section):
+    """The first line of the exporter process's input."""
+
+    store: Path
+    """The job's store: what is open while an export is made lies in its folder `live`."""
+    faults: tuple[Fault, ...] = ()
+    """Where the process is to die, in runs that show what that costs."""

@@ -68,6 +68,12 @@ class Objects:
         found = self._tried(f"listing {folder}/", lambda: self._files.get_file_info(selector), deadline)
         return {info.base_name: info.size for info in found if info.type == fs.FileType.File}
 
+    def folders(self, folder: str, deadline: Deadline) -> list[str]:
+        """Names of the folders in `folder`, sorted."""
+        selector = fs.FileSelector(self._path(folder), allow_not_found=True)
+        found = self._tried(f"listing {folder}/", lambda: self._files.get_file_info(selector), deadline)
+        return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+
     def put_file(self, key: str, path: Path, sha256: str, num_bytes: int, deadline: Deadline) -> None:
         """Upload a file that must be what `sha256` and `num_bytes` say. Raises CommitDamaged where it is not.
 

@@ -1,0 +1,90 @@
+"""The exporter process: `python -m trainer.exports`, a child of the chief.
+
+Its input is an ExporterConfig as a line of JSON, then an ExportRequest a line; each gets an ExportAnswer, a line of its
+output. It ends with its input: when the chief closes it, or dies, however it does. Never imports torch.
+"""
+
+import json
+import logging
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+
+from millrace import logs
+from millrace.config import validate
+from millrace.errors import SpecError
+from millrace.lifecycle import exit_code_of
+from millrace.points import arm
+from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
+from trainer.exports.writing import export
+
+NICENESS = 10
+"""How far training goes before: on cores that are all busy an exporter gets a tenth of one."""
+LIVE, SCRATCH = "live", "export-"
+"""Where in a store stores of rows are open, and what names of ours begin with."""
+
+log = logging.getLogger(__name__)
+
+
+def run() -> None:
+    """Answer requests until the input ends."""
+    logs.setup("exporter")
+    os.nice(NICENESS)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(2)
+    first = sys.stdin.readline()
+    if not first:
+        return
+    config = validate(ExporterConfig, _json(first))
+    arm(config.faults)
+    clear(config.store)
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()
+    while True:
+        answer = answered(requests.get(), config.store)
+        os.write(1, answer.model_dump_json().encode() + b"\n")
+
+
+def answered(line: str, store: Path) -> ExportAnswer:
+    """What comes of one request, whatever goes wrong with it."""
+    name = ""
+    try:
+        request = ExportRequest.model_validate_json(line)
+        name = request.name
+        return export(request, store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
+    except Exception as error:  # noqa: BLE001  # the rim: a bug in one export is not the end of all
+        log.exception("export %s failed", name)
+        return ExportAnswer(name=name, outcome="failed", error=f"a bug in the exporter: {error!r}; see the log")
+
+
+def clear(store: Path) -> None:
+    """Remove what processes before this one left when they were killed."""
+    for path in (store / LIVE).glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(requests: "queue.SimpleQueue[str]") -> None:
+    """A thread: lines in; at their end the process ends, in the middle of what it is doing, with all it started."""
+    for line in sys.stdin:
+        requests.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+def _json(line: str) -> dict[str, object]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise SpecError(f"the first line of the exporter's input is no JSON: {error}") from error
+    return dict(found)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(run))

@@ -1,0 +1,92 @@
+"""Whether an export may be pointed to: each gate a comparison of what is known of it with a limit. Pure.
+
+An export that fails stays on disk, and its manifest says why; what to do about it is its readers' matter.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.exports.config import GatesSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What gates look at."""
+
+    window: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Measures of the window, by task."""
+    model_rows: int = 0
+    """Rows of the model at this version, of all tables exported."""
+    current_rows: int | None = None
+    """Those of the export that is current; None where there is none."""
+    norms: Mapping[str, float] = field(default_factory=dict)
+    """Root mean square of the exported weights, by table."""
+    not_finite: int = 0
+    """Exported weights that are no finite number."""
+    golden: tuple[bool, str] | None = None
+    """Whether the export gives the golden predictions, and what came of it in words; None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One comparison."""
+
+    passed: bool
+    value: Any
+    """What was found."""
+    limit: Any
+    why: str
+    """In words, where it did not pass."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        told = {"passed": self.passed, "value": self.value, "limit": self.limit}
+        return told if self.passed else told | {"why": self.why}
+
+
+def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
+    """Every gate that is set, by name. Finite weights are asked for always."""
+    gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
+    if section.min_auc is not None:
+        gates["min_auc"] = _of_tasks(facts.window, "auc", section.min_auc, math.inf)
+    if section.calibration is not None:
+        gates["calibration"] = _of_tasks(facts.window, "calibration", *section.calibration)
+    if (least := section.min_rows) is not None:
+        gates["min_rows"] = _gate(facts.model_rows >= least, facts.model_rows, least, "rows are fewer than")
+    if section.max_row_change is not None:
+        gates["max_row_change"] = _row_change(facts, section.max_row_change)
+    if (most := section.max_norm) is not None:
+        high = {table: norm for table, norm in facts.norms.items() if not norm <= most}  # NaN is high
+        said = f"root mean square of the weights of {', '.join(high)} is above"
+        gates["max_norm"] = _gate(not high, dict(facts.norms), most, said)
+    if section.golden and facts.golden is not None:
+        ok, why = facts.golden
+        gates["golden"] = Gate(ok, why, True, f"golden: {why}")
+    return gates
+
+
+def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float, high: float) -> Gate:
+    """Every task that has the measure must be within the limits; where none has it, nobody can tell."""
+    values = {task: row[measure] for task, row in window.items() if row.get(measure) is not None}
+    wrong = {task: value for task, value in values.items() if not low <= value <= high}
+    limit = low if math.isinf(high) else [low, high]
+    if not values:
+        return Gate(False, None, limit, f"{measure} of the window: no task has one yet")
+    told = ", ".join(f"{value:.6g} ({task})" for task, value in wrong.items())
+    beyond = f"is below {low:g}" if math.isinf(high) else f"is not within {low:g} and {high:g}"
+    return Gate(not wrong, values, limit, f"{measure} of the window {beyond}: {told}")
+
+
+def _row_change(facts: Facts, limit: float) -> Gate:
+    if facts.current_rows is None:
+        return Gate(True, None, limit, "")
+    change = abs(facts.model_rows - facts.current_rows) / max(facts.current_rows, 1)
+    why = f"rows went from {facts.current_rows:,} to {facts.model_rows:,}: by more than {limit:g} of them"
+    return Gate(change <= limit, change, limit, why)
+
+
+def _gate(passed: bool, value: Any, limit: Any, said: str) -> Gate:
+    told = f"{value:,} {said}" if isinstance(value, int) else said
+    return Gate(passed, value, limit, f"{told} {limit:,}" if limit else told)

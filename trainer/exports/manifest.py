@@ -1,0 +1,139 @@
+"""What an export tells of itself: manifest.json, and current.json beside the exports. Pure.
+
+Reading them back for use is trainer.exports.reading's work.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import millrace
+from millrace.errors import MillraceError
+from trainer.exports.gates import Gate
+from trainer.exports.reading import FORMAT
+from trainer.exports.request import ExportRequest
+
+IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
+"""What two exports of the same state, by the same rules, have in common."""
+
+
+class ManifestUnusable(MillraceError):
+    """A manifest on the way is damaged, or a newer Millrace wrote it."""
+
+
+def identity(request: ExportRequest) -> dict[str, Any]:
+    """What the manifest says before anything is written."""
+    section, facts = request.section, dict(request.facts)
+    return {
+        "format": FORMAT,
+        "job": request.job,
+        "timeline": request.timeline,
+        "stream": request.stream,
+        "kind": request.kind,
+        "version": request.version,
+        "name": request.name,
+        "parent": None if request.parent is None else request.parent.model_dump(mode="json"),
+        "positions": facts.pop("positions", {}),
+        "event_time": facts.pop("event_time", None),
+        "day": facts.pop("day", None),
+        "metrics": facts.pop("metrics", {}),
+        "thresholds": {
+            "base_threshold": section.base_threshold,
+            "delta_threshold": 0.0 if request.all else section.delta_threshold,
+            "delta_keep_days": section.delta_keep_days,
+        },
+        "why": request.why,
+        **facts,
+    }
+
+
+def whole(
+    request: ExportRequest,
+    tables: Mapping[str, Mapping[str, Any]],
+    gates: Mapping[str, Gate],
+    files: Mapping[str, Mapping[str, Any]],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The manifest. `more` says how the model came out: "onnx", "golden"."""
+    return {
+        **identity(request),
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "millrace": millrace.__version__,
+        "tables": {name: dict(table) for name, table in tables.items()},
+        "gates": {name: gate.message() for name, gate in gates.items()},
+        **more,
+        "files": {name: dict(file) for name, file in sorted(files.items())},
+    }
+
+
+def as_bytes(content: Mapping[str, Any]) -> bytes:
+    """As it is written; numbers that are none become null."""
+    return json.dumps(_finite(content), indent=1, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def parsed(text: bytes, what: str) -> dict[str, Any]:
+    """A manifest, or current.json. Raises ManifestUnusable."""
+    try:
+        found = json.loads(text)
+        number = int(found["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestUnusable(f"{what}: cannot be read: {error!r}") from error
+    if number > FORMAT:
+        raise ManifestUnusable(
+            f"{what}: is of format {number}; this Millrace writes format {FORMAT}: go on with the newer one, or give "
+            "the stream a path of its own"
+        )
+    return dict(found)
+
+
+def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
+    """In what the export that is there is not the one asked for; None where it is."""
+    asked = json.loads(as_bytes(identity(request)))
+    for name in IDENTITY:
+        if there.get(name) != asked[name]:
+            return f"its {name} is {json.dumps(there.get(name))[:200]}, not {json.dumps(asked[name])[:200]}"
+    return None
+
+
+def current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]:
+    """What points to an export."""
+    return {
+        "format": FORMAT,
+        "name": manifest["name"],
+        "timeline": manifest["timeline"],
+        "version": manifest["version"],
+        "kind": manifest["kind"],
+        "path": path_of(manifest),
+        "chain": list(chain),
+        "passed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def done_line(manifest: Mapping[str, Any], *, passed: bool) -> bytes:
+    """A line of the donefile."""
+    parent = manifest["parent"]
+    told = {
+        "path": path_of(manifest),
+        **{name: manifest[name] for name in ("timeline", "version", "kind", "name", "stream", "event_time", "made_at")},
+        "parent": None if parent is None else path_of(parent),
+        "passed": passed,
+        "rows": sum(table["rows"] for table in manifest["tables"].values()),
+        "tombstones": sum(table["tombstones"] for table in manifest["tables"].values()),
+        "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+    }
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+def path_of(export: Mapping[str, Any]) -> str:
+    """ "t1/0000000012-base", of a manifest or a parent."""
+    return f"{export['timeline']}/{export['name']}"

@@ -1,0 +1,90 @@
+"""What follows a complete export: current.json points to it, the donefile tells of it, old exports go.
+
+All of it may be asked for again after a crash, and then does what is left of it.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.exports import manifest as manifests
+from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.outlet import Outlet
+from trainer.exports.reading import CURRENT, DONE, MANIFEST
+from trainer.exports.retention import Present, is_export, superfluous
+
+DONEFILE = "donefile.txt"
+MAX_CHAIN = 100_000
+"""Deltas that may follow a base; more are a circle."""
+
+log = logging.getLogger(__name__)
+
+
+def read_manifest(outlet: Outlet, path: str) -> dict[str, Any] | None:
+    """Of the complete export at `path`; None where there is none. Raises ManifestUnusable."""
+    if DONE not in outlet.names(path):
+        return None
+    text = outlet.get(f"{path}/{MANIFEST}")
+    return None if text is None else manifests.parsed(text, outlet.url(f"{path}/{MANIFEST}"))
+
+
+def read_current(outlet: Outlet) -> dict[str, Any] | None:
+    """What current.json says; None where there is none. Raises ManifestUnusable."""
+    text = outlet.get(CURRENT)
+    return None if text is None else manifests.parsed(text, outlet.url(CURRENT))
+
+
+def chain_of(outlet: Outlet, manifest: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Paths from its base on to an export. `known` is a chain that need not be read again. Raises ManifestUnusable."""
+    newer: list[str] = []
+    at: Mapping[str, Any] = manifest
+    while len(newer) < MAX_CHAIN:
+        path = manifests.path_of(at)
+        if path in known:
+            return [*known[: known.index(path) + 1], *reversed(newer)]
+        newer.append(path)
+        if at["kind"] == "base":
+            return newer[::-1]
+        parent = manifests.path_of(at["parent"])
+        found = read_manifest(outlet, parent)
+        if found is None:
+            raise ManifestUnusable(f"{outlet.url(path)} builds on {parent}, which is not there: a base is needed")
+        at = found
+    raise ManifestUnusable(f"{outlet.url(manifests.path_of(manifest))}: its chain has no end")
+
+
+def point(outlet: Outlet, manifest: Mapping[str, Any], chain: Sequence[str]) -> None:
+    """Have current.json name an export."""
+    outlet.put(CURRENT, manifests.as_bytes(manifests.current(manifest, chain)))
+
+
+def tell(outlet: Outlet, manifest: Mapping[str, Any], *, passed: bool) -> None:
+    """Have the donefile name an export, once."""
+    path = manifests.path_of(manifest)
+    if not any(_path_in(line) == path for line in reversed(outlet.tail(DONEFILE).splitlines())):
+        outlet.append(DONEFILE, manifests.done_line(manifest, passed=passed))
+
+
+def _path_in(line: bytes) -> object:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told.get("path") if isinstance(told, dict) else None
+
+
+def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str) -> list[str]:
+    """Remove what is superfluous -> its paths. DONE goes first, so that nobody takes what is left for an export."""
+    gone = superfluous(_present(outlet), keep, set(needed), newest)
+    for path in gone:
+        outlet.remove(f"{path}/{DONE}")
+        outlet.remove_folder(path)
+    if gone:
+        log.info("removed %d exports that are not kept any more, the newest %s", len(gone), gone[0])
+    return gone
+
+
+def _present(outlet: Outlet) -> list[Present]:
+    paths = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
+    return [Present(path, DONE in outlet.names(path)) for path in paths if is_export(path)]

@@ -1,0 +1,172 @@
+"""The rows of one table that an export takes from a commit, and those that went: chosen, in the order of stores.
+
+A base reads every row, a delta those that a list of changed keys names. The stores of a commit are linked into a
+scratch folder and opened there; nothing of the commit is touched. How rows are written is trainer.exports.tables'
+matter.
+
+Shapes: U rows of a chunk, W words of a row, P keys of one part, G keys that went.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.keys import NUM_BUCKETS
+from pserver.aging import Life
+from pserver.changes import Changes, read_changes
+from pserver.client import U16, U64, ShardPart
+from pserver.config import TableSection
+from pserver.operations import Cut
+from pserver.optim import optimizer_of
+from pserver.row_words import HEAD
+from pserver.store.base import U32, RowStore
+from pserver.store.rocks import RocksRows
+from trainer.commits import Commit, CommitDamaged
+
+CHUNK_ROWS = 65_536
+"""Rows of a delta that are looked up at once."""
+
+
+class NotCovered(MillraceError):
+    """What a delta needs is not there any more, or not yet: trying again cannot help, a base would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of a table an export takes."""
+
+    cut: Cut
+    version: int
+    """Of the commit, at which it was cut."""
+    is_base: bool
+
+    def chosen(self, life: Life, words_UW: U32) -> NDArray[np.bool_]:
+        """(U,) which it takes of rows that are there, and, for a delta, changed. Thresholds of 0 keep nothing back."""
+        if self.cut.base_threshold <= 0 and self.cut.delta_threshold <= 0 and self.cut.delta_keep_days is None:
+            return np.ones(len(words_UW), np.bool_)
+        if self.is_base:  # also rows from before there were versions
+            high_U: NDArray[np.bool_] = life.score(words_UW) >= np.float32(self.cut.base_threshold)
+            return high_U
+        return life.selected(words_UW, self.cut, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of an export in order, and what was met on the way to them."""
+
+    keys_U: U64
+    words_UW: U32
+    num_considered: int
+    """Rows that could have been chosen: of a base those that are there, of a delta those that changed."""
+
+
+class TableRows:
+    """One table of a commit; a context, in which stores stay open once they were read."""
+
+    def __init__(
+        self, commit: Commit, table: str, section: TableSection, groups: Mapping[str, int], scratch: Path
+    ) -> None:
+        """`groups` are the slot groups of the table's slots, by name."""
+        self._commit, self._table, self._scratch = commit, table, scratch
+        self._num_words = HEAD + int(section.first_order) + section.dim + len(optimizer_of(section).start_state)
+        self._parts = sorted((part for part in commit.shards if table in part.tables), key=lambda part: part.buckets)
+        self._lives = [Life.of(section, groups, part.tables[table].get("life")) for part in self._parts]
+        self._stores: dict[str, RowStore] = {}
+
+    def __enter__(self) -> "TableRows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder, store in self._stores.items():
+            store.close()
+            shutil.rmtree(self._live(folder), ignore_errors=True)
+        self._stores = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the commit, those among them that are absent."""
+        return sum(int(part.tables[self._table]["rows"]) for part in self._parts)
+
+    def all(self, selection: Selection, deadline: Deadline) -> Iterator[Rows]:
+        """Every row that a base takes."""
+        for part, life in zip(self._parts, self._lives, strict=True):
+            for keys_U, words_UW in self._store(part).scan():
+                deadline.check(f"exporting table {self._table!r}")
+                yield _chosen(selection, life, keys_U, words_UW)
+
+    def changes(self, since: int) -> Changes:
+        """Keys changed and gone after version `since`. Raises NotCovered."""
+        if any(life.shrinks for life in self._lives):
+            raise NotCovered(f"table {self._table!r}: rows that a shrink took are not removed yet: no delta can be cut")
+        found = read_changes(self._commit.folder, self._parts, self._table, since, self._commit.version)
+        if found is None:
+            raise NotCovered(
+                f"{self._commit.name} does not tell which rows of table {self._table!r} changed after version {since}: "
+                "a base is needed"
+            )
+        return found
+
+    def among(self, changes: Changes, selection: Selection, deadline: Deadline) -> Iterator[Rows]:
+        """The rows that a delta takes. Raises CommitDamaged where a changed one is neither there nor gone."""
+        for part, life, keys_P in self._by_part(changes.changed_U):
+            for begin in range(0, len(keys_P), CHUNK_ROWS):
+                deadline.check(f"exporting table {self._table!r}")
+                keys_U = keys_P[begin : begin + CHUNK_ROWS]
+                found_U, words_UW = self._store(part).get(keys_U)
+                if not np.isin(keys_U[~found_U], changes.gone_G).all():
+                    raise CommitDamaged(f"{self._commit.name}: rows of table {self._table!r} that changed are lost")
+                yield _chosen(selection, life, keys_U[found_U], words_UW)
+
+    def gone(self, changes: Changes, deadline: Deadline) -> Iterator[tuple[U64, U16]]:
+        """Keys that went and have no row now, with their slot groups, in order."""
+        done = 0
+        for part, _, keys_P in self._by_part(changes.gone_G):
+            group_P = changes.gone_group_G[done : done + len(keys_P)]
+            done += len(keys_P)
+            for begin in range(0, len(keys_P), CHUNK_ROWS):
+                deadline.check(f"exporting what went from table {self._table!r}")
+                keys_U, group_U = keys_P[begin : begin + CHUNK_ROWS], group_P[begin : begin + CHUNK_ROWS]
+                found_U, _ = self._store(part).get(keys_U)
+                yield keys_U[~found_U], group_U[~found_U]
+
+    def _by_part(self, keys_N: U64) -> Iterator[tuple[ShardPart, Life, U64]]:
+        """Keys in order, cut where parts end; parts without any are left out. Together the parts have all buckets."""
+        bucket_N = keys_N % np.uint64(NUM_BUCKETS)
+        for part, life in zip(self._parts, self._lives, strict=True):
+            begin, end = np.searchsorted(bucket_N, np.array(part.buckets, np.uint64))
+            if begin < end:
+                yield part, life, keys_N[begin:end]
+
+    def _live(self, folder: str) -> Path:
+        return self._scratch / f"{folder}-{self._table}"
+
+    def _store(self, part: ShardPart) -> RowStore:
+        """A part's store, linked into the scratch folder."""
+        if part.folder not in self._stores:
+            below = f"{part.folder}/{self._table}/"
+            known = {path.removeprefix(below): file for path, file in part.files.items() if path.startswith(below)}
+            checkpoint, live = self._commit.folder / part.folder / self._table, self._live(part.folder)
+            self._stores[part.folder] = RocksRows.open(live, checkpoint, num_words=self._num_words, known=known)
+        return self._stores[part.folder]
+
+
+def _chosen(selection: Selection, life: Life, keys_U: U64, words_UW: U32) -> Rows:
+    considered_U = ~life.absent(words_UW) if selection.is_base else words_UW[:, 1] > selection.cut.since
+    if not considered_U.all():
+        keys_U, words_UW = keys_U[considered_U], words_UW[considered_U]
+    chosen_U = selection.chosen(life, words_UW)
+    if chosen_U.all():
+        return Rows(keys_U, words_UW, len(keys_U))
+    return Rows(keys_U[chosen_U], words_UW[chosen_U], len(keys_U))
+
+
+def weights_of(words_UW: U32, num_weights: int) -> NDArray[np.float32]:
+    """(U, D) the weights of rows: the first-order weight, if any, then the vector."""
+    weights_UD: NDArray[np.float32] = np.ascontiguousarray(words_UW[:, HEAD : HEAD + num_weights]).view(np.float32)
+    return weights_UD

@@ -1,0 +1,253 @@
+"""Makes one export of one commit: files, gates, manifest, DONE, and then what follows it.
+
+Order is correctness: nothing reads what has no DONE, so DONE comes last, and whatever fails before it is removed. What
+is asked for again after its DONE is not made again: only what follows is done where it is not. Imports no torch.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError
+from millrace.points import Point, reach
+from pserver.errors import StoreDamaged
+from pserver.operations import Cut
+from trainer.commits import Commit, CommitDamaged, read_commit
+from trainer.exports import after, gates, manifest, pointing
+from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.model import Model, write_model
+from trainer.exports.outlet import Outlet, Sink, open_outlet
+from trainer.exports.reading import DONE, MANIFEST
+from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.rows import NotCovered, Selection, TableRows
+from trainer.exports.tables import Counts, Slots, TableWriter
+
+FINAL = (NotCovered, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError)
+"""Failures that come again however often it is tried."""
+
+log = logging.getLogger(__name__)
+
+
+class Occupied(NotCovered):
+    """Another export has the very address."""
+
+
+@dataclass
+class Files:
+    """The files of the export that is being made."""
+
+    outlet: Outlet
+    path: str
+    """"t1/0000000012-base"."""
+    written: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """As the manifest has them."""
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Sink]:
+        """A new file; once left it is one of the export's."""
+        with self.outlet.file(f"{self.path}/{name}") as sink:
+            yield sink
+        rows = {} if sink.rows is None else {"rows": sink.rows}
+        self.written[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
+
+
+def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
+    """Make it, in its time; a failure is an answer. `scratch` is a folder of the store's disk for it alone."""
+    started_s, deadline = time.monotonic(), Deadline.after(request.section.deadline)
+    try:
+        with _scratch(scratch):
+            outlet = open_outlet(request.address, request.job, scratch / "out", deadline)
+            answer = Making(request, outlet, scratch, deadline).run()
+    except MillraceError as error:
+        log.warning("export %s of %s failed: %s", request.name, request.stream, error)
+        return ExportAnswer(
+            name=request.name,
+            outcome="failed",
+            error=_worded(error, request),
+            final=isinstance(error, FINAL),
+            seconds=time.monotonic() - started_s,
+        )
+    return answer.model_copy(update={"seconds": time.monotonic() - started_s})
+
+
+def _worded(error: MillraceError, request: ExportRequest) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
+    return str(error)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[None]:
+    shutil.rmtree(path, ignore_errors=True)
+    with writing(path):
+        path.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class Making:
+    """One export on its way."""
+
+    request: ExportRequest
+    outlet: Outlet
+    scratch: Path
+    deadline: Deadline
+
+    @property
+    def path(self) -> str:
+        """Below the job's exports."""
+        return f"{self.request.timeline}/{self.request.name}"
+
+    def run(self) -> ExportAnswer:
+        """1. Make it, unless it is there. 2. What follows."""
+        told = pointing.read_manifest(self.outlet, self.path)
+        if told is None:
+            told = self._make()  # 1
+        elif (differs := manifest.difference(told, self.request)) is not None:
+            raise Occupied(
+                f"{self.outlet.url(self.path)} holds another complete export: {differs}; give the stream a path of "
+                "its own, or move away what is there"
+            )
+        return self._follow(told)  # 2
+
+    def _make(self) -> dict[str, Any]:
+        """1. Look at the parent. 2. A folder without leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. DONE."""
+        current_rows = self._current_rows()
+        self._check_parent()  # 1
+        commit = read_commit(self.request.commit)
+        files = Files(self.outlet, self.path)
+        try:
+            self.outlet.remove_folder(self.path)  # 2
+            self.outlet.make(self.path)
+            reach(Point.EXPORT_BEGUN)
+            counts, tables = self._tables(commit, files)  # 3
+            model = write_model(commit.folder, self.request.stage, files.open)  # 4
+            self.outlet.settle(self.path)
+            told = self._manifest(counts, tables, model, files, current_rows)
+            self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(told))  # 5
+            reach(Point.EXPORT_MANIFEST)
+            self.deadline.check("completing the export")
+            self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
+        except MillraceError:
+            with suppress(MillraceError):  # it is removed by whoever comes next; what happened matters more
+                self.outlet.remove_folder(self.path)
+            raise
+        reach(Point.EXPORT_DONE)
+        return told
+
+    def _check_parent(self) -> None:
+        parent = self.request.parent
+        if self.request.kind == "base":
+            return
+        if parent is None:
+            raise NotCovered("a delta without a parent: a base is needed")
+        path = f"{parent.timeline}/{parent.name}"
+        if pointing.read_manifest(self.outlet, path) is None:
+            raise NotCovered(f"the parent {path} is not in {self.outlet.url('')} any more: a base is needed")
+
+    def _tables(self, commit: Commit, files: Files) -> tuple[dict[str, Counts], dict[str, dict[str, Any]]]:
+        """Write the rows of every table: counts, and what the manifest says."""
+        request, counts, told = self.request, {}, {}
+        for table, section in request.tables.items():
+            groups = request.groups or {name: group for group, name in request.slots[table].items()}
+            with TableRows(commit, table, section, groups, self.scratch / "rows") as source:
+                slots = Slots(request.slots[table])
+                dtype = request.section.dtype
+                writer = TableWriter(table, section, slots, dtype, files.open, self.deadline)
+                write = writer.base if request.kind == "base" else writer.delta
+                counts[table] = write(source, self._selection())
+            told[table] = counts[table].message(slots, section, dtype)
+        return counts, told
+
+    def _since(self) -> int:
+        return 0 if self.request.parent is None else self.request.parent.version
+
+    def _selection(self) -> Selection:
+        section = self.request.section
+        is_base = self.request.kind == "base"
+        cut = Cut(
+            since=self._since(),
+            base_threshold=section.base_threshold,
+            delta_threshold=0.0 if is_base or self.request.all else section.delta_threshold,
+            delta_keep_days=None if is_base else section.delta_keep_days,
+        )
+        return Selection(cut, self.request.version, is_base)
+
+    def _current_rows(self) -> int | None:
+        """Rows of the model that is pointed to. Raises ManifestUnusable where a newer Millrace wrote it."""
+        current = pointing.read_current(self.outlet)
+        told = None if current is None else pointing.read_manifest(self.outlet, current["path"])
+        if told is None:
+            return None
+        return sum(int(told["tables"][table]["model_rows"]) for table in self.request.tables if table in told["tables"])
+
+    def _manifest(
+        self,
+        counts: Mapping[str, Counts],
+        tables: Mapping[str, Mapping[str, Any]],
+        model: Model,
+        files: Files,
+        current_rows: int | None,
+    ) -> dict[str, Any]:
+        facts = gates.Facts(
+            window=self.request.facts.get("metrics", {}),
+            model_rows=sum(each.model_rows for each in counts.values()),
+            current_rows=current_rows,
+            norms={table: float(told["norm"]) for table, told in tables.items()},
+            not_finite=sum(each.not_finite for each in counts.values()),
+            golden=model.gate,
+        )
+        found = gates.passed(self.request.section.gates, facts)
+        return manifest.whole(self.request, tables, found, files.written, model.message())
+
+    def _follow(self, told: Mapping[str, Any]) -> ExportAnswer:
+        """1. Point to it, if it passed. 2. The donefile. 3. Old ones go. 4. The user's command."""
+        section = self.request.section
+        failed = tuple(gate["why"] for gate in told["gates"].values() if not gate["passed"])
+        before = self._chain()
+        mine = pointing.chain_of(self.outlet, told, before)
+        if not failed:
+            pointing.point(self.outlet, told, mine)  # 1
+        pointing.tell(self.outlet, told, passed=not failed)  # 2
+        removed: list[str] = []
+        try:
+            removed = pointing.prune(self.outlet, section.keep, [*mine, *(before if failed else [])], self.path)  # 3
+        except MillraceError as error:  # the next one tries again
+            log.warning("exports of %s that are not kept any more cannot be removed: %s", self.request.stream, error)
+        return ExportAnswer(
+            name=self.request.name,
+            outcome="complete",
+            path=self.outlet.url(self.path),
+            current=not failed,
+            failed_gates=failed,
+            command_error=self._command(),  # 4
+            rows=sum(table["rows"] for table in told["tables"].values()),
+            tombstones=sum(table["tombstones"] for table in told["tables"].values()),
+            pending=sum(table["pending"] for table in told["tables"].values()),
+            num_bytes=sum(file["bytes"] for file in told["files"].values()),
+            removed=tuple(removed),
+        )
+
+    def _chain(self) -> list[str]:
+        """Of what is pointed to."""
+        current = pointing.read_current(self.outlet)
+        return [] if current is None else list(current["chain"])
+
+    def _command(self) -> str | None:
+        section = self.request.section
+        if not section.command:
+            return None
+        error = after.run(section.command, self.outlet.url(self.path), self.request.folder, section.command_deadline)
+        if error is not None:
+            log.warning("the command after export %s failed: %s", self.request.name, error)
+        return error
