@@ -221,10 +221,10 @@ class ChangeFiles:
             self._kept = list(known[0][1].values())
         else:
             self._kept = self._cut(folder, [increments for _, increments in known], buckets)  # 2
-        if self._kept and self._kept[-1].upto != self._version:
-            raise StoreDamaged(
-                f"{folder}: changes of {table!r} up to version {self._kept[-1].upto}, not {self._version}"
-            )
+        upto = self._kept[-1].upto if self._kept else self._version
+        if self._version not in (None, upto):
+            raise StoreDamaged(f"{folder}: tells how {table!r} changed up to version {upto}, not {self._version}")
+        self._version = upto
 
     def _cut(self, folder: Path, parts: Sequence[Mapping[str, Increment]], buckets: tuple[int, int]) -> list[Increment]:
         ends = [{each.upto for each in part.values()} | {min(e.since for e in part.values())} for part in parts]
