@@ -2,9 +2,9 @@
 
 golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>; texts are hashed, padding dropped,
 max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
-(list<float32>); for each task "prediction.<task>" (float32). The chief writes it (trainer.exports.staging), the exporter
-process replays it with the rows it exported and the ONNX, and so can any server: deploy/examples/serving does the same
-without Millrace.
+(list<float32>); for each task "prediction.<task>" (float32). The chief writes it (trainer.exports.staging), the
+exporter process replays it with the rows it exported and the ONNX, and so can any server: deploy/examples/serving does
+the same without Millrace.
 
 Shapes: B samples, N signs of one slot, U unique keys of one table, W weights of a row: first-order weight, then vector.
 """

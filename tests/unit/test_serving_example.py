@@ -1,0 +1,102 @@
+"""deploy/examples/serving/serve.py, in a process of its own: it gives the golden predictions of any export."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataset.schema import Schema
+from millrace.keys import key_of_reference
+from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
+from trainer.exports.config import ExportSection
+from trainer.exports.onnx import filled
+from trainer.exports.values import written
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
+
+
+def served(*folders):
+    command = [sys.executable, str(SERVE), *map(str, folders)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
+def groups_of(schema: Schema, table):
+    return sorted({slot.group for slot in schema.sparse if slot.sparse.table == table})
+
+
+def write_rows(folder, table, keys, weights_UW, dtype, number):
+    section, values = TABLES[table], written(weights_UW, TABLES[table].first_order, dtype)
+    columns = {"slot": pa.array(["x"] * len(keys)), "sign": pa.array(keys), "key": pa.array(keys)}
+    if section.first_order:
+        columns["weight"] = pa.array(values.weight_R)
+    flat = pa.array(values.vector_RD.reshape(-1))
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, section.dim)
+    if dtype == "int8":
+        columns["scale"] = pa.array(values.scale_R)
+    pq.write_table(pa.table(columns), folder / f"rows-{table}-{number}.parquet")
+
+
+def folder_of(job, name, kind_of_model):
+    folder = job / "t1" / name
+    folder.mkdir(parents=True)
+    for file, content in kind_of_model.items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+def exported(world, dtype, job):
+    """A base with wrong values and keys that go, and the delta that mends it."""
+    stage = world.stage()
+    weights = {name: value.numpy() for name, value in world.model.state_dict().items()}
+    content = {name: (stage / name).read_bytes() for name in ("model.json", "golden.parquet")}
+    content["dense.onnx"] = filled((stage / "onnx-template.onnx").read_bytes(), weights)
+    base, delta = (folder_of(job, name, content) for name in ("0000000001-base", "0000000002-delta"))
+    for table in TABLES:
+        pairs = [(sign, group) for group in groups_of(SCHEMA, table) for sign in range(40)]
+        keys_U = np.array([key_of_reference(*pair) for pair in pairs], np.uint64)
+        found_U, weights_UW = world.find(table, keys_U)
+        changed_U = found_U & (np.arange(len(keys_U)) % 3 == 0)
+        in_base = np.flatnonzero(found_U | ~changed_U)  # those without a row too: they go
+        before_UW = np.where(changed_U[:, None], np.float32(0.7), weights_UW)
+        for number, part in enumerate(np.array_split(in_base, 2)):
+            write_rows(base, table, keys_U[part], before_UW[part], dtype, number)
+        write_rows(delta, table, keys_U[changed_U], weights_UW[changed_U], dtype, 0)
+        pq.write_table(pa.table({"key": pa.array(keys_U[~found_U])}), delta / f"tombstones-{table}-0.parquet")
+    for folder in (base, delta):
+        (folder / "DONE").touch()
+    chain = [f"t1/{folder.name}" for folder in (base, delta)]
+    (job / "current.json").write_text(json.dumps({"format": 1, "path": chain[-1], "chain": chain}))
+    return base, delta
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_an_export_is_served_without_millrace(tmp_path, dtype):
+    world = World(tmp_path, ExportSection(golden=20, dtype=dtype), "deep_crossing")
+    world.stager.saw(samples(world.rng, 32))
+    base, delta = exported(world, dtype, tmp_path / "exports" / "job")
+    current = served(tmp_path / "exports" / "job")
+    assert current.returncode == 0, current.stdout + current.stderr
+    assert current.stdout == served(base, delta).stdout
+    assert "20 golden samples" in current.stdout
+    stale = served(base)  # the delta is what makes it true
+    assert stale.returncode == 1 and "largest difference" in stale.stdout
+
+
+def test_what_is_not_complete_is_not_served(tmp_path):
+    world = World(tmp_path, ExportSection(golden=4), "wide_deep")
+    world.stager.saw(samples(world.rng, 8))
+    base, _ = exported(world, "float32", tmp_path / "exports" / "job")
+    (base / "DONE").unlink()
+    result = served(tmp_path / "exports" / "job")
+    assert result.returncode == 1 and "no DONE" in result.stderr
+
+
+def test_it_needs_nothing_of_millrace():
+    text = SERVE.read_text()
+    assert not any(f"import {name}" in text or f"from {name}" in text for name in ("millrace", "trainer", "pserver"))
