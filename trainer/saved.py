@@ -70,7 +70,12 @@ class Holders:
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Go on from a commit, on every rank. Raises BadInput where dense part or metrics are of another spec."""
-        self.dense.load(load_tensors(folder / DENSE))
+        tensors = load_tensors(folder / DENSE)
+        if "imported" in state:  # a warm start (trainer.importing): the rest is as a new job's
+            self.dense.load(self.dense.tensors() | tensors)
+            self.progress.load_saved(state["progress"])
+            return
+        self.dense.load(tensors)
         arrays = load_arrays(folder / ARRAYS)
         meter = {name.removeprefix("meter/"): array for name, array in arrays.items() if name.startswith("meter/")}
         self.observer.load_state(MeterState(meter, state["meter"]))

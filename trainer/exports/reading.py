@@ -127,7 +127,7 @@ class Export:
 
 def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Chunk]:
     """Chunks of a file; of a `table`'s rows, or, without one, of tombstones."""
-    with pq.ParquetFile(file, read_dictionary=["slot"]) as parquet:
+    with pq.ParquetFile(file) as parquet:
         there = set(parquet.schema_arrow.names)
         columns = ["slot", "sign", "key"]
         if table is not None:

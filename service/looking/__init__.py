@@ -1,0 +1,1 @@
+"""Tools that look inside exports and commits, and the warm start."""

@@ -1,0 +1,183 @@
+"""Two states compared: rows new, gone and changed by slot, the largest changes, dense tensors. Pure but for reading.
+
+Shapes: P rows that are in both states, W weights of a row.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.looking.states import State
+from trainer.exports.chunks import Chunk, Pairs, paired
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """How far a row went."""
+
+    distance: float
+    """Euclidean, of the weights and the vector."""
+    slot: str
+    sign: int
+    table: str = ""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return {"table": self.table, "slot": self.slot, "sign": self.sign, "distance": self.distance}
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one slot of one table."""
+
+    new: int = 0
+    gone: int = 0
+    changed: int = 0
+    same: int = 0
+
+
+@dataclass
+class TableDifference:
+    """What differs in one table."""
+
+    table: str
+    top: int
+    by_slot: dict[str, Counts] = field(default_factory=dict)
+    _moves: list[Move] = field(default_factory=list)
+
+    def take(self, pairs: Pairs) -> None:
+        """Count a stretch of both states."""
+        moved_P, distance_P = distances(pairs.old, pairs.new)
+        self._count(pairs.made, "new")
+        self._count(pairs.gone, "gone")
+        self._count(pairs.new.take(moved_P), "changed")
+        self._count(pairs.new.take(~moved_P), "same")
+        largest = np.argsort(-distance_P, kind="stable")[: self.top]
+        for row in largest[moved_P[largest]].tolist():
+            slot = pairs.new.slots[int(pairs.new.slot_R[row])]
+            move = Move(float(distance_P[row]), slot, int(pairs.new.sign_R[row]), self.table)
+            if len(self._moves) < self.top:
+                heapq.heappush(self._moves, move)
+            else:
+                heapq.heappushpop(self._moves, move)
+
+    def _count(self, chunk: Chunk, what: str) -> None:
+        for code, rows in zip(*np.unique(chunk.slot_R, return_counts=True), strict=True):
+            counts = self.by_slot.setdefault(chunk.slots[int(code)], Counts())
+            setattr(counts, what, getattr(counts, what) + int(rows))
+
+    @property
+    def moves(self) -> list[Move]:
+        """The rows that went farthest, the farthest first."""
+        return sorted(self._moves, reverse=True)
+
+    def total(self, what: str) -> int:
+        """Rows of all slots: "new", "gone", "changed" or "same"."""
+        return sum(int(getattr(counts, what)) for counts in self.by_slot.values())
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return any(self.total(what) for what in ("new", "gone", "changed"))
+
+
+def distances(old: Chunk, new: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """(P,) which rows' bits differ, and (P,) how far they are apart; of other lengths: infinitely."""
+    a, b = old.values, new.values
+    if a.shape != b.shape:
+        return np.ones(len(new), np.bool_), np.full(len(new), np.inf)
+    moved_P = (a.view(np.uint32) != b.view(np.uint32)).any(axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance_P = np.sqrt(np.square(b.astype(np.float64) - a).sum(axis=1))
+    return moved_P, np.where(np.isnan(distance_P), np.inf, distance_P)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """One dense tensor that differs."""
+
+    name: str
+    old: float | None
+    """Euclidean norm; None where it was not there."""
+    new: float | None
+    distance: float | None
+    """Norm of the difference; None where shapes differ."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return {"name": self.name, "old_norm": self.old, "new_norm": self.new, "distance": self.distance}
+
+
+def compare_tensors(old: Mapping[str, NDArray[Any]], new: Mapping[str, NDArray[Any]]) -> list[TensorDifference]:
+    """Those that differ, by name."""
+    found = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if a is not None and b is not None and a.dtype == b.dtype and a.shape == b.shape:
+            if a.tobytes() == b.tobytes():
+                continue
+            found.append(TensorDifference(name, _norm(a), _norm(b), _norm(b.astype(np.float64) - a)))
+        else:
+            found.append(TensorDifference(name, None if a is None else _norm(a), None if b is None else _norm(b), None))
+    return found
+
+
+def _norm(tensor: NDArray[Any]) -> float:
+    return float(np.linalg.norm(tensor.astype(np.float64).reshape(-1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs between two states."""
+
+    old: str
+    new: str
+    tables: Mapping[str, TableDifference]
+    tensors: list[TensorDifference]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return bool(self.tensors) or any(table.differs for table in self.tables.values())
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "same": not self.differs,
+            "tables": {
+                name: {
+                    **{what: table.total(what) for what in ("new", "gone", "changed", "same")},
+                    "by_slot": {
+                        slot: {what: getattr(counts, what) for what in ("new", "gone", "changed", "same")}
+                        for slot, counts in sorted(table.by_slot.items())
+                    },
+                    "largest": [_finite(move.message()) for move in table.moves],
+                }
+                for name, table in self.tables.items()
+            },
+            "dense": [each.message() for each in self.tensors],
+        }
+
+
+def _finite(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if value == np.inf else value for key, value in message.items()}
+
+
+def compare(old: State, new: State, top: int) -> Difference:
+    """Read both, side by side."""
+    tables = {name: TableDifference(name, top) for name in dict.fromkeys([*old.tables, *new.tables])}
+    for name, table in tables.items():
+        with old.rows(name) as before, new.rows(name) as after:
+            _compare_table(table, paired(before, after))
+    return Difference(old.name, new.name, tables, compare_tensors(old.dense(), new.dense()))
+
+
+def _compare_table(table: TableDifference, pairs: Iterable[Pairs]) -> None:
+    for stretch in pairs:
+        table.take(stretch)

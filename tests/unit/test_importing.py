@@ -1,0 +1,412 @@
+"""Warm starts: what each kind of source says, what goes where, what is refused, and that nothing is left half done."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import BadInput, SpecError
+from millrace.keys import key_of_reference
+from pserver.config import TableSection
+from pserver.operations import Cut
+from pserver.row_words import HEAD
+from service.looking import importing
+from service.looking.importing import Asked, import_into
+from service.looking.states import CommitState
+from service.spec import load_job
+from service.store import claimed
+from tests.fakes.exports import GROUPS, write_export
+from tests.integration.stream_job import write_job
+from trainer.commits import Commits, problems_of, read_commit
+from trainer.exports.places import ExportTooNew, ParentMissing
+from trainer.exports.rows import Selection, TableRows
+from trainer.importing import paddle, rows
+from trainer.importing.choice import choose_tensors, renamed
+
+SHAPES = {"mlp.0.weight": (8, 14), "mlp.0.bias": (8,), "out.weight": (1, 8)}
+ROWS = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1, 0, 0, 0, 0]}
+
+
+@pytest.fixture
+def job_of(tmp_path, monkeypatch):
+    """The small job, with settings; its model is not built."""
+    monkeypatch.setattr(importing, "shapes_of", lambda job, folder: SHAPES)
+    path = write_job(tmp_path, num_parts=1, num_lines=1)
+    return lambda *settings: load_job(path, settings)
+
+
+@pytest.fixture
+def taken(job_of, tmp_path):
+    """What an import makes of a source: (slot, sign) -> values; the job's settings may be given."""
+
+    def run(source, *settings, **asked):
+        job = job_of(*settings)
+        import_into(job, Asked(str(source), **asked))
+        return rows_of(job, tmp_path)
+
+    return run
+
+
+def commit_of(job):
+    (name,) = Commits(job.store).names()
+    return Commits(job.store).read(name)
+
+
+def rows_of(job, tmp_path, table="default"):
+    found = {}
+    with CommitState(commit_of(job), tmp_path / "look").rows(table) as chunks:
+        for chunk in chunks:
+            for slot, sign, values in zip(chunk.names(), chunk.sign_R.tolist(), chunk.values.tolist(), strict=True):
+                found[slot, sign] = values
+    return found
+
+
+def words_of(job, tmp_path, table="default"):
+    section = job.spec.tables[table]
+    with TableRows(commit_of(job), table, section, GROUPS, tmp_path / "words") as source:
+        (chunk,) = source.all(Selection(Cut(since=0), 1, is_base=True), Deadline.after(30))
+        return dict(zip(chunk.keys_U.tolist(), chunk.words_UW, strict=True))
+
+
+def nothing_is_left(job):
+    return not Commits(job.store).folder.exists() and not (job.store / "run.json").exists()
+
+
+def vector(*numbers):
+    return [float(np.float32(number)) for number in numbers]
+
+
+# Exports
+
+
+def test_an_export_with_its_chain_becomes_the_first_commit(tmp_path, job_of, capsys):
+    out = tmp_path / "exports"
+    write_export(out, "base", 3, ROWS, dense={"mlp.0.bias": np.ones(8)})
+    last = write_export(
+        out, "delta", 5, {("b", 7): [1] * 5}, [("a", 2)], parent=(3, "base"),
+        dense={"mlp.0.weight": np.full((8, 14), 2.0), "mlp.0.bias": np.ones(9), "gone": np.ones(1)},
+    )  # fmt: skip
+    job = job_of()
+    import_into(job, Asked(str(last)))
+    commit = commit_of(job)
+    assert (commit.name, commit.version, commit.state["imported"]["name"]) == (
+        "t0-0000000001-g0",
+        1,
+        "0000000005-delta",
+    )
+    assert problems_of(commit) == {}
+    assert rows_of(job, tmp_path) == {("a", 1): ROWS["a", 1], ("b", 1): ROWS["b", 1], ("b", 7): [1] * 5}
+    dense = CommitState(commit, tmp_path).dense()
+    assert {name: tensor.tolist() for name, tensor in dense.items()} == {"mlp.0.weight": np.full((8, 14), 2.0).tolist()}
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "table default: 3 rows loaded",
+        "  slot a: 1 rows",
+        "  slot b: 2 rows",
+        "  no rows of: history",
+        "dense: loaded mlp.0.weight",
+        "dense: initialised mlp.0.bias: of shape [9] there, [8] here",
+        "dense: initialised out.weight: the source lacks it",
+        "dense: ignored gone: the model has none of this name",
+        f"{job.store} begins with commit t0-0000000001-g0; `millrace run` goes on from it",
+    ]
+
+
+def test_rows_get_a_fresh_state_and_a_version_that_no_pass_has(tmp_path, job_of):
+    job = job_of("tables.default.optimizer.kind='adagrad'", "tables.default.optimizer.initial=0.25")
+    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    words = words_of(job, tmp_path)[key_of_reference(1, GROUPS["a"])]
+    assert words[:HEAD].tolist() == [GROUPS["a"], rows.VERSION, 0, 0, 0]
+    assert words[HEAD:].view(np.float32).tolist() == [*ROWS["a", 1], 0.25, 0.25]
+
+
+def test_ftrl_keeps_the_weights_it_is_given(tmp_path, job_of):
+    settings = ["tables.default.optimizer={kind='ftrl',l1=0.5,l2=0.1,beta=1.0,lr=0.05}"]
+    job = job_of(*settings)
+    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    for (slot, sign), values in ROWS.items():
+        floats = words_of(job, tmp_path)[key_of_reference(sign, GROUPS[slot])][HEAD:].view(np.float32)
+        w, z, n = floats[:5], floats[5:10], floats[10:]
+        assert w.tolist() == values and not n.any()
+        stood_for = -(z - np.sign(z) * 0.5) / (1.0 / 0.05 + 0.1) * (np.abs(z) > 0.5)
+        np.testing.assert_allclose(stood_for, w, rtol=1e-5, atol=1e-6)
+
+
+def test_slots_and_tables_choose_rows(tmp_path, taken, capsys):
+    out = write_export(tmp_path / "out", "base", 3, ROWS | {("history", 4): [1] * 5})
+    assert taken(out, slots="a, history=b") == {
+        ("a", 1): ROWS["a", 1], ("a", 2): ROWS["a", 2], ("history", 1): ROWS["b", 1]
+    }  # fmt: skip
+    assert "ignored: 1 rows of slot history: not among --slots" in capsys.readouterr().out
+
+
+def test_slots_that_the_job_lacks_are_ignored_and_told(tmp_path, taken, capsys):
+    out = write_export(tmp_path / "out", "base", 3, ROWS | {("z", 4): [1] * 5}, groups=GROUPS | {"z": 3})
+    assert taken(out).keys() == ROWS.keys()
+    assert "ignored: 1 rows of slot z: the job has no sparse slot 'z'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "error", "words"),
+    [
+        ({"slots": "aa"}, [], SpecError, r"no sparse slot 'aa'; did you mean 'a'\?"),
+        ({"slots": "a=bb"}, [], BadInput, r"no rows of slot 'bb', for 'a'; did you mean 'b'\?"),
+        ({"slots": "a,a"}, [], SpecError, "'a' is named twice"),
+        ({"tables": ("defualt",)}, [], SpecError, r"no table 'defualt'; did you mean 'default'\?"),
+        ({"dense": "nlp.*"}, [], SpecError, r"'nlp\.\*' is no tensor of the source"),
+        ({}, ["tables.default.dim=8"], BadInput, "has dim 4; table 'default' of the job has 8"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_nothing_is_left(tmp_path, job_of, asked, settings, error, words):
+    out = write_export(tmp_path / "out", "base", 3, ROWS, dense={"mlp.0.bias": np.ones(8)})
+    job = job_of(*settings)
+    with pytest.raises(error, match=words):
+        import_into(job, Asked(str(out), **asked))
+    assert nothing_is_left(job)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("place", "what"), [(0, "weight"), (3, "vector")])
+def test_what_is_no_finite_number_is_named(tmp_path, job_of, bad, place, what):
+    values = [1.0] * 5
+    values[place] = bad
+    out = write_export(tmp_path / "out", "base", 3, ROWS | {("b", 77): values})
+    job = job_of()
+    with pytest.raises(BadInput, match=rf"slot 'b', sign 77: its {what} is not a finite number"):
+        import_into(job, Asked(str(out)))
+    assert nothing_is_left(job)
+
+
+def test_an_export_of_a_newer_format_or_without_its_parent_is_refused(tmp_path, job_of):
+    newer = write_export(tmp_path / "newer", "base", 3, ROWS, format=2)
+    with pytest.raises(ExportTooNew, match=r"format 2; .* reads format 1"):
+        import_into(job_of(), Asked(str(newer)))
+    orphan = write_export(tmp_path / "orphan", "delta", 3, ROWS, parent=(2, "base"))
+    with pytest.raises(ParentMissing, match="0000000002-base"):
+        import_into(job_of(), Asked(str(orphan)))
+    assert nothing_is_left(job_of())
+
+
+def test_a_damaged_file_is_found_before_anything_is_made(tmp_path, job_of):
+    out = write_export(tmp_path / "out", "base", 3, ROWS)
+    (out / "model.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"model\.json"):
+        import_into(job_of(), Asked(str(out)))
+
+
+def test_two_slots_that_share_rows_here_collide(tmp_path, job_of):
+    path = tmp_path / "job.toml"
+    path.write_text(path.read_text() if path.exists() else "")
+    job_of()
+    path.write_text(path.read_text().replace('names = ["a", "b"]', 'names = ["a", "b"]\nshare = "both"'))
+    out = write_export(tmp_path / "out", "base", 3, ROWS)
+    job = load_job(path)
+    with pytest.raises(BadInput, match=r"same row is there twice: .*slot 'b'.* and .*slot 'a'"):
+        import_into(job, Asked(str(out)))
+
+
+def test_a_store_that_holds_a_run_is_refused(tmp_path, job_of):
+    out = write_export(tmp_path / "out", "base", 3, ROWS)
+    import_into(job_of(), Asked(str(out)))
+    with pytest.raises(SpecError, match="a warm start is for an empty store"):
+        import_into(job_of(), Asked(str(out)))
+    with pytest.raises(SpecError, match="a warm start is for an empty store"):
+        import_into(job_of(), Asked(str(out), dry_run=True))
+
+
+def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, job_of, capsys):
+    out = write_export(tmp_path / "out", "base", 3, ROWS)
+    job = job_of()
+    import_into(job, Asked(str(out), dry_run=True))
+    assert "table default: 3 rows loaded" in capsys.readouterr().out
+    assert not job.store.exists()
+
+
+def test_what_a_killed_import_left_is_in_nobodys_way(tmp_path, job_of):
+    job = job_of()
+    with claimed(job.store, "small", fresh=False):
+        (job.store / "commits" / "t0-0000000001-g0.importing" / "shard-0").mkdir(parents=True)
+        (job.store / "live" / "import" / "default").mkdir(parents=True)
+    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    assert [path.name for path in Commits(job.store).folder.iterdir()] == ["t0-0000000001-g0"]
+    assert not (job.store / "live" / "import").exists()
+
+
+# Paddle's text
+
+
+def save(folder, **parts):
+    folder.mkdir()
+    for name, lines in parts.items():
+        (folder / name.replace("_", "-")).write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+FULL = "11 101 3 0.5 2.5 1.25 0.75 0.1 1 2 3 4 0.2"
+SHORT = "12 102 0 0 1 0 -0.5 0.1"
+
+
+def test_a_save_of_paddle_is_read(tmp_path, job_of):
+    source = save(tmp_path / "000", part_000_00000=[FULL], part_000_00001=[SHORT])
+    (source / "meta").write_text("not read")
+    job = job_of()
+    import_into(job, Asked(str(source), slots="a=101,b=102"))
+    found = rows_of(job, tmp_path)
+    assert found["a", 11] == [0.75, 1, 2, 3, 4]
+    weight, *rest = found["b", 12]
+    assert weight == -0.5 and 0 < max(map(abs, rest)) <= 0.01, "a row without a vector begins with an initial one"
+    words = words_of(job, tmp_path)[key_of_reference(11, GROUPS["a"])]
+    assert words[:2].tolist() == [GROUPS["a"], rows.VERSION]
+    assert words[2:HEAD].view(np.float32).tolist() == [2.5, 1.25, 0.5]
+
+
+def test_numbers_name_slots_and_gzip_is_read(tmp_path, job_of, monkeypatch):
+    source = tmp_path / "000"
+    source.mkdir()
+    with gzip.open(source / "part-000-00000.gz", "wt") as text:
+        text.write(f"{FULL}\n{SHORT}\n")
+    monkeypatch.setattr(paddle, "BATCH_LINES", 1)
+    job = job_of()
+    import_into(job, Asked(str(source / "part-000-00000.gz"), slots="a=101"))
+    assert rows_of(job, tmp_path).keys() == {("a", 11)}
+
+
+def test_a_g2sum_for_each_number_is_read_too(tmp_path, taken):
+    source = save(tmp_path / "000", part_000_00000=["11 101 3 0.5 2.5 1 0.75 0.1 1 2 3 4 9 9 9 9"])
+    assert taken(source, slots="a=101") == {("a", 11): [0.75, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("11 101 3 0.5", r"has 4 words; of dim 4.* has 8, 13, 16"),
+        ("11 101 0 0 1 0 1 0.1 1 2 3 4 5 6 7 8 9", r"line 2: has 17 words; .*a line of dim 8 or 4\.5"),
+        ("x 101 0 0 1 0 1 0.1", r"line 2: 'x' is no key"),
+        ("-1 101 0 0 1 0 1 0.1", r"'-1' is no key"),
+        ("18446744073709551616 101 0 0 1 0 1 0.1", "is no key: a whole number below"),
+        ("11 10.5 0 0 1 0 1 0.1", r"10\.5 is no slot's number"),
+        ("11 101 0 0 1 0 oops 0.1", r"part-000-00000, line 2: could not convert"),
+        ("12 102 0 0 1 0 nan 0.1", r"line 2: slot '102', sign 12: its weight is not a finite number"),
+        (FULL, r"the same row is there twice: part-000-00000, line 1 .* and part-000-00000, line 2"),
+    ],
+)
+def test_lines_of_another_layout_are_named(tmp_path, job_of, line, words):
+    source = save(tmp_path / "000", part_000_00000=[FULL, line])
+    job = job_of()
+    with pytest.raises(BadInput, match=words):
+        import_into(job, Asked(str(source), slots="a=101,b=102"))
+    assert nothing_is_left(job)
+
+
+def test_a_key_twice_far_apart_is_told_with_both_places(tmp_path, job_of, monkeypatch):
+    monkeypatch.setattr(paddle, "BATCH_LINES", 1)
+    source = save(tmp_path / "000", part_000_00000=[FULL, SHORT], part_001_00000=[FULL])
+    with pytest.raises(BadInput, match=r"part-000-00000, line 1 \(slot '101'\) and part-001-00000, line 1"):
+        import_into(job_of(), Asked(str(source), slots="a=101,b=102"))
+
+
+def test_a_save_whose_slots_nobody_has_is_refused(tmp_path, job_of):
+    source = save(tmp_path / "000", part_000_00000=[FULL, SHORT])
+    with pytest.raises(BadInput, match="it has the slots 101, 102; say which is which with --slots"):
+        import_into(job_of(), Asked(str(source)))
+
+
+def test_a_save_for_tables_of_several_dims_needs_one_named(tmp_path, job_of):
+    source = save(tmp_path / "000", part_000_00000=[FULL])
+    job = job_of("tables.other.dim=2", "slots.2={name='history',pooling='mean',table='other'}")
+    with pytest.raises(SpecError, match="name it, since their dims differ: default 4, other 2"):
+        import_into(job, Asked(str(source), slots="a=101"))
+    import_into(job, Asked(str(source), slots="a=101", tables=("default",)))
+
+
+# Parquet
+
+
+def parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+VECTORS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
+
+
+def test_columns_of_signs_and_vectors_are_read(tmp_path, taken):
+    path = parquet(tmp_path / "x.parquet", slot=["a", "b"], sign=pa.array([1, 2], pa.uint64()), vector=VECTORS)
+    assert taken(path) == {("a", 1): [0, *VECTORS[0]], ("b", 2): [0, *VECTORS[1]]}
+
+
+def test_keys_are_this_jobs_and_weights_are_taken(tmp_path, taken):
+    keys = pa.array([key_of_reference(1, GROUPS["a"]), key_of_reference(2, GROUPS["b"])], pa.uint64())
+    vectors = pa.array(VECTORS, pa.list_(pa.float16(), 4))
+    path = parquet(tmp_path / "x.parquet", slot=["a", "b"], key=keys, vector=vectors, weight=[0.5, -0.5])
+    assert taken(path) == {("a", 1): [0.5, *VECTORS[0]], ("b", 2): [-0.5, *VECTORS[1]]}
+
+
+def test_one_slot_named_needs_no_column(tmp_path, taken):
+    path = parquet(tmp_path / "x.parquet", sign=[3, 4], vector=VECTORS)
+    assert taken(path, slots="b").keys() == {("b", 3), ("b", 4)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"sign": [1, 2], "vector": VECTORS}, "has no column 'slot'"),
+        ({"slot": ["a", "b"], "vector": VECTORS}, "must have a column 'sign', or"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "key": [1, 2], "vector": VECTORS}, "a column 'sign', or"),
+        ({"slot": ["a", "b"], "sign": [1, 2]}, "neither a column 'vector' nor 'weight'"),
+        ({"slot": ["a", "b"], "sign": [1, -2], "vector": VECTORS}, "-2 is negative"),
+        ({"slot": ["a", None], "sign": [1, 2], "vector": VECTORS}, "row 1: slot is null"),
+        ({"slot": ["a", "b"], "sign": [1.5, 2], "vector": VECTORS}, "sign: is double, must be uint64"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": [[1.0], [1.0, 2.0]]}, "row 1: its vector has 2 numbers"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": ["x", "y"]}, "vector is string"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": [[1.0], [2.0]]}, "row 0: has dim 1; .* has 4"),
+        ({"slot": ["a", "a"], "sign": [1, 1], "vector": VECTORS}, "row 0 .* and x.parquet, row 1"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told_of(tmp_path, job_of, columns, words):
+    job = job_of()
+    with pytest.raises(BadInput, match=words):
+        import_into(job, Asked(str(parquet(tmp_path / "x.parquet", **columns))))
+    assert nothing_is_left(job)
+
+
+def test_what_is_no_source_is_told(tmp_path, job_of):
+    (tmp_path / "empty").mkdir()
+    for where, words in ((tmp_path / "empty", "holds none"), (tmp_path / "nowhere", "there is nothing")):
+        with pytest.raises(BadInput, match=words):
+            import_into(job_of(), Asked(str(where)))
+
+
+# What is chosen
+
+
+def test_names_of_slots_may_differ():
+    assert renamed("a, b=102 ,") == {"a": "a", "b": "102"}
+
+
+def test_tensors_are_chosen_by_name_and_shape():
+    theirs = {"mlp.0.weight": (2, 3), "mlp.0.bias": (2,), "out": (1,)}
+    found = choose_tensors("mlp.*", theirs, {"mlp.0.weight": (2, 3), "mlp.0.bias": (4,), "out": (1,), "new": (5,)})
+    assert found.loaded == ("mlp.0.weight",)
+    assert found.initialised == {
+        "mlp.0.bias": "of shape [2] there, [4] here", "out": "not among --dense", "new": "the source lacks it"
+    }  # fmt: skip
+    assert found.ignored == ()
+
+
+def test_the_maker_takes_rows_of_a_table_without_weights():
+    maker = rows.Maker("t", TableSection(dim=2, first_order=False), {}, 1)
+    assert maker.num_words == HEAD + 2 + 2
+
+
+def test_an_imported_commit_is_read_like_any(tmp_path, job_of):
+    job = job_of()
+    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    commit = read_commit(commit_of(job).folder)
+    (part,) = commit.shards
+    assert part.buckets == (0, 4096)
+    assert dict(part.tables["default"]) == {"rows": 3, "rows_by_group": {"0": 2, "1": 1}}
+    assert commit.num_rows == 3 and commit.log_from == 1

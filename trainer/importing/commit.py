@@ -1,0 +1,134 @@
+"""The commit that a warm start begins from: version 1 of timeline t0, of one part with all buckets.
+
+The next run begins timeline t1 at it, as one begins at a commit that came from a mirror. It is version 1, not 0,
+because a row *is* from a version above 0 on and a pass takes rows of its own version for its own; and so the log never
+seems to reach back to a beginning without it. It holds rows and dense tensors, and nothing else: metrics, positions
+and counts begin as those of a new job (trainer.saved).
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from dataset.schema import Schema
+from millrace.durable import REAL, writing
+from millrace.keys import NUM_BUCKETS
+from pserver.client import ShardPart
+from pserver.store.base import StoredFile
+from trainer.commits import FORMAT, Commits, hash_of, name_of, sync_tree, write_manifest
+from trainer.config import TrainerJob
+from trainer.importing.choice import Choice, Tensors
+from trainer.importing.rows import VERSION
+from trainer.importing.source import Source
+from trainer.importing.tables import fill, open_tables
+
+NAME = name_of("t0", VERSION, 0)
+UNFINISHED = f"{NAME}.importing"
+"""The commit's folder until it is whole; nobody takes it for one."""
+LIVE = Path("live") / "import"
+"""Where the tables are made."""
+PART = "shard-0"
+DENSE = "dense.safetensors"
+PREFIX = "model."
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did, or would do."""
+
+    commit: Path
+    rows: Mapping[str, int]
+    """By table."""
+    choice: Choice
+    tensors: Tensors
+
+
+def make(
+    store: Path, job: TrainerJob, raw: Mapping[str, Any], source: Source, choice: Choice, tensors: Tensors
+) -> Imported:
+    """Make the commit in `store`, which holds none. After an error nothing of it is left.
+
+    1. Rows, table by table, and dense tensors, in an unfinished folder. 2. Its manifest. 3. The rename: it exists.
+    """
+    commits = Commits(store)
+    unfinished, live = commits.folder / UNFINISHED, store / LIVE
+    clear(store)
+    try:
+        with writing(unfinished):
+            unfinished.mkdir(parents=True)
+            part = _write_rows(unfinished, live, job, source, choice)  # 1
+            _write_dense(unfinished / DENSE, source, tensors)
+            sync_tree(unfinished)
+            write_manifest(unfinished, _manifest(unfinished, job.name, raw, part, source))  # 2
+            REAL.rename(unfinished, commits.folder / NAME)  # 3
+            sync_tree(commits.folder)
+    except BaseException:
+        clear(store)
+        raise
+    shutil.rmtree(live, ignore_errors=True)
+    rows = {table: int(facts["rows"]) for table, facts in part.tables.items()}
+    return Imported(commits.folder / NAME, rows, choice, tensors)
+
+
+def clear(store: Path) -> None:
+    """Remove what an import left that was killed."""
+    for path in (Commits(store).folder / UNFINISHED, store / LIVE):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_rows(folder: Path, live: Path, job: TrainerJob, source: Source, choice: Choice) -> ShardPart:
+    writers = open_tables(Schema.of(job.slots), job.tables, job.seed, live)
+    try:
+        fill(writers, source, choice)
+        (folder / PART).mkdir()
+        files: dict[str, StoredFile] = {}
+        for name, writer in writers.items():
+            found = writer.checkpoint(folder / PART / name)
+            files |= {f"{PART}/{name}/{path}": file for path, file in found.items()}
+        return ShardPart(PART, (0, NUM_BUCKETS), {name: writer.facts for name, writer in writers.items()}, files)
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+def _write_dense(path: Path, source: Source, tensors: Tensors) -> None:
+    found: Mapping[str, NDArray[Any]] = source.dense() if tensors.loaded else {}
+    save_file({f"{PREFIX}{name}": np.ascontiguousarray(found[name]) for name in tensors.loaded}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _manifest(folder: Path, job: str, raw: Mapping[str, Any], part: ShardPart, source: Source) -> dict[str, Any]:
+    files = {**part.files, DENSE: hash_of(folder / DENSE)}
+    counts = {name: 0 for name in ("num_positions", "num_events", "num_samples", "skipped_steps")}
+    return {
+        "format": FORMAT,
+        "job": job,
+        "timeline": "t0",
+        "version": VERSION,
+        "name": NAME,
+        "parent": None,
+        "generation": 0,
+        "world": 0,
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fingerprint": {},
+        "positions": {},
+        "log_from": 1,
+        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in sorted(files.items())},
+        "shards": [part.message()],
+        "state": {
+            "imported": dict(source.facts()),
+            "progress": {"version": VERSION, **counts, "positions": {}, "rejected": {}},
+            "spec": dict(raw),
+            "partitions": [],
+            "skips": [],
+        },
+    }

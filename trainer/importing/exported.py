@@ -1,0 +1,49 @@
+"""An export with its chain, as a source of an import. Reading exports is trainer.exports.reading's work."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.exports.chunks import Chunk
+from trainer.exports.reading import Export, chain_of, state_at
+from trainer.importing.source import Brought
+
+
+class Exported:
+    """See trainer.importing.source.Source. Raises ExportUnusable, ParentMissing."""
+
+    def __init__(self, export: Export) -> None:
+        """Every file of the chain is read back first."""
+        self._export = export
+        self._chain = [each.check() for each in chain_of(export)]
+
+    def batches(self) -> Iterator[Brought]:
+        """See Source: the state after the last export of the chain, table by table."""
+        for table in self._export.tables:
+            for chunk in state_at(self._chain, table):
+                yield self._brought(table, chunk)
+
+    def _brought(self, table: str, chunk: Chunk) -> Brought:
+        where = f"{self._export.name}, table {table}"
+        return Brought(
+            slots=chunk.slots,
+            slot_R=chunk.slot_R,
+            sign_R=chunk.sign_R,
+            key_R=None,
+            weight_R=chunk.weights,
+            vector_RD=np.empty((len(chunk), 0), np.float32) if chunk.vector_RD is None else chunk.vectors,
+            whole_R=None,
+            statistics={},
+            where=lambda row: f"{where}, slot {chunk.slots[int(chunk.slot_R[row])]}, sign {int(chunk.sign_R[row])}",
+        )
+
+    def dense(self) -> Mapping[str, NDArray[Any]]:
+        """See Source."""
+        return self._export.dense()
+
+    def facts(self) -> Mapping[str, Any]:
+        """See Source."""
+        of = {name: self._export.manifest[name] for name in ("job", "timeline", "name")}
+        return {"kind": "export", "path": self._export.place.address, **of}

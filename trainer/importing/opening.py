@@ -1,0 +1,36 @@
+"""Which kind of source an address names, opened."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from millrace.errors import BadInput, SpecError
+from pserver.config import TableSection
+from trainer.exports.reading import is_export, open_export
+from trainer.importing.choice import Choice
+from trainer.importing.columns import Columns, parquets_of
+from trainer.importing.exported import Exported
+from trainer.importing.paddle import PaddleText, is_paddle
+from trainer.importing.source import Source
+
+
+def open_source(address: str, tables: Mapping[str, TableSection], choice: Choice, scratch: Path) -> Source:
+    """The source at `address`; `scratch` takes what is fetched. Raises BadInput, ExportUnusable, SpecError."""
+    if is_export(address, scratch):
+        return Exported(open_export(address, scratch))
+    if "://" in address:
+        raise BadInput(f"{address}: is no export; Paddle's text and Parquet are read from a local folder only")
+    path = Path(address).expanduser()
+    if is_paddle(path):
+        return PaddleText(path, _one_dim(tables, choice.tables))
+    if parquets_of(path):
+        return Columns(path, next(iter(choice.slots.values())) if choice.slots and len(choice.slots) == 1 else None)
+    found = "there is nothing" if not path.exists() else "it holds none of these"
+    raise BadInput(f"{path}: an export, part files of Paddle, or Parquet files are imported; {found}")
+
+
+def _one_dim(tables: Mapping[str, TableSection], chosen: Sequence[str]) -> int:
+    dims = {tables[name].dim for name in chosen}
+    if len(dims) > 1:
+        each = ", ".join(f"{name} {tables[name].dim}" for name in chosen)
+        raise SpecError(f"a text save is of one table; name it, since their dims differ: {each}", "--tables")
+    return dims.pop()

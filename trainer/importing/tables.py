@@ -1,0 +1,101 @@
+"""Reads a source into row stores of the job's tables; finds keys that are there twice.
+
+Bounded memory: a batch at a time. Nothing is kept when something is wrong: the caller removes the folders.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dataset.schema import Schema
+from millrace.errors import BadInput
+from pserver.config import TableSection
+from pserver.store.base import StoredFile
+from pserver.store.rocks import RocksRows
+from trainer.importing.choice import Choice
+from trainer.importing.rows import U16, U64, Maker, keys_in
+from trainer.importing.source import Brought, Source
+
+
+class TableWriter:
+    """One table's store, growing."""
+
+    def __init__(self, maker: Maker, live: Path) -> None:
+        self.maker = maker
+        self._store = RocksRows.open(live / maker.name, None, num_words=maker.num_words)
+        self._count_G = np.zeros(1 << 16, np.int64)
+
+    def add(self, keys_U: U64, group_U: U16, brought: Brought, source: Source, choice: Choice) -> None:
+        """Enter rows. Raises BadInput."""
+        unique_U, first_U, counts_U = np.unique(keys_U, return_index=True, return_counts=True)
+        twice = unique_U[counts_U > 1]
+        found_U, _ = self._store.get(keys_U)
+        if len(twice) or found_U.any():
+            key = int(twice[0] if len(twice) else keys_U[found_U][0])
+            raise BadInput(_told_twice(key, self.maker.name, source, choice))
+        self._store.write(keys_U, self.maker.words(keys_U, group_U, brought))
+        self._count_G += np.bincount(group_U, minlength=len(self._count_G))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Of the commit's part."""
+        by_group = {str(group): int(self._count_G[group]) for group in np.flatnonzero(self._count_G)}
+        return {"rows": sum(by_group.values()), "rows_by_group": by_group}
+
+    def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
+        """The store's files, in `folder`."""
+        return self._store.checkpoint(folder)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+
+def open_tables(schema: Schema, tables: Mapping[str, TableSection], seed: int, live: Path) -> dict[str, TableWriter]:
+    """An empty store of every table, below `live`."""
+
+    def groups(table: str) -> dict[str, int]:
+        return {slot.name: slot.group for slot in schema.sparse if slot.sparse.table == table}
+
+    return {name: TableWriter(Maker(name, section, groups(name), seed), live) for name, section in tables.items()}
+
+
+def fill(writers: Mapping[str, TableWriter], source: Source, choice: Choice) -> None:
+    """Enter all rows of a source that the choice takes. Raises BadInput."""
+    for batch in source.batches():
+        for number, theirs in enumerate(batch.slots):
+            choice.count(theirs, int(np.count_nonzero(batch.slot_R == number)))
+        for table, writer in writers.items():
+            keys_U, group_U, brought = taken(batch, choice, table)
+            if len(keys_U):
+                writer.add(keys_U, group_U, brought, source, choice)
+    choice.check()
+
+
+def taken(batch: Brought, choice: Choice, table: str) -> tuple[U64, U16, Brought]:
+    """The rows of a batch that go into a table: keys, slot groups, values."""
+    slots = [choice.slot_of(name) for name in batch.slots]
+    group_S = np.array([slot.group if slot and slot.sparse.table == table else -1 for slot in slots] or [-1], np.int32)
+    group_R = group_S[batch.slot_R]
+    rows = np.flatnonzero(group_R >= 0)
+    brought, group_U = batch.select(rows), group_R[rows].astype(np.uint16)
+    if brought.key_R is not None:
+        return brought.key_R, group_U, brought
+    assert brought.sign_R is not None
+    keys_U = np.empty(len(rows), np.uint64)
+    for group in np.unique(group_U).tolist():
+        keys_U[group_U == group] = keys_in(brought.sign_R[group_U == group], group)
+    return keys_U, group_U, brought
+
+
+def _told_twice(key: int, table: str, source: Source, choice: Choice) -> str:
+    """Where a key is, both times: the source is read again up to there."""
+    places: list[str] = []
+    for batch in source.batches():
+        keys_U, _, brought = taken(batch, choice, table)
+        for row in np.flatnonzero(keys_U == np.uint64(key)).tolist():
+            places.append(f"{brought.where(row)} (slot {brought.slots[int(brought.slot_R[row])]!r})")
+        if len(places) > 1:
+            break
+    return f"table {table!r}: the same row is there twice: {' and '.join(places[:2])}; keep one of them"

@@ -1,0 +1,50 @@
+"""The dense tensors of a job's model, asked of a process that has torch: the control plane has not.
+
+python -m trainer.importing.tensors < {"job": ..., "folder": ...}   ->   {"tensors": {name: shape}} or {"error": ...}
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import MillraceError, SpecError
+
+ASK_S = 300.0
+"""How long building the model may take."""
+
+
+def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's weights and buffers by name. Raises SpecError where it cannot be built."""
+    asked = json.dumps({"job": job, "folder": str(folder)})
+    command = [sys.executable, "-P", "-m", "trainer.importing.tensors"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=ASK_S, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise MillraceError(f"the model cannot be looked at: {error!r}") from error
+    if "error" in answer:
+        raise SpecError(answer["error"])
+    return {name: tuple(shape) for name, shape in answer["tensors"].items()}
+
+
+def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from dataset.schema import Schema
+    from millrace.config import validate
+    from trainer.config import TrainerJob
+    from trainer.job import build_model
+
+    try:
+        job = validate(TrainerJob, asked["job"], only_known=True)
+        model = build_model(job, Schema.of(job.slots), Path(asked["folder"]), torch.device("cpu"))
+    except MillraceError as error:
+        return {"error": str(error)}
+    return {"tensors": {name: list(tensor.shape) for name, tensor in model.state_dict().items()}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(json.load(sys.stdin))))
