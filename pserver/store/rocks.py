@@ -260,12 +260,14 @@ def _write_sorted(path: Path, keys_A: U64, rows_UW: U32) -> None:
     writer.open(str(path))
     for begin in range(0, len(order_A), WRITE_CHUNK):
         chosen_C = order_A[begin : begin + WRITE_CHUNK]
-        rows = iter(_row_bytes(rows_UW[chosen_C[chosen_C < num_rows]]))
-        for key, stays in zip(_key_bytes(places_A[chosen_C]), (chosen_C < num_rows).tolist(), strict=True):
-            if stays:
-                writer[key] = next(rows)
-            else:
+        stays_C = chosen_C < num_rows
+        rows = iter(_row_bytes(rows_UW[chosen_C[stays_C]]))
+        values = list(rows) if stays_C.all() else [next(rows) if stays else None for stays in stays_C.tolist()]
+        for key, value in zip(_key_bytes(places_A[chosen_C]), values, strict=True):
+            if value is None:
                 del writer[key]
+            else:
+                writer[key] = value
     writer.finish()
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from pserver.changes import read_changes
 from pserver.client import Scale
 from pserver.config import Adam, Ftrl, Sgd, TableSection
 from pserver.errors import BadRequest, StoreDamaged, StoreFailed
@@ -353,7 +354,7 @@ def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(
             w.train(world.one, number, batches, seed=number, steps=1)
             folder, parts, failed = small_disk / f"commit-{number}", [], 0
             while not parts:
-                rows = world.one.snapshot(number, w.soon())
+                rows = world.one.snapshot(number, w.soon(), 0)
                 room = os.statvfs(small_disk)
                 (small_disk / "filler").write_bytes(bytes(max(0, room.f_bavail * room.f_bsize - 40_000 * (failed + 2))))
                 try:
@@ -368,6 +369,8 @@ def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(
                 (small_disk / "filler").unlink()
             assert failed > 5
         digest = digest_of(world)
+    changes = read_changes(folder, parts, "other", 0, 2)
+    assert changes is not None and len(changes.changed_U) == 8000 and len(changes.gone_G) == 0
     with job_at(small_disk, "second", kind, folder, parts, 2) as again:
         assert digest_of(again) == digest
 
