@@ -193,7 +193,7 @@ class TableSection(Section):
     delete_after_days: int | None = Field(default=None, ge=0)
     """At a shrink rows unseen for more days go."""
     shrink: Literal["daily", "asked"] = "daily"
-    """"daily": at each day's tick, where `delete_below` or `delete_after_days` is set; "asked": by `millrace shrink`."""
+    """"daily": at each day's tick, where a `delete_` rule is set; "asked": by `millrace shrink` alone."""
     max_shrink_fraction: Rate = 0.2
     """A shrink that would take more of the table's rows waits for an operator."""
     slots: dict[str, SlotLife] = {}

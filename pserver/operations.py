@@ -1,4 +1,4 @@
-"""What may happen to tables at the close of a pass beside learning: the bodies of logged operations, as tables take them.
+"""What may happen to tables at the close of a pass beside learning: logged operations, as tables take them.
 
 Pure values. They act in log order at the close of version v, after the day's tick of that close; a replay gives them
 again. Which happen, and when, is trainer.operations' decision.

@@ -25,14 +25,20 @@ class Selection:
     def __init__(self, classes: SlotClasses, seed: int, buckets: tuple[int, int]) -> None:
         self._seed, self._buckets = seed, buckets
         self._by_class: tuple[Admission | None, ...] = ()
+        self._class_G = classes.class_G
+        self._lists: Sequence[object] = ()
         self.set(classes)
 
     def __bool__(self) -> bool:
         """Whether any slot has entries."""
         return any(self._by_class)
 
-    def set(self, classes: SlotClasses) -> None:
-        """Other settings hold from here on; counts stay where they are of the same kind."""
+    def set(self, classes: SlotClasses) -> list[str]:
+        """Other settings hold from here on; counts stay where they are of the same kind. -> whose begin anew."""
+        lists = [(each.admission, each.nonclk_coeff, each.click_coeff) for each in classes.sections]
+        if list(self._lists) == lists and (self._class_G == classes.class_G).all():
+            return []
+        self._lists = lists
         before = self.state() if self._by_class else {}
         self._class_G = classes.class_G
         names = [ALL] * len(classes.sections)
@@ -40,7 +46,7 @@ class Selection:
             names[classes.class_G[group]] = str(group)
         self._names = names
         self._by_class = tuple(self._admission(section) for section in classes.sections)
-        self.load([(self._buckets[0], before)] if before else [])
+        return self.load([(self._buckets[0], before)] if before else [])
 
     def _admission(self, section: TableSection) -> Admission | None:
         if not section.admission:
