@@ -56,7 +56,8 @@ class Point(StrEnum):
     """Chief: everything is restored, nothing is replayed."""
     REPLAYED = "replayed"
     """Chief: a logged pass is trained again and compared."""
-
+    EXPORT_CUT = "export-cut"
+    """Chief: the commit of an export is there, the exporter was not asked."""
     EXPORT_BEGUN = "export-begun"
     """Exporter: the folder of an export is there, with nothing in it."""
     EXPORT_ROWS = "export-rows"

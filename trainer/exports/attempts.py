@@ -1,0 +1,100 @@
+"""Exports whose commits are there, made one after the other by the exporter process; what fails is tried again.
+
+Which exports there are is trainer.exports.exporting's decision; how one is made, trainer.exports.process'.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer.exports.request import ExportAnswer, ExportRequest
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
+"""Before an export is tried again: twice as long each time, up to the longest."""
+
+log = logging.getLogger(__name__)
+
+
+class Exporter(Protocol):
+    """Makes one export at a time, elsewhere; never waits for it. One thread."""
+
+    def submit(self, request: ExportRequest) -> None:
+        """Begin this one; none is being made."""
+        ...
+
+    def poll(self) -> ExportAnswer | None:
+        """How the one that was begun ended; None: it did not, or none was begun. Each answer once."""
+        ...
+
+    def close(self) -> None:
+        """End, whatever is being made."""
+        ...
+
+
+@dataclass
+class Attempt:
+    """An export that is to be made."""
+
+    request: ExportRequest
+    tried: int = 0
+    not_before_s: float = 0.0
+
+
+class Attempts:
+    """See module docstring. One thread, but for `failing`."""
+
+    def __init__(self, exporter: Exporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._exporter, self._clock = exporter, clock
+        self._waiting: deque[Attempt] = deque()
+        self._flying: Attempt | None = None
+        self.failing: dict[str, tuple[float, str]] = {}
+        """By stream: since when, and how, for those that are to be tried again. Replaced, never changed."""
+
+    def add(self, request: ExportRequest) -> None:
+        """Make this one, after those that wait."""
+        self._waiting.append(Attempt(request))
+
+    def __iter__(self) -> Iterator[ExportRequest]:
+        """Those that have not ended."""
+        flying = () if self._flying is None else (self._flying,)
+        return (attempt.request for attempt in (*flying, *self._waiting))
+
+    def tick(self) -> list[tuple[ExportRequest, ExportAnswer]]:
+        """Begin what may begin; those that ended for good since the last call: complete, or given up."""
+        over = []
+        if self._flying is not None and (answer := self._exporter.poll()) is not None:
+            attempt, self._flying = self._flying, None
+            if self._ended(attempt, answer):
+                over.append((attempt.request, answer))
+        now_s = self._clock()
+        ready = next((each for each in self._waiting if each.not_before_s <= now_s), None)
+        if self._flying is None and ready is not None:
+            self._waiting.remove(ready)
+            self._flying = ready
+            self._exporter.submit(ready.request)
+        return over
+
+    def close(self) -> None:
+        """End the exporter; what was not complete is made by the next run."""
+        self._exporter.close()
+
+    def _ended(self, attempt: Attempt, answer: ExportAnswer) -> bool:
+        """Whether that was its end."""
+        request, failing = attempt.request, dict(self.failing)
+        since_s, _ = failing.pop(request.stream, (self._clock(), ""))
+        attempt.tried += 1
+        over = answer.outcome == "complete" or answer.final or attempt.tried >= request.section.tries
+        if not over:
+            attempt.not_before_s = self._clock() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt.tried - 1))
+            why = answer.error or "it failed"
+            log.warning(
+                "export %s of %s failed, try %d of %d: %s",
+                *(request.name, request.stream, attempt.tried, request.section.tries, why),
+            )
+            self._waiting.append(attempt)
+            failing[request.stream] = (since_s, why)
+        self.failing = failing
+        return over

@@ -1,0 +1,154 @@
+"""What is known of a stream of exports: the newest complete one, the one being made, what happened since.
+
+A pure fold over the job's log ("export" and "exported" operations) and its closes, so a replay gives the same; it is
+part of a commit's state. What is due is trainer.exports.schedule's decision.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+Body = Mapping[str, Any]
+Kind = Literal["base", "delta"]
+SHARED = ("address", "tables", "dtype", "base_threshold", "delta_threshold", "delta_keep_days")
+"""What of an "export" operation a delta must have as its parent has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One export as it was logged."""
+
+    name: str
+    version: int
+    kind: Kind
+    timeline: str
+    shared: Mapping[str, Any]
+    """See SHARED."""
+    arithmetic: str
+    """Hash of the fingerprint of libraries and hardware at the time."""
+    id: str | None
+    """Of a person's wish, if it is one."""
+
+    @classmethod
+    def of(cls, body: Body) -> "Link":
+        """Of an "export" operation."""
+        plain = ("name", "version", "kind", "timeline", "arithmetic", "id")
+        return cls(**{name: body[name] for name in plain}, shared={name: body[name] for name in SHARED})
+
+    @property
+    def path(self) -> str:
+        """Below the job's folder at the destination."""
+        return f"{self.timeline}/{self.name}"
+
+
+@dataclass
+class Chain:
+    """One stream. Times are unix seconds of the stream's clock, those of ends of the wall's."""
+
+    newest: Link | None = None
+    """The newest complete export: what the next delta builds on."""
+    flight: Link | None = None
+    """The one that is logged and has not ended."""
+    cut: dict[str, Any] | None = None
+    """Of the one in flight, the operation."""
+    facts: dict[str, Any] | None = None
+    """Of the one in flight, what is known of its version only: see trainer.exports.ordering."""
+    failed: str = ""
+    """How the last one ended that failed for good, if none was complete since; the next delta then takes all."""
+    failed_since_s: float | None = None
+    failed_base: bool = False
+    """Whether a base is among those that failed since: the next one is a base."""
+    redo: bool = False
+    """Whether a base should follow at once, for a delta cannot be made."""
+    begun_s: float | None = None
+    """When the stream began: intervals are counted from here before the first export."""
+    last_s: float | None = None
+    """Of the last export, whatever became of it."""
+    last_base_s: float | None = None
+    fresh: bool = False
+    """Whether something happened to the tables since the last export was cut."""
+    forked: bool = False
+    """Whether the job forked since the last base was cut."""
+    tracked: bool = False
+    """Whether all commits since the newest export kept what changed."""
+    low_s: float | None = None
+    """Lowest event time since the newest complete export was cut; the export in flight has what is since its parent."""
+    low_since_cut_s: float | None = None
+    """Lowest event time since the last export was cut, whatever became of it."""
+    ended: dict[str, Any] = field(default_factory=dict)
+    """The last "exported" operation, for people."""
+    ended_complete_s: float | None = None
+    """When the newest complete export was complete."""
+
+    # -- what happens
+
+    def saw(self, time_s: float | None, pass_times_s: tuple[float, float] | None, num_samples: int) -> None:
+        """A pass closed at `time_s` of the stream's clock."""
+        if self.begun_s is None:
+            self.begun_s = time_s
+        self.fresh |= num_samples > 0
+        if pass_times_s is not None:
+            self.low_s = _least(self.low_s, pass_times_s[0])
+            self.low_since_cut_s = _least(self.low_since_cut_s, pass_times_s[0])
+
+    def ordered(self, body: Body, facts: Mapping[str, Any], *, tracks: bool) -> None:
+        """An export of this stream is cut. `tracks`: whether commits from here on keep what changes."""
+        self.flight, self.cut, self.facts = Link.of(body), dict(body), dict(facts)
+        self.last_s, self.fresh, self.redo = body["at_s"], False, False
+        self.low_since_cut_s = None
+        if self.flight.kind == "base":
+            self.last_base_s, self.forked, self.tracked = body["at_s"], False, tracks
+
+    def over(self, body: Body) -> None:
+        """It ended: complete, or failed for good."""
+        flight = self.flight
+        if flight is None or (flight.name, flight.timeline) != (body["name"], body["timeline"]):
+            return
+        self.drop()
+        self.ended = {**body, "id": flight.id}
+        if body["outcome"] == "complete":
+            self.newest, self.failed, self.failed_base, self.failed_since_s = flight, "", False, None
+            self.low_s, self.ended_complete_s = self.low_since_cut_s, body.get("at_s")
+            return
+        if not self.failed:
+            self.failed_since_s = body.get("at_s")
+        self.failed = f"{flight.name}: {body.get('error') or 'it failed'}"
+        self.failed_base |= flight.kind == "base"
+        self.redo = bool(body.get("final")) and flight.kind == "delta"
+
+    def drop(self) -> None:
+        """Nothing is in flight."""
+        self.flight = self.cut = self.facts = None
+
+    def touched(self) -> None:
+        """An operation changed tables."""
+        self.fresh = True
+
+    # -- what commits need of it
+
+    def needs_since(self, timeline: str) -> int | None:
+        """The version from which on the next delta needs what changed; None: the next one is a base."""
+        parent = self.flight if self.flight is not None and self.flight.kind == "base" else self.newest
+        return parent.version if parent is not None and self.tracked and parent.timeline == timeline else None
+
+    def state(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "Chain":
+        """The inverse of `state`."""
+        known = {each.name: state[each.name] for each in fields(cls) if each.name in state}
+        links = {name: Link(**known[name]) for name in ("newest", "flight") if known.get(name) is not None}
+        return cls(**(known | links))
+
+
+def _least(one: float | None, other: float) -> float:
+    return other if one is None else min(one, other)
+
+
+def arithmetic_of(fingerprint: Mapping[str, str]) -> str:
+    """A short hash of libraries and hardware."""
+    return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,386 @@
+"""Exports of a running job, on the chief: when one is cut, from which commit it is made, what the log says of its end.
+
+A decider (trainer.operations). When one is due is trainer.exports.schedule's decision, what is known of a stream
+trainer.exports.chain's; the exporter process makes them (trainer.exports.attempts). Training waits only for the commit
+of the version that is exported. Imports no torch.
+"""
+
+import logging
+import math
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from millrace.deadline import Deadline
+from millrace.durable import REAL, writing
+from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.mistakes import nearest
+from millrace.points import Point, reach
+from trainer.commits import Commit, Commits
+from trainer.exports.attempts import Attempts, Exporter
+from trainer.exports.chain import Body, Chain, Kind, Link
+from trainer.exports.config import ExportSection
+from trainer.exports.leases import HOLDER, commit_of, release_others, remove_stages
+from trainer.exports.ordering import Setting, export_body, exported_body, facts_of, request_of
+from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.schedule import Due, Now, decide, usual
+from trainer.log import LogFull
+from trainer.operations import Closing
+
+STOP_S = 120.0
+"""How long a job that is asked to stop waits at most for an export; the next run makes it from the same commit."""
+SWEEP_LOOK_S = 0.5
+"""How often, while nothing comes, a pass of no events looks whether a table is swept."""
+MAX_GRANTED = 100
+"""Wishes remembered once they are granted."""
+
+log = logging.getLogger(__name__)
+
+
+class ExactCommits(Protocol):
+    """Who leads commits: see trainer.commit.Committer.exactly."""
+
+    def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
+        """Have a commit made of the version that is being closed, held as `who`."""
+        ...
+
+
+@dataclass
+class _Stream:
+    section: ExportSection
+    chain: Chain = field(default_factory=Chain)
+    wish: tuple[Kind, str] | None = None
+    """What a person asks for: kind and id."""
+
+
+class Exporting:
+    """See module docstring. The loop's thread, but where it says otherwise."""
+
+    def __init__(self, setting: Setting, exporter: Exporter, note: Callable[[Body], None]) -> None:
+        """`note` logs an operation at once: see trainer.operations.Operator."""
+        self._setting, self._note, self._attempts = setting, note, Attempts(exporter)
+        self._commits = Commits(setting.store)
+        self._streams = {stream: _Stream(section) for stream, section in setting.streams.items()}
+        self._committer: ExactCommits | None = None
+        self._ends: dict[tuple[str, str, str], Body] = {}
+        """Ends that are logged and have not acted yet: by stream, timeline and name of the export."""
+        self._unlogged: deque[tuple[Body, ExportRequest]] = deque()
+        """Ends that the log had no room for yet."""
+        self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
+        self._low_s: float | None = None
+        """Lowest event time of all passes."""
+        self._close: Closing | None = None
+        self._saw_s = -math.inf
+        self._day = self._forks = 0
+        self._waits: list[str] = []
+        self._patience: Deadline | None = None
+
+    # -- beginning and end
+
+    def begin(self, committer: ExactCommits, logged: Iterable[Body], version: int) -> None:
+        """Before the first pass, restored at `version`. `logged`: operations that are still to act, also in a replay.
+
+        What was cut by then and never ended is made now, from its commit.
+        """
+        self._committer = committer
+        for body in logged:
+            if body["op"] == "exported":
+                self._ends[body["stream"], body["timeline"], body["name"]] = body
+        for stream in self._streams:
+            if (flight := self._in_flight(stream)) is not None:
+                self._resume(stream, flight, version)
+        release_others(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
+        remove_stages(self._setting.store, [request.stage for request in self._attempts])
+
+    def _resume(self, stream: str, flight: Link, version: int) -> None:
+        request, name = self._request(stream), commit_of(self._commits, stream, flight)
+        if name is None:
+            self._over(request, _failed(flight, "its commit is not there any more"))
+            return
+        if version == flight.version and not request.stage.exists():
+            self._stage(request)
+        self._commits.hold(name, HOLDER + stream)
+        self._attempts.add(request.model_copy(update={"commit": self._commits.folder / name}))
+
+    def tick(self) -> None:
+        """Between passes, and while nothing comes: log what ended, begin what may begin."""
+        for request, answer in self._attempts.tick():
+            self._over(request, answer)
+        self._log_ends()
+
+    def finish(self, *, stopping: bool) -> bool:
+        """At an orderly end, once the last version is committed: whether nothing is to be waited for any more.
+
+        To be called again until then; not longer than the streams' deadlines. `stopping`: somebody asked for the end;
+        else the stream of events has ended, and `wants_pass` is to be asked before, each time.
+        """
+        self.tick()
+        waits = [f"{request.name} of {request.stream}" for request in self._attempts]
+        if not stopping and self._calls(ended=True):
+            waits.append("one more, after tables are swept")
+        if not waits and not self._unlogged:
+            return True
+        if self._patience is None or waits != self._waits:
+            longest_s = max(stream.section.deadline for stream in self._streams.values())
+            self._waits, self._patience = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
+            log.info("waiting for exports before the end: %s", ", ".join(waits))
+        if not self._patience.passed():
+            return False
+        log.warning("not waited for any longer: %s; the next run makes what was begun", ", ".join(waits))
+        return True
+
+    def close(self) -> None:
+        """End the exporter process."""
+        self._attempts.close()
+
+    # -- see Decider
+
+    def asked(self, body: Body) -> dict[str, Any] | None:
+        """See Decider. A wish is granted at a close, and known by its id from then on."""
+        if body["op"] != "export":
+            return None
+        name, kind, id_ = body.get("stream"), body.get("kind"), body["id"]
+        stream = self._streams.get(name) if isinstance(name, str) else None
+        if stream is None:
+            raise SpecError(f"there is no stream of exports {name!r}; {nearest(str(name), self._streams)}", "exports")
+        if kind not in (None, "base", "delta"):
+            raise SpecError(f'{kind!r} is no kind of export: "base" or "delta"')
+        if kind == "delta" and stream.section.delta is None:
+            raise SpecError("is not set, so commits do not keep what changes", f"exports.{name}.delta")
+        if id_ not in self._granted:
+            stream.wish = stream.wish or (kind or usual(stream.section), id_)
+            if stream.wish[1] != id_:
+                raise NotYet(f"another export of {name} is asked for, and comes first")
+        raise NotYet(f"an export of {name} is cut at the next close")
+
+    def saw(self, close: Closing) -> None:
+        """See Decider."""
+        self._close, self._day, self._saw_s = close, close.day, time.monotonic()
+        if close.pass_times_s is not None:
+            low_s = close.pass_times_s[0]
+            self._low_s = low_s if self._low_s is None else min(self._low_s, low_s)
+        for name, stream in self._streams.items():
+            stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
+        self._look_for_forks()
+
+    def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
+        """See Decider."""
+        bodies = []
+        exported = {body["stream"] for body in ordered if body["op"] == "export"}
+        for name, stream in self._streams.items():
+            time_s = self._time_s(name, close)
+            due = None
+            if name not in exported:
+                due = self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping())
+            if due is not None:
+                wish, stream.wish = stream.wish, None
+                id_ = None if wish is None else wish[1]
+                self._granted.extend(() if id_ is None else (id_,))
+                bodies.append(dict(export_body(self._setting, name, due, close, time_s, id_)))
+        return bodies
+
+    def acted(self, version: int, body: Body, replaying: bool) -> None:
+        """See Decider."""
+        match body["op"]:
+            case "export" if body["stream"] in self._streams:
+                self._cut(body)
+            case "exported" if body["stream"] in self._streams:
+                self._ends.pop((body["stream"], body["timeline"], body["name"]), None)
+                self._streams[body["stream"]].chain.over(body)
+            case "forget" | "shrink" | "day_tick":
+                self._day = max(self._day, int(body.get("to", 0)))
+                for stream in self._streams.values():
+                    stream.chain.touched()
+
+    def wants_pass(self, ended: bool) -> bool:
+        """See Decider: at the stream's end; while nothing comes, where a person or the clock calls for an export."""
+        if self._sweeping() and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
+            return False
+        return self._calls(ended=ended)
+
+    def state(self) -> dict[str, Any]:
+        """See Decider."""
+        self._look_for_forks()
+        return {"low_s": self._low_s, "streams": {name: each.chain.state() for name, each in self._streams.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See Decider. A stream that is new begins anew; what another timeline had in flight is nothing to this one."""
+        self._low_s = state.get("low_s")
+        for name, saved in state.get("streams", {}).items():
+            if name not in self._streams:
+                continue
+            stream = self._streams[name]
+            chain = stream.chain = Chain.of_state(saved)
+            chain.tracked &= stream.section.delta is not None
+            if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
+                chain.drop()
+                chain.touched()
+
+    def status(self) -> dict[str, Any]:
+        """See Decider."""
+        return {name: self._status_of(name, each.chain) for name, each in self._streams.items()}
+
+    def _status_of(self, name: str, chain: Chain) -> dict[str, Any]:
+        newest, flight, ended, now_s = chain.newest, self._in_flight(name), chain.ended, time.time()
+        tried_since_s, failing = self._attempts.failing.get(name, (0.0, ""))
+        since_s = chain.failed_since_s
+        return {
+            "version": None if newest is None else newest.version,
+            "name": None if newest is None else newest.name,
+            "kind": None if newest is None else newest.kind,
+            "age_s": None if chain.ended_complete_s is None else max(0.0, now_s - chain.ended_complete_s),
+            "making": None if flight is None else flight.name,
+            "failing": failing or chain.failed or None,
+            "failing_s": time.monotonic() - tried_since_s if failing else 0.0 if since_s is None else now_s - since_s,
+            "failed_gates": list(ended.get("failed_gates", ())),
+            "command_error": ended.get("command_error"),
+            "last": {key: ended.get(key) for key in ("id", "name", "outcome", "error", "current")} if ended else None,
+        }
+
+    # -- commits
+
+    def changes_since(self) -> int | None:
+        """The version since which the commit that is made now must tell what changed; None: nobody will ask."""
+        needs = (stream.chain.needs_since(self._setting.timeline) for stream in self._streams.values())
+        return min((version for version in needs if version is not None), default=None)
+
+    def _cut(self, body: Body) -> None:
+        """The export of the version that is being closed: it has a commit made, unless the log knows its end.
+
+        Then that version has a commit, too, where a delta may build on it: changes are told from commit to commit.
+        """
+        name, version = body["stream"], body["version"]
+        stream = self._streams[name]
+        assert self._close is not None and self._close.version == version, "it acts at its close"
+        assert self._committer is not None, "begun"
+        facts = facts_of(self._setting, body, stream.chain, self._close, self._day, self._low_s)
+        tracks = stream.section.delta is not None
+        stream.chain.ordered(body, facts, tracks=tracks)
+        if body["timeline"] != self._setting.timeline:
+            stream.chain.drop()
+        elif self._in_flight(name) is not None:
+            request = self._request(name)
+            self._stage(request)
+            self._committer.exactly(version, HOLDER + name, partial(self._committed, request))
+        elif tracks:
+            self._committer.exactly(version, None, lambda commit, why: None)
+
+    def _committed(self, request: ExportRequest, commit: Commit | None, why: str) -> None:
+        """The commit of an export is there, held; or there is none, and there will be none."""
+        if commit is None:
+            self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
+            return
+        reach(Point.EXPORT_CUT)
+        self._attempts.add(request.model_copy(update={"commit": commit.folder}))
+
+    def _stage(self, request: ExportRequest) -> None:
+        """What only the chief knows of this version, whole or not there. An export goes on without it."""
+        path, unfinished = request.stage, request.stage.with_suffix(".unfinished")
+        try:
+            for each in (path, unfinished):
+                shutil.rmtree(each, ignore_errors=True)
+            with writing(unfinished):
+                unfinished.mkdir(parents=True)
+            self._setting.stage(request, unfinished)
+            with writing(path):
+                REAL.sync_folder(unfinished)
+                unfinished.rename(path)
+        except MillraceError as error:
+            log.warning("export %s of %s goes without what the chief adds: %s", request.name, request.stream, error)
+
+    # -- ends
+
+    def _over(self, request: ExportRequest, answer: ExportAnswer) -> None:
+        """An export ended for good: the log hears of it, then nobody holds anything for it."""
+        cut = self._streams[request.stream].chain.cut
+        assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
+        _tell(request, answer)
+        self._unlogged.append((exported_body(cut, answer, time.time()), request))
+        self._log_ends()
+
+    def _log_ends(self) -> None:
+        while self._unlogged:
+            body, request = self._unlogged[0]
+            try:
+                self._note(body)
+            except LogFull as error:
+                log.warning("the end of export %s is not in the log yet: %s", request.name, error)
+                return
+            self._unlogged.popleft()
+            self._ends[request.stream, request.timeline, request.name] = body
+            self._commits.release(request.commit.name, HOLDER + request.stream)
+            shutil.rmtree(request.stage, ignore_errors=True)
+
+    # -- deciding
+
+    def _calls(self, *, ended: bool) -> bool:
+        """Whether an export is called for, be it while a table is swept."""
+        for name in self._streams:
+            time_s = self._time_s(name, self._close) if self._setting.by_event(name) else time.time()
+            if self._decide(name, time_s, ended=ended, sweeping=()) is not None:
+                return True
+        return False
+
+    def _decide(self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str]) -> Due | None:
+        stream, view = self._streams[name], self._view(name)
+        now = Now(
+            time_s=time_s,
+            timeline=self._setting.timeline,
+            arithmetic=self._setting.arithmetic,
+            shared=self._setting.shared(name),
+            ended=ended,
+            wish=None if stream.wish is None else stream.wish[0],
+            sweeping=sweeping,
+        )
+        due = decide(stream.section, view, now)
+        if due is not None and due.parent is not None and self._setting.is_gone(name, due.parent.path):
+            return decide(stream.section, view, replace(now, parent_gone=True))
+        return due
+
+    def _view(self, name: str) -> Chain:
+        """The chain as it will be once the ends that are logged have acted, at the next close."""
+        chain = replace(self._streams[name].chain)
+        if chain.flight is not None and (end := self._ends.get((name, chain.flight.timeline, chain.flight.name))):
+            chain.over(end)
+        return chain
+
+    def _in_flight(self, name: str) -> Link | None:
+        return self._view(name).flight
+
+    def _request(self, name: str) -> ExportRequest:
+        chain = self._streams[name].chain
+        assert chain.cut is not None and chain.facts is not None, "in flight"
+        return request_of(self._setting, chain.cut, chain.facts)
+
+    def _time_s(self, name: str, close: Closing | None) -> float | None:
+        if close is None:
+            return None
+        return close.event_time_s if self._setting.by_event(name) else close.wall_s
+
+    def _sweeping(self) -> list[str]:
+        return [] if self._close is None else [name for name, each in self._close.stats.items() if each.sweeping]
+
+    def _look_for_forks(self) -> None:
+        forks = self._setting.forks()
+        if forks > self._forks:
+            for stream in self._streams.values():
+                stream.chain.forked = True
+        self._forks = forks
+
+
+def _failed(flight: Link, error: str) -> ExportAnswer:
+    return ExportAnswer(name=flight.name, outcome="failed", error=error)
+
+
+def _tell(request: ExportRequest, answer: ExportAnswer) -> None:
+    what = f"export {request.name} of {request.stream}"
+    if answer.outcome == "failed":
+        log.error("%s failed, and is given up; the next one takes what it lacks: %s", what, answer.error)
+        return
+    log.info("%s: %d rows, %d deleted, %.1f s; %s", what, answer.rows, answer.tombstones, answer.seconds, answer.path)
+    if answer.failed_gates:
+        log.warning("%s is not pointed to: %s", what, "; ".join(answer.failed_gates))
