@@ -28,7 +28,7 @@ from trainer.exports.values import Dtype, written
 PREDICTION = "prediction."
 """Before a task's name."""
 TOLERANCE = 1e-5
-"""By which a replay may differ, in float32."""
+"""By which a replay may differ."""
 
 FindRows = Callable[[str, U64], tuple[NDArray[np.bool_], F32]]
 """Of a table, (U,) keys: (U,) which of them have a row, (U, W) their weights as they are served."""
@@ -41,7 +41,7 @@ class Replayed:
     predictions: Mapping[str, F32]
     """(B,) by task."""
     difference: float
-    """The largest, against the predictions written; infinite where one of them is no number."""
+    """The largest against the predictions written, relative to those above 1; infinite where one is no number."""
 
 
 def rounded(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
@@ -107,7 +107,7 @@ def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, An
     difference = 0.0
     for task in model["tasks"]:
         wanted_B = golden.column(PREDICTION + task["name"]).to_numpy()
-        differs_B = np.abs(found[task["output"]].astype(np.float64) - wanted_B)
+        differs_B = np.abs(found[task["output"]].astype(np.float64) - wanted_B) / np.maximum(1, np.abs(wanted_B))
         difference = max(difference, float(np.nan_to_num(differs_B, nan=np.inf).max(initial=0.0)))
     return Replayed({task["name"]: found[task["output"]] for task in model["tasks"]}, difference)
 

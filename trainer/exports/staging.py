@@ -26,12 +26,11 @@ from trainer.embedding import Deduplicator, tables_of
 from trainer.exports.config import ExportSection
 from trainer.exports.describe import describe
 from trainer.exports.golden import as_bytes, rounded, table_of
+from trainer.exports.model import GOLDEN, MODEL, TEMPLATE, WHY
 from trainer.exports.request import ExportRequest
 from trainer.exports.tracing import Frozen, TraceFailed, trace
 from trainer.inputs import inputs_of, shape_of
 from trainer.pooling import KernelPooling
-
-MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
 
 log = logging.getLogger(__name__)
 

@@ -77,7 +77,9 @@ def main(folders):
             feeds[slot["name"]] = np.array(golden[slot["name"]].to_pylist(), np.float32)
     found = dict(zip((each.name for each in session.get_outputs()), session.run(None, feeds), strict=True))
     wanted = {task["output"]: golden[f"prediction.{task['name']}"].to_numpy() for task in model["tasks"]}
-    worst = max(float(np.abs(found[name] - wanted[name]).max()) for name in wanted)
+    worst = max(
+        float((np.abs(found[name] - wanted[name]) / np.maximum(1, np.abs(wanted[name]))).max()) for name in wanted
+    )
     print(f"{len(golden)} golden samples, {sum(map(len, rows.values())):,} rows: largest difference {worst:.1e}")
     return not worst <= 1e-5
 
