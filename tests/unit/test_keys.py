@@ -76,3 +76,11 @@ def test_dense_signs_spread_evenly_over_buckets():
         count[keys.bucket_of(keys.key_of_reference(sign, 3))] += 1
     assert count.min() > 0
     assert count.max() < 30
+
+
+@given(st.lists(st.tuples(U64, GROUP), max_size=50))
+def test_the_kernel_of_signs_is_its_twin(keyed):
+    signs = np.empty(len(keyed), np.uint64)
+    own, groups = [key for key, _ in keyed], [group for _, group in keyed]
+    keys.signs_of(np.array(own, np.uint64), np.array(groups, np.uint16), signs)
+    assert signs.tolist() == [keys.sign_of(key, group) for key, group in keyed]

@@ -1,24 +1,35 @@
-"""Puts into an export what is not rows: dense tensors, what the chief prepared, the model as ONNX with its weights."""
+"""Puts into an export what is not rows: dense tensors, the model as ONNX with these weights, golden predictions.
 
+The chief has prepared what only it can tell of the version (trainer.exports.staging); here it meets tensors and rows
+of the commit. Whatever of it cannot be had, the manifest says so: rows and tensors alone are an export, too.
+"""
+
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from millrace.errors import BadInput
 from trainer.commits import CommitDamaged
 from trainer.exports.outlet import Sink
 from trainer.exports.reading import DENSE
 
+if TYPE_CHECKING:
+    from trainer.exports.golden import FindRows
+
 PREFIX = "model."
 """Before the names of a model's tensors in a commit; what else is there, serving does not need."""
-PREPARED = ("model.json", "golden.parquet")
-"""What the chief prepared, and goes into the export as it is."""
+MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
+"""What the chief prepares, each if it could, and why not."""
+ONNX = "dense.onnx"
+LOST = "the job was started anew between this version and its export, and what was prepared of it is lost"
 
 OpenFile = Callable[[str], AbstractContextManager[Sink]]
 
@@ -27,28 +38,53 @@ OpenFile = Callable[[str], AbstractContextManager[Sink]]
 class Model:
     """How the model came out."""
 
-    onnx: Mapping[str, Any]
-    """{"ok", "why"}."""
-    golden: Mapping[str, Any]
-    """{"ok", "why", "max_difference"}."""
+    onnx_ok: bool
+    onnx_why: str
+    golden_ok: bool | None
+    """None: there is nothing to compare."""
+    golden_why: str
+    max_difference: float | None = None
 
     @property
     def gate(self) -> tuple[bool, str] | None:
-        """For the golden gate: None where there is nothing to compare."""
-        return None if self.golden["ok"] is None else (bool(self.golden["ok"]), str(self.golden["why"]))
+        """For the golden gate."""
+        return None if self.golden_ok is None else (self.golden_ok, self.golden_why)
 
     def message(self) -> dict[str, Any]:
         """As the manifest tells it."""
-        return {"onnx": dict(self.onnx), "golden": dict(self.golden)}
+        golden = {"ok": self.golden_ok, "why": self.golden_why, "max_difference": self.max_difference}
+        return {"onnx": {"ok": self.onnx_ok, "why": self.onnx_why}, "golden": golden}
 
 
-def write_model(commit: Path, stage: Path, open_file: OpenFile) -> Model:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The rows that who reads the export has, as far as the commit tells."""
+
+    find: "FindRows"
+    whole: bool
+    """Whether that is every row as it is now: no threshold keeps any back."""
+    known: bool
+    """Whether the commit tells: it does not for a delta with thresholds, where rows stay as they were exported last."""
+
+
+def write_model(commit: Path, stage: Path, open_file: OpenFile, served: Served) -> Model:
     """Write what is there to write. Raises CommitDamaged."""
-    _put(open_file, DENSE, save(dense_of(commit)))
-    for name in PREPARED:
-        if (stage / name).is_file():
-            _put(open_file, name, (stage / name).read_bytes())
-    return Model({"ok": False, "why": "not built"}, {"ok": None, "why": "not built", "max_difference": None})
+    tensors = dense_of(commit)
+    _put(open_file, DENSE, save(tensors))
+    described = _prepared(stage, MODEL)
+    if described is not None:
+        _put(open_file, MODEL, described)
+    why = json.loads(_prepared(stage, WHY) or json.dumps({"onnx": LOST, "golden": LOST}))
+    onnx, onnx_why = _onnx(_prepared(stage, TEMPLATE), tensors, why["onnx"])
+    if onnx is not None:
+        _put(open_file, ONNX, onnx)
+    golden = _prepared(stage, GOLDEN)
+    if golden is None or described is None:
+        return Model(onnx is not None, onnx_why, None, why["golden"] or LOST)
+    kept, ok, golden_why, difference = _golden(golden, onnx, json.loads(described), served)
+    if kept is not None:
+        _put(open_file, GOLDEN, kept)
+    return Model(onnx is not None, onnx_why, ok, golden_why, difference)
 
 
 def dense_of(commit: Path) -> dict[str, NDArray[Any]]:
@@ -59,6 +95,50 @@ def dense_of(commit: Path) -> dict[str, NDArray[Any]]:
             return {name.removeprefix(PREFIX): np.asarray(file.get_tensor(name)) for name in names}
     except (OSError, SafetensorError) as error:
         raise CommitDamaged(f"{commit.name}: {DENSE} cannot be read: {error}") from error
+
+
+def _onnx(template: bytes | None, tensors: Mapping[str, NDArray[Any]], why: str) -> tuple[bytes | None, str]:
+    """The model with its weights; or why there is none."""
+    if template is None:
+        return None, why or LOST
+    from trainer.exports.onnx import filled  # some 50 MB, for those who trace models
+
+    try:
+        return filled(template, tensors), ""
+    except BadInput as error:
+        return None, str(error)
+
+
+def _golden(
+    content: bytes, onnx: bytes | None, model: Mapping[str, Any], served: Served
+) -> tuple[bytes | None, bool | None, str, float | None]:
+    """The file, if what it predicts is what a server gets; whether the export gives that; in words; by how much not."""
+    if left_out := [name for name, table in model["tables"].items() if not table["exported"]]:
+        return None, None, f"without table {left_out[0]!r}, which is not exported, nothing can be predicted", None
+    if not served.known:
+        return None, None, "thresholds keep rows of deltas back: only bases have golden predictions", None
+    if onnx is None:
+        return content if served.whole else None, None, "there is no ONNX to predict with", None
+    from trainer.exports import golden as goldens
+
+    try:
+        samples = goldens.from_bytes(content)
+        found = goldens.replay(samples, onnx, served.find, model)
+    except BadInput as error:
+        return content, False, str(error), None
+    if not served.whole:
+        told = "as the exporter predicts, since thresholds keep rows back"
+        return goldens.as_bytes(goldens.with_predictions(samples, found.predictions)), True, told, 0.0
+    ok = found.difference <= goldens.TOLERANCE
+    why = "" if ok else f"predictions differ by {found.difference:.3g}, more than {goldens.TOLERANCE:g}"
+    return content, ok, why, found.difference
+
+
+def _prepared(stage: Path, name: str) -> bytes | None:
+    try:
+        return (stage / name).read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _put(open_file: OpenFile, name: str, content: bytes) -> None:

@@ -25,7 +25,7 @@ from pserver.config import TableSection
 from pserver.operations import Cut
 from pserver.optim import optimizer_of
 from pserver.row_words import HEAD
-from pserver.store.base import U32, RowStore
+from pserver.store.base import U32, RowStore, order_of
 from pserver.store.rocks import RocksRows
 from trainer.commits import Commit, CommitDamaged
 
@@ -74,7 +74,8 @@ class TableRows:
     ) -> None:
         """`groups` are the slot groups of the table's slots, by name."""
         self._commit, self._table, self._scratch = commit, table, scratch
-        self._num_words = HEAD + int(section.first_order) + section.dim + len(optimizer_of(section).start_state)
+        self._num_weights = int(section.first_order) + section.dim
+        self._num_words = HEAD + self._num_weights + len(optimizer_of(section).start_state)
         self._parts = sorted((part for part in commit.shards if table in part.tables), key=lambda part: part.buckets)
         self._lives = [Life.of(section, groups, part.tables[table].get("life")) for part in self._parts]
         self._stores: dict[str, RowStore] = {}
@@ -99,6 +100,20 @@ class TableRows:
             for keys_U, words_UW in self._store(part).scan():
                 deadline.check(f"exporting table {self._table!r}")
                 yield _chosen(selection, life, keys_U, words_UW)
+
+    def find(self, keys_U: U64, selection: Selection) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """(U,) whether a base has rows of some keys, and (U, D) their weights, zeros where it has none."""
+        found_U, weights_UD = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), self._num_weights), np.float32)
+        order_U = np.argsort(order_of(keys_U))
+        done = 0
+        for part, life, keys_P in self._by_part(keys_U[order_U]):
+            there_P, words_FW = self._store(part).get(keys_P)
+            place_F = order_U[done : done + len(keys_P)][there_P]
+            done += len(keys_P)
+            chosen_F = selection.chosen(life, words_FW) & ~life.absent(words_FW)
+            found_U[place_F[chosen_F]] = True
+            weights_UD[place_F[chosen_F]] = weights_of(words_FW[chosen_F], self._num_weights)
+        return found_U, weights_UD
 
     def changes(self, since: int) -> Changes:
         """Keys changed and gone after version `since`. Raises NotCovered."""

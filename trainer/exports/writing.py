@@ -8,21 +8,25 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError
 from millrace.points import Point, reach
+from pserver.client import U64
 from pserver.errors import StoreDamaged
 from pserver.operations import Cut
 from trainer.commits import Commit, CommitDamaged, read_commit
 from trainer.exports import after, gates, manifest, pointing
 from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.model import Model, write_model
+from trainer.exports.model import Model, Served, write_model
 from trainer.exports.outlet import Outlet, Sink, open_outlet
 from trainer.exports.reading import DONE, MANIFEST
 from trainer.exports.request import ExportAnswer, ExportRequest
@@ -130,8 +134,10 @@ class Making:
             self.outlet.remove_folder(self.path)  # 2
             self.outlet.make(self.path)
             reach(Point.EXPORT_BEGUN)
-            counts, tables = self._tables(commit, files)  # 3
-            model = write_model(commit.folder, self.request.stage, files.open)  # 4
+            with ExitStack() as open_stores:
+                sources = self._sources(commit, open_stores)
+                counts, tables = self._tables(sources, files)  # 3
+                model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
             self.outlet.settle(self.path)
             told = self._manifest(counts, tables, model, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(told))  # 5
@@ -155,19 +161,41 @@ class Making:
         if pointing.read_manifest(self.outlet, path) is None:
             raise NotCovered(f"the parent {path} is not in {self.outlet.url('')} any more: a base is needed")
 
-    def _tables(self, commit: Commit, files: Files) -> tuple[dict[str, Counts], dict[str, dict[str, Any]]]:
+    def _sources(self, commit: Commit, stack: ExitStack) -> dict[str, TableRows]:
+        """The rows of every table; their stores are open until the stack is left."""
+        request, found = self.request, {}
+        for table, section in request.tables.items():
+            groups = request.groups or {name: group for group, name in request.slots[table].items()}
+            found[table] = stack.enter_context(TableRows(commit, table, section, groups, self.scratch / "rows"))
+        return found
+
+    def _tables(
+        self, sources: Mapping[str, TableRows], files: Files
+    ) -> tuple[dict[str, Counts], dict[str, dict[str, Any]]]:
         """Write the rows of every table: counts, and what the manifest says."""
         request, counts, told = self.request, {}, {}
         for table, section in request.tables.items():
-            groups = request.groups or {name: group for group, name in request.slots[table].items()}
-            with TableRows(commit, table, section, groups, self.scratch / "rows") as source:
-                slots = Slots(request.slots[table])
-                dtype = request.section.dtype
-                writer = TableWriter(table, section, slots, dtype, files.open, self.deadline)
-                write = writer.base if request.kind == "base" else writer.delta
-                counts[table] = write(source, self._selection())
+            slots, dtype = Slots(request.slots[table]), request.section.dtype
+            writer = TableWriter(table, section, slots, dtype, files.open, self.deadline)
+            write = writer.base if request.kind == "base" else writer.delta
+            counts[table] = write(sources[table], self._selection())
             told[table] = counts[table].message(slots, section, dtype)
         return counts, told
+
+    def _served(self, sources: Mapping[str, TableRows]) -> Served:
+        """What a server of the export has. Without thresholds a delta leaves it with every row there is."""
+        section, base = self.request.section, replace(self._selection(), is_base=True)
+        whole = section.base_threshold <= 0 and (
+            self.request.kind == "base" or (section.delta_threshold <= 0 and section.delta_keep_days is None)
+        )
+
+        def find(table: str, keys_U: U64) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+            from trainer.exports.golden import rounded  # with ONNX, some 50 MB, for those who trace models
+
+            found_U, weights_UD = sources[table].find(keys_U, base)
+            return found_U, rounded(weights_UD, self.request.tables[table].first_order, section.dtype)
+
+        return Served(find, whole, whole or self.request.kind == "base")
 
     def _since(self) -> int:
         return 0 if self.request.parent is None else self.request.parent.version
