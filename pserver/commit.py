@@ -75,7 +75,7 @@ class Stores:
         if len(self._stores) < len(self._tables):
             raise BadRequest(f"{self._name} was never restored, so that it has no store to commit to")
         tables = {name: table.snapshot() for name, table in self._tables.items()}
-        facts = {name: _facts(self._tables[name], taken) for name, taken in tables.items()}
+        facts = {name: _facts(taken) for name, taken in tables.items()}
         self._snapshot = Snapshot(version, changes_since, tables, facts)
         reach(Point.SNAPSHOT_TAKEN)
         return sum(len(taken.keys_U) for taken in tables.values())
@@ -165,7 +165,7 @@ class Stores:
 
     # --- coming back from one ---------------------------------------------------------------------------------------
 
-    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int | None = None) -> None:
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int) -> None:
         """Open the stores on this shard's rows of a commit, of `version`; without parts, on none.
 
         Raises StoreDamaged; another commit may be tried then, unless a table has begun to read.
@@ -249,8 +249,8 @@ class Stores:
                 store.close()
 
 
-def _facts(table: Table, taken: TableSnapshot) -> dict[str, Any]:
-    by_group = table.rows_by_group
+def _facts(taken: TableSnapshot) -> dict[str, Any]:
+    by_group = taken.rows_by_group
     return {
         "rows": sum(by_group.values()),
         "rows_by_group": {str(group): count for group, count in by_group.items()},

@@ -55,6 +55,14 @@ class EmbeddedShards:
         self._predicted = None if mine.learn else mine
         return self._shard.rows(mine)
 
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        batch = self._shard.resolve(tables, learn=False)
+        try:
+            return self._shard.rows(batch)
+        finally:
+            self._shard.release(batch)
+
     def exchange(
         self,
         step: int,
@@ -127,7 +135,7 @@ class EmbeddedShards:
     def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
         """See Shards."""
         if self._ledger.restore(version) is Verdict.ACT:
-            self._shard.restore(folder, parts)
+            self._shard.restore(folder, parts, version)
             self._ledger.has_restored(version)
 
     def close(self) -> None:

@@ -146,7 +146,8 @@ class BoundedRows(Rows):
         """See Rows. Nothing comes into memory, so that nobody waits for room."""
         rows_U = super().gather_present(keys_U, out_UD)
         away_U = np.flatnonzero(rows_U == kernels.EMPTY)
-        found_A, words_FW = self._stored(keys_U[away_U])
+        with self.still:
+            found_A, words_FW = self._stored(keys_U[away_U])
         out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
         return rows_U
 

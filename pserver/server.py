@@ -282,7 +282,7 @@ class _Servicer:
         _check_chief(request)
         with self._turn:
             if self._ledger.restore(request.version) is Verdict.ACT:
-                self._shard.restore(Path(request.folder), wire.parts_from(request.parts_json))
+                self._shard.restore(Path(request.folder), wire.parts_from(request.parts_json), request.version)
                 self._ledger.has_restored(request.version)
         return pb.Empty()
 

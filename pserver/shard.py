@@ -196,10 +196,10 @@ class Shard:
             raise BadRequest("this shard was started without a folder for committed rows (`live`)")
         return self._stores
 
-    def restore(self, folder: Path, parts: Sequence[ShardPart]) -> None:
-        """Begin with this shard's rows of a commit."""
+    def restore(self, folder: Path, parts: Sequence[ShardPart], version: int) -> None:
+        """Begin with this shard's rows of a commit of `version`."""
         if parts or self._stores is not None:
-            self.stores.restore(folder, parts)
+            self.stores.restore(folder, parts, version)
         for table in self.tables.values():
             if table.sweeping:
                 self._sweeper.sweep(table)

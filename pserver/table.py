@@ -60,6 +60,8 @@ class TableSnapshot:
     went_keys_U: U64
     """Of the rows that went since; some of them may be rows again, and in `keys_U`."""
     went_group_U: U16
+    rows_by_group: Mapping[int, int]
+    """How many rows each slot group has without those that went."""
     life: Mapping[str, Any]
     """See pserver.aging.Life.message."""
     admission: Mapping[str, NDArray[Any]]
@@ -437,19 +439,20 @@ class Table:
 
     def snapshot(self) -> TableSnapshot:
         """Copies of the dirty rows, and all else that changed; in flight until `settle`. Between passes only."""
-        keys_U = roomy((self.num_dirty,), np.uint64)
-        words_UW = roomy((self.num_dirty, self.num_words), np.uint32)
         with self._rows.moving:
+            keys_U = roomy((self.num_dirty,), np.uint64)
+            words_UW = roomy((self.num_dirty, self.num_words), np.uint32)
             rows_U = self._dirty.take(self._rows.marks_R, self._rows.num_numbers)
             bits = self._rows.bits()
             self._ranges(len(rows_U), lambda begin, end: pack(*bits, rows_U, begin, end, keys_U, words_UW))
-            went = self._gone.take()
-            life = self._life.message()
-        return TableSnapshot(keys_U, words_UW, *went, life, self._selection.state())
+            life = self._life.message()  # before what went: a sweep that ends in between is done once more
+            with self._leaving:
+                went, rows_by_group = self._gone.take(), self.rows_by_group
+        return TableSnapshot(keys_U, words_UW, *went, rows_by_group, life, self._selection.state())
 
     def settle(self, committed: bool) -> None:
         """The rows in flight are clean; or, where their commit failed, dirty again."""
-        with self._rows.moving:
+        with self._rows.still, self._rows.moving:  # whoever looks into the store sees it and what went of one moment
             self._gone.settle(committed)
             self._dirty.settle(self._rows.marks_R, committed)
         self._rows.made_room()
