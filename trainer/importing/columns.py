@@ -45,9 +45,7 @@ class Columns:
         if "slot" not in names and self._slot is None:
             raise BadInput(f"{file}: has no column 'slot'; add one, or name the one slot with --slots")
         if len(names & {"sign", "key"}) != 1:
-            raise BadInput(
-                f"{file}: must have a column 'sign', or else 'key'; it has {', '.join(schema.names)}"
-            )
+            raise BadInput(f"{file}: must have a column 'sign', or else 'key'; it has {', '.join(schema.names)}")
         if not names & {"vector", "weight"}:
             raise BadInput(f"{file}: has neither a column 'vector' nor 'weight'; it has {', '.join(schema.names)}")
 

@@ -68,6 +68,7 @@ def make(
             _write_dense(unfinished / DENSE, source, tensors)
             sync_tree(unfinished)
             write_manifest(unfinished, _manifest(unfinished, job.name, raw, part, source))  # 2
+            REAL.make_folder(store / "log")  # whoever reads commits takes the lock in it
             REAL.rename(unfinished, commits.folder / NAME)  # 3
             sync_tree(commits.folder)
     except BaseException:

@@ -59,7 +59,7 @@ class Maker:
         return words_UW
 
     def _whole(self, group_U: U16, brought: Brought) -> NDArray[np.bool_]:
-        """(U,) which rows have a vector; where rows wait for theirs, zeros are none. The others begin with a new one."""
+        """(U,) which rows have a vector; where rows wait for theirs, zeros are none. Others begin with a new one."""
         assert brought.vector_RD is not None
         whole_U = np.ones(len(group_U), np.bool_) if brought.whole_R is None else brought.whole_R
         sections = self._settings.classes.sections

@@ -47,13 +47,16 @@ class Brought:
         def chosen(array: Any) -> Any:
             return None if array is None else array[rows]
 
-        columns = (self.sign_R, self.key_R, self.weight_R, self.vector_RD, self.whole_R)
         numbers = np.arange(len(self))[rows]
         statistics = {name: values[rows] for name, values in self.statistics.items()}
         return Brought(
             self.slots,
             self.slot_R[rows],
-            *(chosen(column) for column in columns),
+            chosen(self.sign_R),
+            chosen(self.key_R),
+            chosen(self.weight_R),
+            chosen(self.vector_RD),
+            chosen(self.whole_R),
             statistics,
             lambda row: self.where(int(numbers[row])),
         )

@@ -14,8 +14,8 @@ from pserver.config import TableSection
 from pserver.store.base import StoredFile
 from pserver.store.rocks import RocksRows
 from trainer.importing.choice import Choice
-from trainer.importing.rows import U16, U64, Maker, keys_in
-from trainer.importing.source import Brought, Source
+from trainer.importing.rows import U16, Maker, keys_in
+from trainer.importing.source import U64, Brought, Source
 
 
 class TableWriter:

@@ -1,0 +1,203 @@
+"""`millrace inspect`: an export or a commit, what it holds, whether it is sound, what moved. In words or as JSON."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from service.lines import count
+from service.looking.comparing import TableDifference
+from service.looking.places import commit_of, exports
+from service.looking.states import CommitState
+from service.spec import LoadedJob
+from trainer.commits import Commit, problems_of
+from trainer.exports.chunks import paired
+from trainer.exports.places import ExportUnusable
+from trainer.exports.reading import Export, chain_of, open_export, state_at
+
+FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
+"""Of an export's manifest, as they are."""
+
+
+def inspect(job: LoadedJob | None, name: str, top: int, *, as_json: bool) -> bool:
+    """Print what an export, or a commit of `job`, is; whether it is sound."""
+    if job is None:
+        with exports() as folder:
+            found = inspected_export(open_export(name, folder), top)
+        lines = told_export(found)
+    else:
+        with commit_of(job, name) as commit:
+            found = inspected_commit(commit)
+        lines = told_commit(found)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for line in lines:
+            print(line)
+    return bool(found["sound"])
+
+
+# Exports
+
+
+def inspected_export(export: Export, top: int) -> dict[str, Any]:
+    """What an export is, as JSON-able data; every file is read back."""
+    manifest, damage = export.manifest, export.problems()
+    parent = manifest["parent"]
+    try:
+        chain, broken = [each.name for each in chain_of(export)], None
+    except ExportUnusable as error:
+        chain, broken = [], str(error)
+    movers = None if damage or broken or export.kind == "base" else largest_movers(export, top)
+    return {
+        **{name: manifest.get(name) for name in FACTS},
+        "parent": None if parent is None else parent["name"],
+        "event_time": _times(manifest.get("event_time")),
+        "chain": chain,
+        "chain_broken": broken,
+        "tables": {table: dict(facts) for table, facts in export.tables.items()},
+        "gates": {name: dict(gate) for name, gate in manifest.get("gates", {}).items()},
+        "onnx": manifest.get("onnx"),
+        "golden": manifest.get("golden"),
+        "files": len(export.files),
+        "bytes": sum(int(file["bytes"]) for file in export.files.values()),
+        "damage": damage,
+        "movers": movers,
+        "sound": not damage and broken is None,
+    }
+
+
+def largest_movers(export: Export, top: int) -> dict[str, Any]:
+    """By table: rows of a delta that were there before, and how far they went since."""
+    before = chain_of(export)[:-1]
+    found = {}
+    for table in export.tables:
+        difference = TableDifference(table, top)
+        for pairs in paired(state_at(before, table), export.rows(table)):
+            difference.take(pairs)
+        counts = {what: difference.total(what) for what in ("new", "changed", "same")}
+        found[table] = counts | {"largest": [move.message() for move in difference.moves]}
+    return found
+
+
+def _times(seconds: Any) -> list[str] | None:
+    if seconds is None:
+        return None
+    return [datetime.fromtimestamp(each, UTC).isoformat(timespec="seconds") for each in seconds]
+
+
+def told_export(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same in lines."""
+    since = f", since {found['parent']}" if found["parent"] else ""
+    yield f"{found['name']}: {found['kind']} of job {found['job']}, stream {found['stream']}{since}"
+    yield f"version {found['version']} of timeline {found['timeline']}, day {found['day']}, made {found['made_at']}"
+    if found["why"]:
+        yield f"why: {found['why']}"
+    if found["event_time"]:
+        yield f"event time {found['event_time'][0]} to {found['event_time'][1]}"
+    for partition, position in (found["positions"] or {}).items():
+        yield f"position {partition} {position}"
+    for table, facts in found["tables"].items():
+        yield from _told_table(table, facts)
+    for name, gate in found["gates"].items():
+        state = "passed" if gate.get("passed") else "FAILED"
+        yield f"gate {name}: {state}: {gate.get('value')}, limit {gate.get('limit')}"
+    for name in ("onnx", "golden"):
+        told = found[name] or {}
+        yield f"{name}: {'there' if told.get('ok') else 'none: ' + str(told.get('why') or 'no reason given')}"
+    yield f"files: {count(found['files'])}, {count(found['bytes'])} bytes; complete"
+    yield from _told_soundness(found["damage"])
+    if found["chain_broken"]:
+        yield f"chain broken: {found['chain_broken']}"
+    elif len(found["chain"]) > 1:
+        yield f"chain: {' -> '.join(found['chain'])}"
+    for table, moved in (found["movers"] or {}).items():
+        yield f"table {table}: {count(moved['new'])} new rows, {count(moved['changed'])} changed, largest moves:"
+        for move in moved["largest"]:
+            yield f"  {move['distance']:.6g}: slot {move['slot']}, sign {move['sign']}"
+
+
+def _told_table(table: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"table {table}: {count(facts['rows'])} rows, {count(facts['tombstones'])} tombstones, "
+        f"{count(facts['pending'])} pending, {count(facts['model_rows'])} in the model; dim {facts['dim']}, "
+        f"{facts['dtype']}"
+    )
+    for slot, counts in facts["by_slot"].items():
+        yield f"  slot {slot}: {count(counts['rows'])} rows, {count(counts['tombstones'])} tombstones"
+
+
+def _told_soundness(damage: Mapping[str, str]) -> Iterator[str]:
+    if not damage:
+        yield "sound: every file is as written"
+    for file, problem in damage.items():
+        yield f"damaged: {file} {problem}"
+
+
+# Commits
+
+
+def inspected_commit(commit: Commit) -> dict[str, Any]:
+    """What a commit is, as JSON-able data; every file is read back."""
+    names = CommitState(commit, commit.folder)
+    damage = problems_of(commit)
+    parts = [
+        {
+            "folder": part.folder,
+            "buckets": list(part.buckets),
+            "files": len(part.files),
+            "bytes": sum(file.num_bytes for file in part.files.values()),
+            "rows": {table: int(facts["rows"]) for table, facts in part.tables.items()},
+        }
+        for part in commit.shards
+    ]
+    return {
+        "name": commit.name,
+        "job": commit.job,
+        "timeline": commit.timeline,
+        "version": commit.version,
+        "made_at": commit.made_at,
+        "imported": commit.state.get("imported"),
+        "tables": {table: _table_of(commit, table, names.slot_names(table)) for table in names.tables},
+        "parts": parts,
+        "files": len(commit.files),
+        "bytes": commit.num_bytes,
+        "damage": damage,
+        "sound": not damage,
+    }
+
+
+def _table_of(commit: Commit, table: str, names: Mapping[int, str]) -> dict[str, Any]:
+    """Rows by slot over all shards, and the life of a table, which is alike on all."""
+    by_slot: dict[str, int] = {}
+    facts = [part.tables[table] for part in commit.shards if table in part.tables]
+    for part in facts:
+        for group, rows in part["rows_by_group"].items():
+            slot = names.get(int(group), f"group-{group}")
+            by_slot[slot] = by_slot.get(slot, 0) + int(rows)
+    life: Mapping[str, Any] = next((part["life"] for part in facts if part.get("life")), {})
+    shrinks = [{"version": each["version"], "day": each["day"]} for each in life.get("shrinks", ())]
+    rows = sum(int(part["rows"]) for part in facts)
+    return {"rows": rows, "by_slot": by_slot, "day": life.get("day", 0), "pending_shrinks": shrinks}
+
+
+def told_commit(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same in lines."""
+    yield f"{found['name']}: version {found['version']} of timeline {found['timeline']} of job {found['job']}"
+    yield f"made {found['made_at']}"
+    if found["imported"]:
+        yield f"imported from {found['imported']['kind']} {found['imported']['path']}"
+    for table, facts in found["tables"].items():
+        yield f"table {table}: {count(facts['rows'])} rows, day {facts['day']}"
+        for slot, rows in facts["by_slot"].items():
+            yield f"  slot {slot}: {count(rows)} rows"
+        for shrink in facts["pending_shrinks"]:
+            yield f"  shrink of version {shrink['version']}, day {shrink['day']}: its rows are absent, to be removed"
+    for part in found["parts"]:
+        rows = ", ".join(f"{table} {count(number)}" for table, number in part["rows"].items())
+        yield (
+            f"{part['folder']}: buckets {part['buckets'][0]}-{part['buckets'][1]}; {count(part['files'])} files, "
+            f"{count(part['bytes'])} bytes; rows: {rows}"
+        )
+    yield f"files: {count(found['files'])}, {count(found['bytes'])} bytes"
+    yield from _told_soundness(found["damage"])
