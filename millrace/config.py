@@ -88,10 +88,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     node: Any = raw
     for done, name in enumerate(parents):
         node = _child(node, name, ".".join(parents[: done + 1]))
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = value_of(text)
     if isinstance(node, list):
         _child(node, last, path)
         node[int(last)] = value
@@ -99,6 +96,14 @@ def _override(raw: dict[str, Any], override: str) -> None:
         node[last] = value
     else:
         raise SpecError("cannot be set: its parent holds a plain value", path)
+
+
+def value_of(text: str) -> Any:
+    """What a text on the command line means: TOML, or itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _child(node: Any, name: str, path: str) -> Any:

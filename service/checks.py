@@ -10,6 +10,7 @@ from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from trainer.config import TrainerJob
+from trainer.lives import check_lives
 from trainer.models.registry import check_section
 
 RESERVED_COLUMNS = ("event", "error")
@@ -28,6 +29,7 @@ def check_references(job: TrainerJob) -> None:
     _check_tables(job, schema)
     _check_pipe(job, schema)
     _check_event_time(job, schema)
+    _check_exports(job)
     check_section(job.model)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
@@ -96,6 +98,26 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
         for key, slot in (("show", table.show), ("click", table.click)):
             if slot is not None:
                 _number_slot(schema, slot, f"{path}.{key}")
+    check_lives(job.tables, schema)
+
+
+def _check_exports(job: TrainerJob) -> None:
+    timed = next(iter(job.sources.values())).event_time.kind != "none"
+    clearing: str | None = None
+    for name, stream in job.exports.items():
+        path = f"exports.{name}"
+        for number, table in enumerate(stream.tables):
+            if table not in job.tables:
+                raise SpecError(f"there is no table {table!r}; {nearest(table, job.tables)}", f"{path}.tables.{number}")
+        if stream.clock == "event" and not timed:
+            raise SpecError('the source has no event_time; use "wall"', f"{path}.clock")
+        if stream.delta_threshold > 0:
+            if clearing is not None:
+                raise SpecError(
+                    f"stream {clearing!r} has one above 0 already, and its exports begin the count anew; only one may",
+                    f"{path}.delta_threshold",
+                )
+            clearing = name
 
 
 def _check_pipe(job: TrainerJob, schema: Schema) -> None:

@@ -109,6 +109,15 @@ def _operation(body: Mapping[str, Any]) -> str:
             return f"skip: {body['partition']} {body['begin']}-{body['end']}: {body.get('reason', 'no reason given')}"
         case "partitions":
             return f"partitions: {_listed([_partition(each) for each in body['partitions']])}"
+        case "set":
+            return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in body['keys'].items()])}"
+        case "day_tick":
+            return f"day tick: day {body['to']} begins"
+        case "shrink":
+            given = [f"{name} {body[name]}" for name in ("delete_below", "delete_after_days") if body[name] is not None]
+            return f"shrink: table {body['table']}, {' and '.join(given) or 'by its own rule'}"
+        case "forget":
+            return f"forget: slot {body['slot']}, key {body['key']}"
         case "restore":
             over = [f"{name} is passed over: {why}" for name, why in body.get("passed_over", {}).items()]
             begins = f"begins at {body['commit'] or 'the initial state'}"

@@ -1,0 +1,116 @@
+"""The commands that act on a running job, and the one that explains a key. Reads arguments; the work is beside it.
+
+Each waits until what it asks for has acted: at the close of a pass, from whose version on it holds.
+"""
+
+from typing import Annotated
+
+import typer
+
+from millrace.config import value_of
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from service.arguments import Json, Overrides, SpecFile
+from service.operating import explaining, forgetting, shrinking
+from service.operating.wishes import carried_out, day_of
+from service.past.commands import ran
+
+operating = typer.Typer()
+
+Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait at most.")]
+Slot = Annotated[str, typer.Argument(help="A sparse slot.", show_default=False)]
+NONE = "none"
+"""As a value: nothing is set."""
+
+
+@operating.command("set")
+def set_(
+    job: SpecFile,
+    values: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As in tables.default.optimizer.lr=0.02.")
+    ],
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    timeout: Timeout = 120.0,
+) -> None:
+    """Set learning rates, decays and thresholds of a running job; "none" takes a threshold away.
+
+    What is set stands before the job file, also after a restart, until that changes the same key.
+    """
+    keys = dict(_pair(text) for text in values)
+    version = carried_out(ran(job, overrides).store, {"op": "set", "keys": keys}, Deadline.after(timeout))
+    for key, value in keys.items():
+        print(f"{key} = {NONE if value is None else value} acts from version {version} on")
+
+
+def _pair(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SpecError(f"{text!r} is not of the form KEY=VALUE")
+    return key, None if value == NONE else value_of(value)
+
+
+@operating.command()
+def shrink(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    table: Annotated[str | None, typer.Option("--table", help="Only this one; else all.")] = None,
+    delete_below: Annotated[
+        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="In place of the spec's rule.")
+    ] = None,
+    delete_after_days: Annotated[
+        int | None, typer.Option("--delete-after-days", min=0, metavar="DAYS", help="In place of the spec's rule.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, by slot, and why.")] = False,
+    allow: Annotated[bool, typer.Option("--allow", help="Also where it is more than max_shrink_fraction.")] = False,
+    timeout: Timeout = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Have rows of a running job's tables go by their rule; exit code 1 where they are too many."""
+    loaded, deadline = ran(job, overrides), Deadline.after(timeout)
+    rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
+    tables = shrinking.chosen(loaded.spec.tables, table, ruled=rule != dict.fromkeys(rule))
+    if dry_run:
+        shrinking.print_dry_run(loaded.store, tables, rule, deadline, as_json=as_json)
+    else:
+        shrinking.shrink(loaded.store, tables, {**rule, "allow": allow}, deadline)
+
+
+@operating.command()
+def forget(
+    job: SpecFile,
+    slot: Slot,
+    value: Annotated[str, typer.Argument(help="A sign, or the text of one.", show_default=False)],
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 120.0,
+) -> None:
+    """Delete one value's row from a running job, and the dead letters that hold it; say what holds it still."""
+    forgetting.forget(ran(job, overrides), slot, value, Deadline.after(timeout))
+
+
+@operating.command("day-tick")
+def day_tick(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, metavar="DAY", help="The day it then is; else the next.")
+    ] = None,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Have the next day begin for a running job whose events have no time."""
+    store, deadline = ran(job, overrides).store, Deadline.after(timeout)
+    day = day_of(store, deadline) + 1 if to is None else to
+    version = carried_out(store, {"op": "day_tick", "to": day}, deadline)
+    print(f"day {day} begins with version {version}")
+
+
+@operating.command()
+def explain(
+    job: SpecFile,
+    slot: Slot,
+    sign: Annotated[str, typer.Argument(help="A sign, or the text of one.", show_default=False)],
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Print all that a running job knows of one sign: where its row is, why it has one or none, and when that goes."""
+    explaining.explain(ran(job, overrides), slot, sign, Deadline.after(timeout), as_json=as_json)

@@ -1,0 +1,65 @@
+"""`millrace shrink`: which tables, what would go, and that it goes. Deciding and counting are the chief's."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.mistakes import nearest
+from pserver.config import TableSection
+from service.lines import count
+from service.operating.wishes import answered, carried_out
+from trainer.shrinking import has_rule
+
+Rule = Mapping[str, Any]
+
+
+def chosen(tables: Mapping[str, TableSection], name: str | None, *, ruled: bool) -> Sequence[str]:
+    """The tables meant: the one named, else all; unless a rule is given (`ruled`), those that have one."""
+    if name is not None:
+        if name not in tables:
+            raise SpecError(f"there is no table {name!r}; {nearest(name, tables)}")
+        return [name]
+    found = [each for each, table in tables.items() if ruled or has_rule(table)]
+    if not found:
+        raise SpecError(
+            "no table of the job file has a rule by which rows go; give --delete-below or --delete-after-days, or "
+            "--table where one was set while the job runs"
+        )
+    return found
+
+
+def shrink(store: Path, tables: Sequence[str], wish: Rule, deadline: Deadline) -> None:
+    """Have rows go, and say from which version on they have. Raises MillraceError at the first table refused."""
+    for table in tables:
+        version = carried_out(store, {"op": "shrink", "table": table, **wish}, deadline)
+        print(f"table {table} is shrunk from version {version} on")
+
+
+def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Deadline, *, as_json: bool) -> None:
+    """Print what would go now."""
+    for table in tables:
+        asked = {"do": "dry_run", "operation": {"table": table, **rule}}
+        answer = answered(store, asked, deadline)
+        print(json.dumps(answer) if as_json else "\n".join(told(answer)))
+
+
+def told(answer: Mapping[str, Any]) -> list[str]:
+    """A dry run in words: a line for the table, then one for each slot that would lose rows."""
+    too_many = answer["fraction"] > answer["max_fraction"]
+    note = f"; more than {answer['max_fraction']:.1%} needs --allow" if too_many else ""
+    lines = [
+        f"table {answer['table']}: {count(answer['going'])} of {count(answer['rows'])} rows would go "
+        f"({answer['fraction']:.1%}{note})"
+    ]
+    below, unseen = answer["below"], answer["unseen"]
+    slots = [*below, *(slot for slot in unseen if slot not in below)]
+    if slots:
+        width = max(4, *map(len, slots))
+        lines.append(f"  {'slot':<{width}}  {'score below':>12}  {'unseen':>12}")
+        lines += [
+            f"  {slot:<{width}}  {count(below.get(slot, 0)):>12}  {count(unseen.get(slot, 0)):>12}" for slot in slots
+        ]
+    return lines
