@@ -35,6 +35,7 @@ RERUNS = "reruns"
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", "holds", LIVE, RERUNS, "dead_letters", "halves", "model"),
+    *("exports", "exports-stage"),
 )
 """All that a run leaves in its store, and all that `--fresh` removes."""
 

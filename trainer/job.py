@@ -32,6 +32,7 @@ from trainer.commits import Commit, Commits, read_commit
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
+from trainer.exports.opening import begin_exporting, open_exporting
 from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
@@ -122,10 +123,15 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
-        closer.begin(None if chief is None else chief.begin(config.job, closer.day))
-        committer = None
+        exporting, committer, arithmetic = None, None, fingerprint(device)
         if chief is not None and chief.beginning.joblog is not None:
-            committer = held.enter_context(_committing(config, job, chief, shards, holders, fingerprint(device)))
+            parts_of_it = (schema, chief, shards, model, dense, observer, arithmetic)
+            exporting = held.enter_context(open_exporting(config, job, *parts_of_it))
+        closer.begin(None if chief is None else chief.begin(config.job, closer.day))
+        if chief is not None and exporting is not None:
+            committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
+            committer = held.enter_context(committing)
+            begin_exporting(exporting, chief, committer)
         parts = Parts(
             job.train,
             job.tasks,
@@ -140,6 +146,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             progress,
             chief,
             committer,
+            exporting,
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
 
@@ -183,6 +190,7 @@ def _committing(
     shards: Shards,
     holders: Holders,
     arithmetic: Mapping[str, str],
+    changes_since: Callable[[], int | None],
 ) -> Iterator[Committer]:
     """The chief's committer, which the status tells of; at the end, what it is writing is finished first."""
     beginning, planner = chief.beginning, chief.planner
@@ -194,9 +202,8 @@ def _committing(
             planner.commit(positions)
 
     mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, chief, holders)
-    committer = Committer(
-        config.store, job.commit, origin, beginning.joblog, shards, capture, show, beginning.commit, mirror
-    )
+    whose = (config.store, job.commit, origin, beginning.joblog, shards)
+    committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
     changed = changed_arithmetic(beginning.commit, arithmetic)
     holders.progress.says = partial(_told, config, chief, committer, changed)
     try:

@@ -24,6 +24,7 @@ from trainer.close import PassCloser
 from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
+from trainer.exports.exporting import Exporting
 from trainer.leading import Lead
 from trainer.observe import Observer
 from trainer.plan import Plan
@@ -63,6 +64,8 @@ class Parts:
     """The chief's, as all below; None on other ranks."""
     committer: Committer | None
     """None for a rerun, too: it keeps nothing."""
+    exporting: Exporting | None
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,7 @@ class TrainLoop:
         if self._draining.is_set() or (self._end and self._next is None):
             if not self._draining.is_set() and (plan := self._carry()) is not None:
                 return {"plan": plan.message()}
-            committer = self._parts.committer
-            if committer is None or committer.finish(self._parts.progress.version):
+            if self._all_kept():
                 return {"over": True}
             time.sleep(FINISH_WAIT_S)
             return {"wait": True}
@@ -173,10 +175,20 @@ class TrainLoop:
             return None
         return parts.chief.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
 
+    def _all_kept(self) -> bool:
+        """Chief: whether the last version is committed, and exports are made that are waited for."""
+        parts = self._parts
+        if parts.committer is not None and not parts.committer.finish(parts.progress.version):
+            return False
+        no_more = self._draining.is_set() or parts.chief is None or parts.chief.planner is None
+        return parts.exporting is None or parts.exporting.finish(stopping=no_more)
+
     def _commit_if_due(self) -> None:
         parts = self._parts
         if parts.committer is not None:
             parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
+        if parts.exporting is not None:
+            parts.exporting.tick()
 
     # -- steps
 

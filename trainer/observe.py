@@ -1,5 +1,6 @@
 """What a trainer notes of each batch before learning it: predictions for the meter, days and times for the close."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,17 @@ class Observer:
         self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
+        self._watchers: tuple[Callable[[Samples], None], ...] = ()
+
+    def watch(self, watcher: Callable[[Samples], None]) -> None:
+        """Show it the samples of each batch, too, from here on."""
+        self._watchers += (watcher,)
 
     def observe(self, batch: Batch, forward: Forward, step: int) -> None:
         """Take down a batch."""
         samples = batch.samples
+        for watcher in self._watchers:
+            watcher(samples)
         if self._timed:
             self._take_times(samples.time_s_B)
         group, slices = self._metrics.gauc_by, self._metrics.slices

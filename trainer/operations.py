@@ -29,6 +29,8 @@ Body = Mapping[str, Any]
 
 INERT = frozenset({"spec", "restore", "partitions", "gap", "skip"})
 """Operations that have acted by the time they are logged."""
+PATIENT = frozenset({"exported"})
+"""Operations for which no pass of no events is made: they wait for the next one that comes."""
 MAX_KEPT = 100
 """Operations that acted and are remembered, so that they are not asked for twice."""
 MAX_TOLD = 20
@@ -260,7 +262,8 @@ class Operator:
 
     def wants_pass(self, ended: bool = False) -> bool:
         """Whether a pass of no events is wanted, since nothing comes. Any thread."""
-        return bool(self._waiting) or any(decider.wants_pass(ended) for decider in self._deciders)
+        pressing = any(body["op"] not in PATIENT for body in self._waiting)
+        return pressing or any(decider.wants_pass(ended) for decider in self._deciders)
 
     # -- closes
 
@@ -339,7 +342,7 @@ def _acting(bodies: Iterable[Body]) -> Iterator[Body]:
 
 def cut_of(export: Body) -> Cut:
     """What an export takes from the tables' counts."""
-    delta = export["kind"] == "delta"
+    delta = export["type"] == "delta"
     return Cut(
         since=export["parent"]["version"] if delta else 0,
         base_threshold=export["base_threshold"],

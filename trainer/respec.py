@@ -29,6 +29,7 @@ AT_ONCE = (
     "train.on_nonfinite",
     "passes.max_outage",
     "passes.max_day_jump",
+    "exports",
 )
 """Sections and keys that have no part in what a pass gives."""
 NEVER = ("name", "seed", "slots")

@@ -15,7 +15,7 @@ SHARED = {
 def export(version: int, kind: str = "base", at_s: float | None = 0.0, **more: Any) -> dict[str, Any]:
     """An "export" operation of the stream "main"."""
     plain = {
-        "op": "export", "id": None, "stream": "main", "kind": kind, "name": f"{version:010d}-{kind}",
+        "op": "export", "id": None, "stream": "main", "type": kind, "name": f"{version:010d}-{kind}",
         "version": version, "timeline": "t1", "parent": None, "all": False, "why": "", "clears": False,
         "arithmetic": "a", "at_s": at_s,
     }  # fmt: skip
@@ -24,5 +24,5 @@ def export(version: int, kind: str = "base", at_s: float | None = 0.0, **more: A
 
 def exported(body: dict[str, Any], outcome: str = "complete", **more: Any) -> dict[str, Any]:
     """The "exported" operation for one of `export`."""
-    same = {name: body[name] for name in ("stream", "name", "version", "kind", "timeline")}
+    same = {name: body[name] for name in ("stream", "name", "version", "type", "timeline")}
     return {"op": "exported", **same, "outcome": outcome, "error": None, "at_s": 1.0} | more

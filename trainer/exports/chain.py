@@ -34,8 +34,8 @@ class Link:
     @classmethod
     def of(cls, body: Body) -> "Link":
         """Of an "export" operation."""
-        plain = ("name", "version", "kind", "timeline", "arithmetic", "id")
-        return cls(**{name: body[name] for name in plain}, shared={name: body[name] for name in SHARED})
+        plain = {name: body[name] for name in ("name", "version", "timeline", "arithmetic", "id")}
+        return cls(**plain, kind=body["type"], shared={name: body[name] for name in SHARED})
 
     @property
     def path(self) -> str:

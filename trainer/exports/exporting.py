@@ -121,6 +121,8 @@ class Exporting:
         self.tick()
         waits = [f"{request.name} of {request.stream}" for request in self._attempts]
         if not stopping and self._calls(ended=True):
+            if not self._sweeping():
+                return False
             waits.append("one more, after tables are swept")
         if not waits and not self._unlogged:
             return True

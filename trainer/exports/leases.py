@@ -1,5 +1,6 @@
 """Which commits are held for exports, and what else of exports lies in a store until they end."""
 
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -8,6 +9,7 @@ from trainer.commits import Commits, order_of
 from trainer.exports.chain import Link
 from trainer.exports.ordering import STAGES
 
+_STAGE = re.compile(r".+-\d{10,}(\.unfinished)?")
 HOLDER = "export-"
 """Before a stream's name: who holds a commit that is exported."""
 
@@ -35,5 +37,5 @@ def release_others(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
 def remove_stages(store: Path, ours: Collection[Path]) -> None:
     """Remove what was prepared for other exports than those of `ours`."""
     for path in (store / STAGES).glob("*"):
-        if path not in ours:
+        if path not in ours and _STAGE.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
@@ -46,6 +45,8 @@ class Dense:
 
     def __init__(self, model: bytes) -> None:
         """Raises BadInput where onnxruntime does not take it."""
+        import onnxruntime  # noqa: PLC0415  # it starts a thread when imported, and workers are forked after their imports
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3

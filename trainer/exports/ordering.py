@@ -97,7 +97,7 @@ def export_body(setting: Setting, stream: str, due: Due, close: Closing, time_s:
         "op": "export",
         "id": id_,
         "stream": stream,
-        "kind": due.kind,
+        "type": due.kind,  # "kind" is the record's own
         "name": name_of(close.version, due.kind),
         "version": close.version,
         "timeline": setting.timeline,
@@ -117,7 +117,7 @@ def exported_body(cut: Body, answer: ExportAnswer, now_s: float) -> dict[str, An
     """The operation "exported": how the export that was logged as `cut` ended."""
     return {
         "op": "exported",
-        **{name: cut[name] for name in ("stream", "name", "version", "kind", "timeline")},
+        **{name: cut[name] for name in ("stream", "name", "version", "type", "timeline")},
         "outcome": answer.outcome,
         "error": answer.error,
         "final": answer.final,
@@ -133,7 +133,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """What is known of the version only while it is the present one. `low_s`: lowest event time of all passes."""
     high_s = close.event_time_s
-    since_s = low_s if body["kind"] == "base" else chain.low_s
+    since_s = low_s if body["type"] == "base" else chain.low_s
     sections = setting.tables()
     manifest = {
         "positions": dict(close.positions),
@@ -153,7 +153,7 @@ def request_of(setting: Setting, body: Body, facts: Mapping[str, Any]) -> Export
         job=setting.job,
         stream=stream,
         section=setting.streams[stream].model_copy(update=shared),
-        kind=body["kind"],
+        kind=body["type"],
         timeline=body["timeline"],
         version=body["version"],
         parent=None if body["parent"] is None else Parent(**body["parent"]),

@@ -1,0 +1,84 @@
+"""Puts the exports of a job together, on the chief."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import nn
+
+from dataset.schema import Schema
+from millrace.deadline import Deadline
+from pserver.client import F32, Keys, Shards
+from trainer.commit import Committer
+from trainer.config import TrainerJob, WorkerConfig
+from trainer.dense import DensePart
+from trainer.exports.exporting import Exporting
+from trainer.exports.ordering import STAGES, Setting
+from trainer.exports.process import ExporterProcess
+from trainer.exports.request import ExporterConfig, ExportRequest
+from trainer.exports.staging import Stager
+from trainer.leading import Lead
+from trainer.observe import Observer
+
+LOOK_S = 60.0
+"""How long reading the rows of the golden predictions may take."""
+
+
+@contextmanager
+def open_exporting(
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    chief: Lead,
+    shards: Shards,
+    model: nn.Module,
+    dense: DensePart,
+    observer: Observer,
+    arithmetic: Mapping[str, str],
+) -> Iterator[Exporting]:
+    """A decider that exports, known to the operator before it goes on; its process ends with the context.
+
+    A model is traced here, once, where the job exports anything.
+    """
+
+    def look(keys: Mapping[str, Keys]) -> Mapping[str, F32]:
+        return shards.pull(shards.prepare(keys, learn=False), Deadline.after(LOOK_S))
+
+    def stage(request: ExportRequest, folder: Path) -> None:
+        assert stager is not None, "there are streams"
+        stager.stage(request, folder)
+
+    stager = None
+    if job.exports:
+        scratch = config.store / STAGES / "template"
+        stager = Stager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look)
+        observer.watch(stager.saw)
+    setting = Setting(
+        job=job.name,
+        store=config.store,
+        folder=config.folder,
+        timeline=chief.beginning.timeline,
+        fingerprint=arithmetic,
+        timed=next(iter(job.sources.values())).event_time.kind != "none",
+        streams=job.exports,
+        schema=schema,
+        tables=lambda: chief.operator.tables,
+        forks=lambda: sum(bool(found) for _, found in chief.chronicle.compared),
+        stage=stage,
+    )
+    exporting = Exporting(
+        setting, ExporterProcess(ExporterConfig(store=config.store, faults=config.faults)), chief.operator.note
+    )
+    chief.operator.add(exporting)
+    try:
+        yield exporting
+    finally:
+        exporting.close()
+
+
+def begin_exporting(exporting: Exporting, chief: Lead, committer: Committer) -> None:
+    """Go on with what was cut, once everything is restored; see Exporting.begin."""
+    beginning = chief.beginning
+    replayed = [body for logged in beginning.replay for body in logged.operations]
+    waiting = [record.body for record in beginning.waiting]
+    exporting.begin(committer, [*replayed, *waiting], committer.version)
