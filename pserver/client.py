@@ -121,6 +121,13 @@ class Shards(Protocol):
         """(U, D) rows of a batch by table: for `learn`, a key without a row reads its initial value; else zeros."""
         ...
 
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """By the chief alone, between passes: (U, D) rows of any keys as inference sees them, zeros without a row.
+
+        Batches that were made ready meanwhile for the next pass stay so.
+        """
+        ...
+
     def exchange(
         self,
         step: int,

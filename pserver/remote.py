@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 
 ANNOUNCE_S = 120.0
 """How long a shard may take to find a batch's rows; it waits for nobody."""
+FIRST_BATCH = 1 << 32
+"""Before the numbers of batches: looks have lower ones, for a pull makes a shard forget what was announced before."""
 MAX_MESSAGE_BYTES = 256 << 20
 """Bound of a message: a step that needs more is refused, naming train.batch_size."""
 
@@ -79,6 +81,7 @@ class RemoteShards:
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
         self._num_announced = 0
+        self._num_looks = 0
         self._pass_number = 0
         self._counted: dict[Shrink, dict[int, Survey]] = {}
         self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
@@ -119,15 +122,18 @@ class RemoteShards:
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
         """See Shards."""
-        positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
         self._num_announced += 1
+        return self._announce(FIRST_BATCH + self._num_announced, tables, learn=learn)
+
+    def _announce(self, number: int, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
+        positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
         calls = []
         for shard, (connection, announcer) in enumerate(zip(self._connections, self._announcers, strict=True)):
-            message = pb.AnnounceRequest(caller=self._caller, batch=self._num_announced, learn=learn)
+            message = pb.AnnounceRequest(caller=self._caller, batch=number, learn=learn)
             request = wire.with_keys(message, _keys_part(tables, positions, shard))
             calls.append(announcer.submit(connection.call, "Announce", request, Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
-        return Announced(self._num_announced, learn, positions, num_keys, calls)
+        return Announced(number, learn, positions, num_keys, calls)
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
@@ -135,6 +141,11 @@ class RemoteShards:
         rows = self._room(mine)
         self._each(lambda shard: self._put(rows, mine, shard, self._connections[shard].call("Pull", request, deadline)))
         return rows
+
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        self._num_looks += 1
+        return self.pull(self._announce(self._num_looks, tables, learn=False), deadline)
 
     def exchange(
         self,
