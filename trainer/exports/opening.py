@@ -42,7 +42,7 @@ def open_exporting(
     """
 
     def look(keys: Mapping[str, Keys]) -> Mapping[str, F32]:
-        return shards.pull(shards.prepare(keys, learn=False), Deadline.after(LOOK_S))
+        return shards.look(keys, Deadline.after(LOOK_S))
 
     def stage(request: ExportRequest, folder: Path) -> None:
         assert stager is not None, "there are streams"
