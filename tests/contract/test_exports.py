@@ -1,13 +1,19 @@
 """Exports to a folder and to a real S3 server: what is written is read back, what fails leaves no DONE."""
 
+import json
 import uuid
 
 import numpy as np
 import pytest
 
+from millrace.deadline import Deadline
+from pserver.config import TableSection
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
-from tests.s3_server import proxy, s3  # noqa: F401
+from tests.s3_server import s3  # noqa: F401
+from trainer.exports import tables as tables_module
+from trainer.exports.outlet import open_outlet
 from trainer.exports.reading import chain_of, open_export, state_at
+from trainer.exports.request import Parent
 from trainer.exports.writing import export
 
 
@@ -69,3 +75,270 @@ def test_a_base_and_a_delta_replayed_are_the_state(job, address, scratch, tmp_pa
     assert found.tables[TABLE]["by_slot"]["b"] == {"rows": 1, "tombstones": 1}
     assert found.tables[TABLE]["model_rows"] == len(now)
     assert not scratch.exists()
+
+
+@pytest.fixture
+def made(scratch):
+    """Makes an export that must be complete."""
+
+    def made(request):
+        answer = export(request, scratch)
+        assert answer.outcome == "complete", answer
+        assert not scratch.exists()
+        return answer
+
+    return made
+
+
+@pytest.fixture
+def outlet(address, tmp_path):
+    return open_outlet(address, "small", tmp_path / "gathered", Deadline.after(60))
+
+
+def names(outlet):
+    """Every export that is there, and whether it has its DONE."""
+    found = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
+    return {path: "DONE" in outlet.names(path) for path in found if outlet.names(path)}
+
+
+def current(outlet):
+    text = outlet.get("current.json")
+    return None if text is None else json.loads(text)
+
+
+def done_lines(outlet):
+    return [json.loads(line)["path"] for line in outlet.tail("donefile.txt").splitlines()]
+
+
+def edit(outlet, path, **changes):
+    outlet.put(path, json.dumps(json.loads(outlet.get(path)) | changes).encode())
+
+
+def chain(job, address, made, count, **section):
+    """A base and deltas that follow it: their requests and answers."""
+    requests, parent = [], None
+    for version in range(1, count + 1):
+        job.set(version, {("a", version): [version, 0, 0, 0]})
+        kind = "base" if version == 1 else "delta"
+        requests.append(job.request(job.commit(version, since=version - 1), kind, address, parent, **section))
+        parent = parent_of(requests[-1])
+    return requests, [made(request) for request in requests]
+
+
+# What is in an export
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("section", [{"dim": 3}, {"dim": 3, "first_order": False}, {"dim": 0}])
+def test_any_type_and_shape_reads_back(tmp_path, dtype, section):
+    job = Job(tmp_path / "store", TableSection(**section))
+    width = section["dim"] + section.get("first_order", True)
+    rows = {("a", n): np.linspace(-1, 1, width) * n for n in range(50)}
+    job.set(1, rows)
+    answer = export(job.request(job.commit(1), "base", str(tmp_path / "out"), dtype=dtype), tmp_path / "scratch")
+    found = state(opened(answer, tmp_path))
+    for row, values in rows.items():
+        assert np.allclose(found[row], values, atol={"float32": 0, "float16": 0.02, "int8": 0.25}[dtype], rtol=1e-6)
+    job.close()
+
+
+def test_thresholds_keep_rows_back_and_say_how_many(job, address, made, tmp_path):
+    job.set(1, A, show=1.0)  # scores 0.1
+    job.set(1, {("c", 1): [1, 1, 1, 1]}, show=100.0, delta=9.0)
+    base = job.request(job.commit(1), "base", address, base_threshold=0.5)
+    answer = made(base)
+    assert (answer.rows, answer.pending) == (1, 800)
+    assert opened(answer, tmp_path).manifest["thresholds"]["base_threshold"] == 0.5
+    job.set(2, {("c", 1): [2, 2, 2, 2], ("c", 2): [3, 3, 3, 3]}, show=100.0, delta=9.0)
+    job.set(2, {("c", 3): [4, 4, 4, 4]}, show=100.0, delta=0.1)
+    job.set(2, {("a", 3): [4, 4, 4, 4]}, show=1.0, delta=9.0)
+    commit = job.commit(2, since=1)
+    thresholds = {"base_threshold": 0.5, "delta_threshold": 1.0, "golden": 0}
+    answer = made(job.request(commit, "delta", address, parent_of(base), **thresholds))
+    assert (answer.rows, answer.pending) == (2, 2)
+    assert state(opened(answer, tmp_path)) == weights({("c", 1): [2] * 4, ("c", 2): [3] * 4})
+
+
+def test_after_a_failure_a_delta_takes_all_that_changed(job, address, made):
+    job.set(1, A, show=100.0)
+    base = job.request(job.commit(1), "base", address)
+    made(base)
+    job.set(2, {("a", 3): [4, 4, 4, 4]}, show=100.0, delta=0.0)
+    request = job.request(job.commit(2, since=1), "delta", address, parent_of(base), delta_threshold=1.0, all=True)
+    assert (made(request).rows, made(request).pending) == (1, 0)
+
+
+def test_an_older_increment_names_more_than_a_delta_takes(job, address, made):
+    job.set(1, A)
+    job.set(2, {("a", 1): [1, 1, 1, 1]})
+    base = job.request(job.commit(2), "base", address)
+    made(base)
+    job.set(3, {("a", 2): [2, 2, 2, 2]})
+    answer = made(job.request(job.commit(3, since=1), "delta", address, parent_of(base)))
+    assert (answer.rows, answer.pending) == (1, 0)
+
+
+def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
+    monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
+    monkeypatch.setattr("pserver.store.rocks.SCAN_CHUNK", 64)
+    job.set(1, A)
+    found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)
+    assert len([path for path in found.files if path.startswith("rows-")]) >= 4
+    assert sum(file.get("rows", 0) for file in found.files.values()) == 800
+    assert state(found) == weights(A)
+
+
+def test_an_empty_table_has_no_files_and_is_an_export(job, address, made, tmp_path):
+    base = job.request(job.commit(1), "base", address)
+    found = opened(made(base), tmp_path)
+    assert list(found.files) == ["dense.safetensors"] and state(found) == {}
+    answer = made(job.request(job.commit(2, since=1), "delta", address, parent_of(base)))
+    assert (answer.rows, answer.tombstones) == (0, 0)
+
+
+def test_rows_of_a_slot_that_the_spec_has_no_more_keep_a_name(job, address, made, tmp_path):
+    job.set(1, {("a", 1): [1, 1, 1, 1], ("c", 2): [2, 2, 2, 2]})
+    request = job.request(job.commit(1), "base", address)
+    found = opened(made(request.model_copy(update={"slots": {TABLE: {0: "a"}}})), tmp_path)
+    assert state(found) == weights({("a", 1): [1] * 4, ("group-7", 2): [2] * 4})
+
+
+def test_dense_tensors_are_the_models_without_its_prefix(job, address, made, tmp_path):
+    found = opened(made(job.request(job.commit(3), "base", address)), tmp_path)
+    assert {name: tensor.tolist() for name, tensor in found.dense().items()} == {"w": [[3, 3], [3, 3]]}
+    assert found.manifest["onnx"]["ok"] is False and found.manifest["golden"]["ok"] is None
+
+
+def test_facts_are_in_the_manifest_and_numbers_that_are_none_are_null(job, address, made, tmp_path):
+    facts = {"positions": {"0": 5}, "day": 3, "metrics": {"click": {"auc": float("nan")}}, "fingerprint": {"x": "y"}}
+    manifest = opened(made(job.request(job.commit(1), "base", address, facts=facts, why="asked")), tmp_path).manifest
+    assert (manifest["positions"], manifest["day"], manifest["why"]) == ({"0": 5}, 3, "asked")
+    assert manifest["metrics"] == {"click": {"auc": None}} and manifest["fingerprint"] == {"x": "y"}
+    assert manifest["event_time"] is None and manifest["parent"] is None
+
+
+# What follows
+
+
+def test_current_json_names_the_newest_that_passed_with_its_chain(job, address, made, outlet):
+    _, answers = chain(job, address, made, 3)
+    assert all(answer.current for answer in answers)
+    told = current(outlet)
+    assert told["path"] == "t1/0000000003-delta" and told["version"] == 3
+    assert told["chain"] == done_lines(outlet) == ["t1/0000000001-base", "t1/0000000002-delta", "t1/0000000003-delta"]
+
+
+def test_a_gate_that_fails_keeps_it_on_disk_and_says_why(job, address, made, outlet, tmp_path):
+    requests, _ = chain(job, address, made, 1)
+    job.set(2, {("a", 9): [1, 1, 1, 1]})
+    strict = {"gates": {"min_rows": 100}}
+    second = job.request(job.commit(2, since=1), "delta", address, parent_of(requests[0]), **strict)
+    answer = made(second)
+    assert not answer.current and answer.failed_gates == ("2 rows are fewer than 100",)
+    assert current(outlet)["version"] == 1 and len(done_lines(outlet)) == 2
+    assert opened(answer, tmp_path).manifest["gates"]["min_rows"]["passed"] is False
+    job.set(3, {("a", 10): [1, 1, 1, 1]})
+    assert made(job.request(job.commit(3, since=2), "delta", address, parent_of(second))).current
+    assert current(outlet)["chain"] == done_lines(outlet), "the one that failed is part of the chain"
+
+
+def test_weights_that_are_no_numbers_are_not_pointed_to(job, address, made, outlet):
+    job.set(1, {("a", 1): [float("nan"), 0, 0, 0]})
+    answer = made(job.request(job.commit(1), "base", address))
+    assert not answer.current and "no finite numbers" in answer.failed_gates[0] and current(outlet) is None
+
+
+def test_asked_again_it_is_complete_and_nothing_is_there_twice(job, address, made, outlet):
+    requests, answers = chain(job, address, made, 2)
+    outlet.remove("current.json")
+    again = [made(request) for request in requests]
+    assert [answer.rows for answer in again] == [answer.rows for answer in answers]
+    assert current(outlet)["version"] == 2 and len(done_lines(outlet)) == 2
+
+
+def test_a_torn_line_of_the_donefile_goes(job, tmp_path, made):
+    requests, _ = chain(job, str(tmp_path / "out"), made, 1)
+    with (tmp_path / "out" / "small" / "donefile.txt").open("ab") as file:
+        file.write(b'{"path": "t1/00')
+    job.set(2, A)
+    made(job.request(job.commit(2, since=1), "delta", str(tmp_path / "out"), parent_of(requests[0])))
+    lines = (tmp_path / "out" / "small" / "donefile.txt").read_text().splitlines()
+    assert [json.loads(line)["version"] for line in lines] == [1, 2]
+
+
+def test_old_exports_go(job, address, made, outlet):
+    parent, kept = None, {}
+    for version, kind in enumerate(("base", "delta", "base", "delta", "base", "delta"), 1):
+        job.set(version, A)
+        request = job.request(
+            job.commit(version, since=version - 1), kind, address, None if kind == "base" else parent, keep=2
+        )
+        answer, parent = made(request), parent_of(request)
+        kept[version] = answer.removed
+    assert kept[5] == ("t1/0000000002-delta", "t1/0000000001-base")
+    assert sorted(names(outlet)) == [f"t1/000000000{n}-{'base' if n % 2 else 'delta'}" for n in (3, 4, 5, 6)]
+
+
+# What goes wrong
+
+
+def failed(answer, outlet, path, words):
+    assert answer.outcome == "failed" and words in answer.error, answer
+    assert not names(outlet).get(path), "it has no DONE"
+    return answer
+
+
+def test_a_delta_without_its_parent_is_final(job, address, scratch, made, outlet):
+    job.set(1, A)
+    parent = Parent(name="0000000001-base", version=1, timeline="t1")
+    request = job.request(job.commit(2, since=1), "delta", address, parent)
+    assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is not in").final
+    requests, _ = chain(job, address, made, 1)
+    outlet.remove("t1/0000000001-base/DONE")
+    assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "any more: a base is needed").final
+    assert made(requests[0]).outcome == "complete"
+
+
+def test_a_delta_whose_changes_are_not_told_is_final(job, address, scratch, made, outlet):
+    requests, _ = chain(job, address, made, 1)
+    job.set(2, A)
+    request = job.request(job.commit(2, since=None), "delta", address, parent_of(requests[0]))
+    answer = failed(export(request, scratch), outlet, "t1/0000000002-delta", "does not tell which rows")
+    assert answer.final and "t1/0000000002-delta" not in names(outlet), "nothing half done is left"
+
+
+@pytest.mark.parametrize("path", ["current.json", "t1/0000000001-base/manifest.json"])
+def test_what_a_newer_millrace_wrote_is_left_alone(job, address, scratch, made, outlet, path):
+    requests, _ = chain(job, address, made, 1)
+    edit(outlet, path, format=99)
+    job.set(2, A)
+    request = job.request(job.commit(2, since=1), "delta", address, parent_of(requests[0]))
+    assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is of format 99").final
+
+
+def test_another_export_at_the_same_place_is_left_alone(job, address, scratch, made, outlet, tmp_path):
+    requests, answers = chain(job, address, made, 1)
+    other = requests[0].model_copy(update={"facts": {"positions": {"0": 7}}})
+    answer = export(other, scratch)
+    assert answer.final and "holds another complete export: its positions is {}" in answer.error
+    opened(answers[0], tmp_path)
+
+
+def test_a_damaged_commit_is_final_and_says_which(job, address, scratch, outlet):
+    job.set(1, A)
+    commit = job.commit(1)
+    for path in commit.folder.glob("shard-1/default/*.sst"):
+        path.unlink()
+    answer = failed(export(job.request(commit, "base", address), scratch), outlet, "t1/0000000001-base", "default")
+    assert answer.final and not scratch.exists()
+    commit.folder.joinpath("manifest.json").unlink()
+    assert export(job.request(commit, "base", address), scratch).final
+
+
+def test_what_an_earlier_try_left_goes(job, address, made, outlet, tmp_path):
+    outlet.make("t1/0000000001-base")
+    outlet.put("t1/0000000001-base/rows-default-7.parquet", b"half")
+    job.set(1, A)
+    found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)
+    assert "rows-default-7.parquet" not in outlet.names("t1/0000000001-base")
+    assert state(found) == weights(A)
