@@ -13,6 +13,8 @@ from millrace.lifecycle import exit_code_of
 from service.arguments import Overrides, SpecFile
 from service.display import show_here
 from service.faults.command import faults
+from service.looking.commands import looking
+from service.operating.commands import operating
 from service.past.commands import past
 from service.running import run_job
 from service.spec import Job, load_job
@@ -26,6 +28,8 @@ cli = typer.Typer(
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
 cli.add_typer(spec, name="spec")
 cli.add_typer(past)
+cli.add_typer(looking)
+cli.add_typer(operating)
 cli.command()(faults)
 
 Fresh = Annotated[
