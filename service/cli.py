@@ -12,6 +12,7 @@ from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
 from service.arguments import Overrides, SpecFile
 from service.display import show_here
+from service.exports.commands import exporting
 from service.faults.command import faults
 from service.looking.commands import looking
 from service.operating.commands import operating
@@ -28,6 +29,7 @@ cli = typer.Typer(
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
 cli.add_typer(spec, name="spec")
 cli.add_typer(past)
+cli.add_typer(exporting)
 cli.add_typer(looking)
 cli.add_typer(operating)
 cli.command()(faults)

@@ -74,8 +74,7 @@ class Setting:
 
     def address(self, stream: str) -> str:
         """Where its exports go."""
-        path = self.streams[stream].path
-        return str(self.store / EXPORTS / stream) if path is None else parse(path, self.folder).text
+        return address_of(self.streams[stream], stream, self.store, self.folder)
 
     def shared(self, stream: str) -> dict[str, Any]:
         """What a delta has in common with its parent, under the present settings: see SHARED."""
@@ -88,6 +87,11 @@ class Setting:
         """Whether a folder on this machine has no such complete export; other places are not looked into."""
         address = parse(self.address(stream))
         return address.kind is AddressKind.FOLDER and not (Path(address.root) / self.job / path / "DONE").exists()
+
+
+def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:
+    """Where a stream's exports go; a relative place is taken from the spec's `folder`."""
+    return str(store / EXPORTS / stream) if section.path is None else parse(section.path, folder).text
 
 
 def export_body(setting: Setting, stream: str, due: Due, close: Closing, time_s: float | None, id_: str | None) -> Body:

@@ -1,0 +1,1 @@
+"""A job's exports: what is there, which is pointed to, one more."""

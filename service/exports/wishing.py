@@ -1,0 +1,45 @@
+"""`millrace export`: has a running job make an export, and waits for it."""
+
+import time
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from service.operating.wishes import carried_out
+from service.past.asking import CALL_S, LOOK_S, chief
+from service.status import Status
+
+
+class ExportFailed(MillraceError):
+    """The export that was asked for failed; the next of its stream takes what it lacks."""
+
+
+def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> str:
+    """Have an export of `stream` made; what became of it, in words, once it is complete.
+
+    Raises ExportFailed, and as service.operating.wishes.carried_out.
+    """
+    version = carried_out(store, {"op": "export", "stream": stream, "kind": kind}, deadline)
+    while True:
+        try:
+            with chief(store) as client:
+                status = Status(client.status(Deadline.after(CALL_S)))
+            if (told := ended(status, stream, version)) is not None:
+                return told
+        except (Unavailable, DeadlineExceeded):
+            pass
+        deadline.check(f"waiting for the export of version {version}, which goes on being made")
+        time.sleep(LOOK_S)
+
+
+def ended(status: Status, stream: str, version: int) -> str | None:
+    """How the export of a version ended, in words; None: it has not. Raises ExportFailed."""
+    told = status.part("operations").part("exporting").part(stream)
+    last, name = told.part("last"), told.part("last").text("name")
+    if not name or int(name.partition("-")[0]) < version:
+        return None
+    if last.text("outcome") != "complete" and int(name.partition("-")[0]) == version:
+        raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
+    if last.flag("current") is False:
+        return f"{name} is complete, and not pointed to: {'; '.join(told.raw.get('failed_gates') or ())}"
+    return f"{name} is complete"
