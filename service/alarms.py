@@ -20,6 +20,11 @@ class Alarm(StrEnum):
     DAMAGE = "damage"
     """Commits were damaged, and an older one was restored."""
 
+    EXPORTS = "exports"
+    """Exports fail, or the command after one: serving has an older model than it should."""
+    GATES = "gates"
+    """An export is complete and did not pass its gates: nothing points to it."""
+
     @property
     def grave(self) -> bool:
         """Whether the job ends if nobody does something."""
@@ -44,3 +49,17 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if damaged := status.texts("passed_over"):
         told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
         yield Alarm.DAMAGE, f"damaged commits were passed over: {told}"
+    streams = status.exports()
+    if troubled := [text for stream, told in streams.items() if (text := _export_trouble(stream, told))]:
+        yield Alarm.EXPORTS, "; ".join(troubled)
+    gates = {stream: told.raw.get("failed_gates") for stream, told in streams.items()}
+    if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
+        yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
+
+
+def _export_trouble(stream: str, told: Status) -> str:
+    if failing := told.text("failing"):
+        return f"exports of {stream} fail, {told.text('name') or 'none'} is the last complete one: {failing}"
+    if error := told.text("command_error"):
+        return f"the command after export {told.text('name')} of {stream} failed: {error}"
+    return ""

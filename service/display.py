@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.alarms import alarms
-from service.lines import age, count, labelled, ratio, restarts_text
+from service.lines import age, count, export_line, labelled, ratio, restarts_text
 from service.running import PlainShow, Show
 from service.status import Status
 
@@ -42,6 +42,7 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     parts: list[RenderableType] = [_figures(status)]
     if metrics := _metrics(status):
         parts.append(metrics)
+    parts += [Text(export_line(stream, told), style="dim") for stream, told in status.exports().items()]
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
     if restarts := restarts_text(status):

@@ -31,6 +31,8 @@ def progress_line(status: Status) -> str:
     ]
     if (committed := status.part("commit").number("version")) is not None:
         parts.append(f"committed {count(committed)}")
+    if exported := [f"{stream} {count(told.number('version'))}" for stream, told in status.exports().items()]:
+        parts.append(f"exported {', '.join(exported)}")
     life = status.metrics("life")
     for task, window in status.metrics("window").items():
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
@@ -51,6 +53,16 @@ def news(status: Status, before: Status | None) -> Iterator[str]:
     line = progress_line(status)
     if before is None or line != progress_line(before):
         yield line
+
+
+def export_line(stream: str, told: Status) -> str:
+    """One line: what of a stream of exports is there, and what is being made."""
+    parts = [f"exports {stream}: none yet"]
+    if name := told.text("name"):
+        parts = [f"exports {stream}: {name}", f"{age(told.number('age_s'))} ago"]
+    if making := told.text("making"):
+        parts.append(f"making {making}")
+    return ", ".join(parts)
 
 
 def restarts_text(status: Status) -> str:

@@ -56,6 +56,11 @@ class Status:
         counts = self.counts(key)
         return sum(counts.values()) if counts else None
 
+    def exports(self) -> "dict[str, Status]":
+        """What is told of each stream of exports."""
+        told = self.part("operations").part("exporting")
+        return {str(stream): told.part(stream) for stream in told.raw}
+
     def metrics(self, span: str) -> dict[str, dict[str, Number]]:
         """Metrics of "window", "life" or "pass": numbers by task and name."""
         tasks = _mapping(_mapping(self.raw.get("metrics")).get(span))

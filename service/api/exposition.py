@@ -39,6 +39,10 @@ ALARM_GAUGES = {
     Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
     Alarm.FORKED: ("millrace_forked", "1 where a replay differed, or libraries or hardware did since the commit"),
 }
+EXPORT_GAUGES = {
+    "version": ("millrace_export_version", "The version of a stream's newest complete export"),
+    "age_s": ("millrace_export_age_seconds", "Since a stream's newest complete export was complete"),
+}
 BY_PARTITION = {
     "lag": ("millrace_lag", "Events that wait"),
     "positions": ("millrace_position", "Position after the last event trained on"),
@@ -68,6 +72,7 @@ class _JobCollector(Collector):
         yield from _counters(statuses)
         yield from _gauges(statuses)
         yield from _durability(statuses)
+        yield from _exports(statuses)
         yield from _task_metrics(statuses)
 
 
@@ -123,6 +128,22 @@ def _durability(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
             if status.part("commit").raw:
                 family.add_metric([job], float(alarm in alarms(status)))
         yield family
+
+
+def _exports(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    streams = [(job, stream, told) for job, status in statuses for stream, told in status.exports().items()]
+    for key, (name, text) in EXPORT_GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=["job", "stream"])
+        for job, stream, told in streams:
+            if (value := told.number(key)) is not None:
+                family.add_metric([job, stream], value)
+        yield family
+    failing = GaugeMetricFamily("millrace_export_failing", "1 while a stream's exports fail", labels=["job", "stream"])
+    gates = GaugeMetricFamily("millrace_export_failed_gates", "Gates the last export failed", labels=["job", "stream"])
+    for job, stream, told in streams:
+        failing.add_metric([job, stream], float(bool(told.text("failing"))))
+        gates.add_metric([job, stream], len(told.raw.get("failed_gates") or ()))
+    yield from (failing, gates)
 
 
 def _task_metrics(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:

@@ -182,7 +182,7 @@ def _shown(told: Mapping[str, Any], url: str, *, current: bool) -> Iterator[str]
             f"{count(table['pending'])} pending; {count(table['model_rows'])} rows in the model; {table['dtype']}"
         )
     for gate, found in told["gates"].items():
-        yield f"  gate {gate}: {'passed' if found['passed'] else 'FAILED'}{': ' + found['why'] if 'why' in found else ''}"
+        yield f"  gate {gate}: {'passed' if found['passed'] else 'failed: ' + found['why']}"
     yield f"  files: {len(told['files'])}, {count(sum(file['bytes'] for file in told['files'].values()))} bytes"
 
 

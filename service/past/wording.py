@@ -118,6 +118,12 @@ def _operation(body: Mapping[str, Any]) -> str:
             return f"shrink: table {body['table']}, {' and '.join(given) or 'by its own rule'}"
         case "forget":
             return f"forget: slot {body['slot']}, key {body['key']}"
+        case "export":
+            parent = "" if body["parent"] is None else f" on {body['parent']['name']}"
+            return f"export: {body['name']} of {body['stream']}{parent}: {body['why']}"
+        case "exported":
+            error = f": {body['error']}" if body["error"] else ""
+            return f"exported: {body['name']} of {body['stream']} {body['outcome']}{error}"
         case "restore":
             over = [f"{name} is passed over: {why}" for name, why in body.get("passed_over", {}).items()]
             begins = f"begins at {body['commit'] or 'the initial state'}"

@@ -56,6 +56,18 @@ STATUS = {
     "passed_over": {},
     "forked": False,
     "trouble": "",
+    "operations": {
+        "exporting": {
+            "main": {
+                "version": 8,
+                "name": "0000000008-delta",
+                "age_s": 61.5,
+                "making": "0000000011-delta",
+                "failing": None,
+                "failed_gates": [],
+            }
+        }
+    },
 }
 
 
@@ -228,6 +240,23 @@ def test_alarms_are_told_and_counted():
     for name in ("commit_failing", "trouble", "forked"):
         assert f'millrace_{name}{{job="news"}} 1.0' in text
     assert "millrace_mirror_version{" not in text
+
+
+def test_exports_that_fail_are_told_and_counted():
+    main = {"name": "0000000008-delta", "failing": "no room", "failed_gates": ["auc 0.5 is below 0.6"]}
+    failing = {**STATUS, "operations": {"exporting": {"main": main, "more": {}}}}
+    assert get("/v1/jobs/news", failing).json()["alarms"] == {
+        "exports": "exports of main fail, 0000000008-delta is the last complete one: no room",
+        "gates": "the newest export is not pointed to, for it failed its gates: main: auc 0.5 is below 0.6",
+    }
+    text = get("/metrics", failing).text
+    assert 'millrace_export_failing{job="news",stream="main"} 1.0' in text
+    assert 'millrace_export_failed_gates{job="news",stream="main"} 1.0' in text
+    assert 'millrace_export_failing{job="news",stream="more"} 0.0' in text
+    after = {**STATUS, "operations": {"exporting": {"main": {**main, "failing": None, "command_error": "exit 3"}}}}
+    assert get("/v1/jobs/news", after).json()["alarms"]["exports"] == (
+        "the command after export 0000000008-delta of main failed: exit 3"
+    )
 
 
 def test_metrics_are_served_as_prometheus_text():

@@ -80,6 +80,15 @@ def test_what_is_committed_and_mirrored_is_told():
         assert figure in text, figure
 
 
+def test_what_is_exported_is_told():
+    main = {"version": 8, "name": "0000000008-delta", "age_s": 300.0, "making": "0000000011-base"}
+    exporting = {**STATUS, "operations": {"exporting": {"main": main, "more": {}}}}
+    assert "  exported main 8, more -  ctr AUC" in lines.progress_line(Status(exporting))
+    text = drawn(exporting)
+    assert "exports main: 0000000008-delta, 5 min ago, making 0000000011-base" in text
+    assert "exports more: none yet" in text
+
+
 TROUBLE = {
     "commit": {**COMMIT, "failing": "/store: full", "mirror": {"version": None, "trouble": "no answer"}},
     "trouble": "training waits",
