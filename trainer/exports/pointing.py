@@ -75,14 +75,19 @@ def _path_in(line: bytes) -> object:
 
 
 def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str) -> list[str]:
-    """Remove what is superfluous -> its paths. DONE goes first, so that nobody takes what is left for an export."""
+    """Remove what is superfluous -> its paths."""
     gone = superfluous(_present(outlet), keep, set(needed), newest)
     for path in gone:
-        outlet.remove(f"{path}/{DONE}")
-        outlet.remove_folder(path)
+        discard(outlet, path)
     if gone:
         log.info("removed %d exports that are not kept any more, the newest %s", len(gone), gone[0])
     return gone
+
+
+def discard(outlet: Outlet, path: str) -> None:
+    """Remove an export, complete or not. DONE goes first, so that nobody takes what is left for one."""
+    outlet.remove(f"{path}/{DONE}")
+    outlet.remove_folder(path)
 
 
 def _present(outlet: Outlet) -> list[Present]:

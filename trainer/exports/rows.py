@@ -8,7 +8,7 @@ Shapes: U rows of a chunk, W words of a row, P keys of one part, G keys that wen
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,7 @@ class TableRows:
         """Rows of the commit, those among them that are absent."""
         return sum(int(part.tables[self._table]["rows"]) for part in self._parts)
 
-    def all(self, selection: Selection, deadline: Deadline) -> Iterator[Rows]:
+    def all(self, selection: Selection, deadline: Deadline) -> Generator[Rows, None, None]:
         """Every row that a base takes."""
         for part, life in zip(self._parts, self._lives, strict=True):
             for keys_U, words_UW in self._store(part).scan():
@@ -127,7 +127,7 @@ class TableRows:
             )
         return found
 
-    def among(self, changes: Changes, selection: Selection, deadline: Deadline) -> Iterator[Rows]:
+    def among(self, changes: Changes, selection: Selection, deadline: Deadline) -> Generator[Rows, None, None]:
         """The rows that a delta takes. Raises CommitDamaged where a changed one is neither there nor gone."""
         for part, life, keys_P in self._by_part(changes.changed_U):
             for begin in range(0, len(keys_P), CHUNK_ROWS):

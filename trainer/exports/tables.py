@@ -11,8 +11,8 @@ Shapes: U rows of a chunk, G slot groups (65,536).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -153,9 +153,10 @@ class TableWriter:
                 counts.tombstones_by_group.update(_counts_of(group_U))
         return counts
 
-    def _rows(self, chunks: Iterator[Rows], counts: Counts) -> Iterator[Rows]:
+    def _rows(self, chunks: Generator[Rows, None, None], counts: Counts) -> Iterator[Rows]:
         """Write each chunk, then hand it on."""
-        with Files(self.open, f"rows-{self.table}", self._schema()) as files:
+        # Closed even after an error: a store is held open by whoever is in the middle of reading it.
+        with closing(chunks), Files(self.open, f"rows-{self.table}", self._schema()) as files:
             for chunk in chunks:
                 group_U = groups_of(chunk.words_UW)
                 values = written(weights_of(chunk.words_UW, self.num_weights), self.section.first_order, self.dtype)

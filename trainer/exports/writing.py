@@ -131,7 +131,7 @@ class Making:
         commit = read_commit(self.request.commit)
         files = Files(self.outlet, self.path)
         try:
-            self.outlet.remove_folder(self.path)  # 2
+            pointing.discard(self.outlet, self.path)  # 2
             self.outlet.make(self.path)
             reach(Point.EXPORT_BEGUN)
             with ExitStack() as open_stores:
@@ -146,7 +146,7 @@ class Making:
             self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
         except MillraceError:
             with suppress(MillraceError):  # it is removed by whoever comes next; what happened matters more
-                self.outlet.remove_folder(self.path)
+                pointing.discard(self.outlet, self.path)
             raise
         reach(Point.EXPORT_DONE)
         return told
