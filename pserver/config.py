@@ -183,7 +183,8 @@ class TableSection(Section):
     admission: tuple[AdmissionEntry, ...] = ()
     """Which keys may have a row: all entries must agree; without one, every key has one from its first push."""
     default_row: Literal["zeros", "learnt"] = "zeros"
-    """What a key without a row reads where it has no initial value of its own; "learnt": one row, a dense parameter."""
+    """What a key without a row reads where it has no initial value of its own; "learnt": one row, a dense
+    parameter, is not built yet."""
     extend_at: NotNegative | None = None
     """Score at which a row gets its vector; unless set, it is born with it."""
     decay: Rate = 0.98
@@ -201,6 +202,13 @@ class TableSection(Section):
     memory: Size | None = None
     """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
     memory."""
+
+    @field_validator("default_row")
+    @classmethod
+    def _default_row_is_built(cls, default_row: str) -> str:
+        if default_row == "learnt":
+            raise ValueError('"learnt" is not built yet; use "zeros"')
+        return default_row
 
     @field_validator("memory")
     @classmethod

@@ -208,6 +208,36 @@ def test_what_cannot_be_had_is_told(tmp_path):
     assert "has seen no sample" in json.loads((stage / "why.json").read_text())["golden"]
 
 
+class OnlyTrains(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs):
+        if not self.training:
+            raise RuntimeError("not for inference")
+        return {"ctr": inputs.dense_BC.sum(1) + self.bias[0], "cost": inputs.dense_BC.sum(1) * self.bias[1]}
+
+
+def test_a_module_that_cannot_predict_costs_the_golden_predictions_not_the_job(tmp_path):
+    world = World(tmp_path, ExportSection(golden=4), "wide_deep")
+    world.model = OnlyTrains()
+    world.stager = Stager(
+        world.model, SCHEMA, TABLES, TASKS, {"serving": world.section}, tmp_path / "other", world.tensors, world.look
+    )
+    world.stager.saw(samples(world.rng, 8))
+    stage = world.stage()
+    why = json.loads((stage / "why.json").read_text())
+    assert "cannot be traced: RuntimeError: not for inference" in why["onnx"]
+    assert "cannot predict: RuntimeError: not for inference" in why["golden"]
+    assert sorted(path.name for path in stage.iterdir()) == ["model.json", "why.json"]
+
+
+def test_a_learnt_default_row_is_refused_until_it_is_built():
+    with pytest.raises(ValueError, match="not built yet"):
+        TableSection(default_row="learnt")
+
+
 def test_a_table_that_the_stream_leaves_out_is_named(tmp_path):
     world = World(tmp_path, ExportSection(golden=4, tables=("default",)), "wide_deep")
     world.stager.saw(samples(world.rng, 8))

@@ -118,10 +118,8 @@ class Frozen:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = predictions_of(self.model(inputs), self._tasks, inputs)
-        except MillraceError:
-            raise
         except Exception as error:  # noqa: BLE001  # likewise
-            raise TraceFailed(f"the module cannot predict: {first_line(error)}") from error
+            raise TraceFailed(f"the module, once it does not train, cannot predict: {first_line(error)}") from error
         return {name: value.numpy() for name, value in found.items()}
 
 
