@@ -150,7 +150,7 @@ def shift_of(index_I):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, start_W, range_G, table_seed):  # type: ignore[no-untyped-def]
-    """Start rows `begin` .. `end` - 1: `start_W`, its vector drawn from (table_seed, key, element) in its group's range."""
+    """Start rows begin .. end - 1: `start_W`, the vector drawn from (table_seed, key, element) in its group's range."""
     width = slab_RW.shape[1]
     for row in range(begin, end):
         for w in range(width):

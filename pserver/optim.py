@@ -8,7 +8,7 @@ Shapes: U rows of a step, D weights of a row, W floats of a row in the slab: D w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -32,13 +32,46 @@ class RowOptimizer:
     settings: F32
     """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
     start_state: F32
-    """(W - D,): the state of a new row."""
+    """(W - D,): the state of a new row; its last float is 1 in tables whose rows get their vector later, of which
+    commits tell so whether it is there."""
     ftrl: bool = False
     """Whether a new row's state also depends on its weights."""
 
 
+def extends(section: TableSection) -> bool:
+    """Whether the vectors of some rows join later."""
+    return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
+
+
 def optimizer_of(section: TableSection) -> RowOptimizer:
     """The optimizer that a table's section asks for. Raises SpecError for parts of two kinds, or none."""
+    optimizer = _optimizer_of(section)
+    if not extends(section):
+        return optimizer
+    return replace(optimizer, start_state=np.append(optimizer.start_state, np.float32(1)))
+
+
+def parts_of(section: TableSection) -> NDArray[np.int8]:
+    """(W,) the part that each float of a row belongs to: 0 first-order weight, 1 vector, 2 telling of the vector."""
+    first, rest = [0] * int(section.first_order), [1] * section.dim
+    weights = first + rest
+    match section.optimizer:
+        case Sgd():
+            state = []
+        case Adagrad(per="element"):
+            state = weights
+        case Adagrad():
+            state = [0, 1]
+        case Adam():
+            state = [*weights, *weights, 0, 0, 1, 1]
+        case Ftrl():
+            state = [*weights, *weights]
+        case _:
+            assert_never(section.optimizer)
+    return np.array([*weights, *state, *([2] if extends(section) else [])], np.int8)
+
+
+def _optimizer_of(section: TableSection) -> RowOptimizer:
     vector, scalar = section.optimizer, section.first_order_optimizer or section.optimizer
     if scalar.kind != vector.kind:
         raise SpecError(f"is {scalar.kind!r}, must be {vector.kind!r} as optimizer is", "first_order_optimizer.kind")

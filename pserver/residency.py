@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
 from pserver import eviction, kernels
+from pserver.arrays import frozen
 from pserver.client import F32, U16, U64
 from pserver.errors import OutOfMemory
 from pserver.eviction import FREE
-from pserver.row_words import HEAD, groups_of, unpack
-from pserver.rows import I32, MAX_LOAD, MAX_ROWS, U32, Rows, frozen, row_bytes_of
+from pserver.row_words import HEAD, groups_of
+from pserver.rows import I32, MAX_LOAD, MAX_ROWS, U32, Rows, row_bytes_of
 from pserver.settings import RowSettings
 from pserver.store.base import RowStore
 
@@ -92,14 +93,13 @@ class BoundedRows(Rows):
         the store are none any more; `forgotten` is told of those deleted there."""
         bound = Bound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
-        super().__init__(name, settings, seed, room=self.max_rows)
+        super().__init__(name, settings, seed, room=self.max_rows, bounded=True)
         self._store: RowStore | None = None
-        self._num_away = 0
+        self._num_away, self._counting = 0, threading.Lock()
         self._waiting, self._touched = waiting, touched
         self._departed, self._forgotten = departed, forgotten
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
-        self._free = np.empty(self.max_rows, np.int32)
         self._hand = 0
         self._room = threading.Condition()
         self._num_room_made = 0
@@ -142,14 +142,13 @@ class BoundedRows(Rows):
             self._num_room_made += 1
             self._room.notify_all()
 
-    def gather_present(self, keys_U: U64, out_UD: F32) -> I32:
+    def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
         """See Rows. Nothing comes into memory, so that nobody waits for room."""
-        rows_U = super().gather_present(keys_U, out_UD)
-        away_U = np.flatnonzero(rows_U == kernels.EMPTY)
         with self.still:
+            super().gather_present(keys_U, out_UD, renew)
+            away_U = np.flatnonzero(self.resident(keys_U) == kernels.EMPTY)
             found_A, words_FW = self._stored(keys_U[away_U])
         out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
-        return rows_U
 
     def away(self) -> Iterator[tuple[U64, U32]]:
         """See Rows."""
@@ -158,34 +157,27 @@ class BoundedRows(Rows):
             away_U &= ~self._departed(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
 
-    def sweep_away(self, chunk: tuple[U64, U32]) -> int:
-        """Some rows as they were in the store: delete those that departed and did not come back; how many."""
-        assert self._store is not None
+    def sweep_away(self, chunk: tuple[U64, U32]) -> None:
+        """See Rows."""
         keys_U, words_UW = chunk
         suspect_U = self._departed(keys_U, words_UW, found_out=False)
-        if not suspect_U.any():
-            return 0
-        with self.still:
-            keys_U = keys_U[suspect_U]
-            keys_U = keys_U[self.resident(keys_U) == kernels.EMPTY]
-            before = self._num_away
-            self._stored(keys_U)  # as they are now
-            return before - self._num_away
+        if suspect_U.any():
+            with self.still:
+                keys_U = keys_U[suspect_U]
+                self._stored(keys_U[self.resident(keys_U) == kernels.EMPTY])  # as they are now
 
-    def forget(self, keys_U: U64) -> None:
-        """Delete rows that are in the store alone."""
-        with self.still:
-            found_U, words_FW = self._stored(keys_U)
-            if len(words_FW):
-                self._forgotten(keys_U[found_U], groups_of(words_FW))
+    def forget_away(self, keys_U: U64) -> None:
+        """See Rows."""
+        found_U, words_FW = self._stored(keys_U)
+        if len(words_FW):
+            self._forgotten(keys_U[found_U], groups_of(words_FW))
 
     def words_away(self, keys_U: U64) -> U32:
-        """Rows of keys that are not in memory, as they are in the store."""
-        with self.still:
-            return self._stored(keys_U)[1]
+        """See Rows."""
+        return self._stored(keys_U)[1]
 
     def stored(self) -> Iterator[tuple[U64, U32]]:
-        """All rows of the store as it is now, those in memory and departed ones included."""
+        """See Rows."""
         return iter(()) if self._store is None else self._store.scan()
 
     # --- coming in ---------------------------------------------------------------------------------------------------
@@ -231,7 +223,7 @@ class BoundedRows(Rows):
         return rows_U
 
     def _stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """What the store has of keys that are not resident."""
+        """What the store has of keys that are not resident; within `still`."""
         if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
             return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
         found_U, words_FW = self._store.get(keys_U)
@@ -242,8 +234,9 @@ class BoundedRows(Rows):
         return found_U, words_FW
 
     def left(self, num_rows: int) -> None:
-        """So many rows of the store that were not in memory are none any more."""
-        self._num_away -= num_rows
+        """See Rows."""
+        with self._counting:
+            self._num_away -= num_rows
 
     def _started(self, keys_U: U64, group_U: U16) -> I32:
         """New rows at their initial values."""
@@ -256,8 +249,9 @@ class BoundedRows(Rows):
         """Rows that were in the store alone."""
         with self._numbering:
             rows_U = self._numbered(keys_U)
-            unpack(frozen(words_UW), rows_U, 0, len(rows_U), *self.bits())
-            self._num_away -= len(rows_U)
+            self.floats.hold(words_UW, rows_U)
+            self.floats.unpack(frozen(words_UW), rows_U, 0, len(rows_U), self.bits())
+            self.left(len(rows_U))
         return rows_U
 
     def _numbered(self, keys_U: U64) -> I32:
@@ -271,7 +265,7 @@ class BoundedRows(Rows):
 
     @property
     def _spare(self) -> int:
-        return self.max_rows - self.num_numbers + self._num_free
+        return self.max_rows - self.num_numbers + self._free.count
 
     def _make_room(self, num_rows: int) -> bool:
         """Have room for `num_rows` more: if it is short, cold rows leave. Whether there is."""
@@ -300,8 +294,10 @@ class BoundedRows(Rows):
                 rows_U,
             )
             rows_U = rows_U[:count]
-            self._num_away += int(eviction.leave(self.index_I, self.columns["keys"], changed_R, self._pins_R, rows_U))
-            self._give_back(rows_U)
+            present = int(eviction.leave(self.index_I, self.columns["keys"], changed_R, self._pins_R, rows_U))
+            self.floats.free(rows_U)
+            self._free.put(rows_U)
+            self.left(-present)
         return int(looks)
 
     def remove(self, rows_U: I32) -> None:

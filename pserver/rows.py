@@ -1,16 +1,16 @@
-"""The rows of one table that are in memory: an index, a slab, and a column for each statistic.
+"""The rows of one table that are in memory: an index, their floats, and a column for each statistic.
 
-A key has a row number from its reservation on, at its initial value. `Rows` grow and keep every row for good;
-pserver.residency has those of a table whose memory is bounded. What rows learn and when they count is pserver.table's
-work, which changes are not committed yet pserver.dirty's.
+Their floats are in a pserver.slab or, where vectors join later, a pserver.split_slab. A key has a row number from its
+reservation on, at its initial value. `Rows` grow and keep every row for good; pserver.residency has those of a table
+whose memory is bounded. What rows learn and when they count is pserver.table's work, which changes are not committed
+yet pserver.dirty's.
 
 Threads: any number may reserve and find. `moving` keeps growth, which moves arrays, apart from writers; readers take
 the array they find, which holds every row number given out before.
 """
 
-import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
 from pserver import kernels
+from pserver.arrays import FreeNumbers, moved
+from pserver.arrays import frozen as frozen
+from pserver.arrays import roomy as roomy
 from pserver.client import F32, U16, U64
 from pserver.errors import BadRequest
 from pserver.optim import ftrl_start
+from pserver.row_words import HEAD
 from pserver.settings import RowSettings
+from pserver.slab import Floats, Slab
+from pserver.split_slab import SplitSlab
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -43,11 +49,9 @@ COLUMNS = {
     "changed_version": np.uint32,
     "group": np.uint16,
 }
-"""A row's columns beside its slab."""
+"""A row's columns beside its floats."""
 STATISTICS = ("show", "click", "delta_score", "last_seen_day", "changed_version")
 """Columns that are 0 of a row that never learnt."""
-MIN_MAPPED_BYTES = 1 << 20
-"""Smaller arrays come from the heap."""
 
 
 class Rows:
@@ -56,48 +60,59 @@ class Rows:
     max_dirty: int | None = None
     """Rows that may wait for a commit; None: as many as like."""
 
-    def __init__(self, name: str, settings: RowSettings, seed: int, room: int | None = None) -> None:
-        """`room` is how many rows there is room for at first."""
+    def __init__(
+        self, name: str, settings: RowSettings, seed: int, room: int | None = None, *, bounded: bool = False
+    ) -> None:
+        """`room` is how many rows there is room for at first; `bounded`: ever."""
         self._name, self.settings = name, settings
-        """How rows start and learn; another one may take its place between passes."""
+        """How rows start and learn."""
         self.num_weights = settings.num_weights
         """D: floats of a row that a model sees."""
         self.seed = np.uint64(mix_reference((mix_reference(seed & MASK) + sign_of_text(name.encode()) + GOLDEN) & MASK))
         self._numbering = threading.Lock()
-        self.moving = threading.Lock()
+        self.moving = threading.RLock()
         self.still = threading.Lock()
         """Held while rows leave memory or come back."""
         self.open_version = NO_VERSION
         """Rows that changed at this version are touched by the open pass: they stay in memory."""
         self.num_numbers = 0
-        self._free = np.empty(0, np.int32)
-        self._num_free = 0
+        self._free = FreeNumbers(room if room is not None and bounded else 0)
         self._held: dict[int, I32] = {}
         room = room or START_ROWS
         self.index_I = empty_index(room)
-        self.slab_RW = roomy((room, self.width), np.float32)
+        self.floats: Floats = (
+            SplitSlab(room, settings, self.initialise, self.moving, bounded=bounded)
+            if settings.extends
+            else Slab(room, settings, self.initialise)
+        )
+        """Their weights and optimizer's state."""
         self.columns: dict[str, NDArray[Any]] = {column: roomy((room,), dtype) for column, dtype in COLUMNS.items()}
         self.marks_R = roomy((room,), np.uint8)
         """What pserver.dirty notes of each row."""
 
     @property
     def width(self) -> int:
-        """W: floats of a row in the slab."""
+        """W: floats of a row in commits."""
         return len(self.settings.start_W)
 
     @property
     def row_bytes(self) -> int:
-        """Memory of a row, its share of the index apart."""
-        return row_bytes_of(self.width)
+        """Memory of a row, its share of the index and its vector, where that joins later, apart."""
+        return row_bytes_of(0) + self.floats.row_bytes
 
     @property
     def num_bytes(self) -> int:
         """Memory of rows with a number and of the index."""
-        return self.num_numbers * self.row_bytes + self.index_I.nbytes
+        return self.num_numbers * self.row_bytes + self.floats.more_bytes + self.index_I.nbytes
 
-    def bits(self) -> tuple[U32, tuple[NDArray[Any], ...]]:
-        """The slab and the columns as digests and row words take them: floats as their bits."""
-        return bits_of(self.slab_RW, self.columns)
+    def set(self, settings: RowSettings) -> None:
+        """Between passes: other settings hold from here on."""
+        self.settings = settings
+        self.floats.set(settings)
+
+    def bits(self) -> tuple[NDArray[Any], ...]:
+        """The columns as digests and row words take them: floats as their bits."""
+        return column_bits_of(self.columns)
 
     def resident(self, keys_U: U64) -> I32:
         """Row number of each key that has one now, else EMPTY."""
@@ -122,7 +137,7 @@ class Rows:
         """
         keys_U, group_U = frozen(keys_U), frozen(group_U)
         with self._numbering:
-            if self._num_free:
+            if self._free.count:
                 rows_U = self.look_up(keys_U)
                 missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
                 rows_U[missing_U] = self._numbered(keys_U[missing_U])
@@ -136,7 +151,7 @@ class Rows:
         rows_U, done = np.empty(len(keys_U), np.int32), 0
         while True:
             begin = self.num_numbers
-            room = min(len(self.slab_RW), int(MAX_LOAD * len(self.index_I)))
+            room = min(self.floats.room, int(MAX_LOAD * len(self.index_I)))
             keys_R, group_R = self.columns["keys"], self.columns["group"]
             done, end = kernels.find_or_reserve(
                 self.index_I, keys_R, group_R, keys_U, group_U, rows_U, done, begin, room
@@ -151,12 +166,10 @@ class Rows:
 
     def _numbered(self, keys_U: U64) -> I32:
         """Numbers for keys without one, in the index: free ones, then fresh ones."""
-        reused = min(len(keys_U), self._num_free)
-        end = self.num_numbers + len(keys_U) - reused
-        if end > min(len(self.slab_RW), int(MAX_LOAD * len(self.index_I))):
+        end = self.num_numbers + max(0, len(keys_U) - self._free.count)
+        if end > min(self.floats.room, int(MAX_LOAD * len(self.index_I))):
             self._grow(end)
-        self._num_free -= reused
-        again_U = self._free[self._num_free : self._num_free + reused]
+        again_U = self._free.take(len(keys_U))
         rows_U = np.concatenate([again_U, np.arange(self.num_numbers, end, dtype=np.int32)])
         self.num_numbers = end
         self.columns["keys"][rows_U] = keys_U
@@ -166,9 +179,7 @@ class Rows:
 
     def _start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
         """Rows, anywhere, get their initial values."""
-        slab_UW = np.empty((len(keys_U), self.width), np.float32)
-        self.initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(keys_U))
-        self.slab_RW[rows_U] = slab_UW
+        self.floats.start_at(rows_U, keys_U, group_U)
         for column in STATISTICS:
             self.columns[column][rows_U] = 0
         self.columns["group"][rows_U] = group_U
@@ -206,36 +217,47 @@ class Rows:
         self._remove(rows_U, held_R[rows_U])
 
     def _remove(self, rows_U: I32, held_U: NDArray[np.bool_]) -> None:
+        self.floats.free(rows_U)
         kept_U = rows_U[held_U]
         self._start_at(kept_U, self.columns["keys"][kept_U], self.columns["group"][kept_U])
         gone_U = rows_U[~held_U]
         kernels.take_out(self.index_I, self.columns["keys"], frozen(gone_U))
         self.columns["changed_version"][gone_U] = 0
-        self._give_back(gone_U)
-
-    def _give_back(self, rows_U: I32) -> None:
-        """Numbers without a row."""
-        end = self._num_free + len(rows_U)
-        if end > len(self._free):
-            larger = np.empty(max(end, 2 * len(self._free)), np.int32)
-            larger[: self._num_free] = self._free[: self._num_free]
-            self._free = larger
-        self._free[self._num_free : end] = rows_U
-        self._num_free = end
+        self._free.put(gone_U)
 
     def made_room(self) -> None:
         """Rows became clean."""
 
-    def gather_present(self, keys_U: U64, out_UD: F32) -> I32:
-        """Write the weights of keys as they are now; zeros for absent rows. -> the numbers of those that have one."""
-        with self._numbering, self.moving:
+    def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
+        """Write the weights of keys as they are now; zeros for absent rows.
+
+        `renew` is given numbers of rows first, within `removing`: it removes those that a shrink took.
+        """
+        with self.removing():
+            renew(self.look_up(keys_U))
             rows_U = frozen(self.look_up(keys_U))
-            kernels.gather_present(self.slab_RW, self.columns["changed_version"], rows_U, out_UD)
-            return rows_U
+            self.floats.gather_present(self.columns["changed_version"], rows_U, out_UD)
 
     def away(self) -> Iterator[tuple[U64, U32]]:
         """Rows of the table that are not in memory, keys and words; while `still` is held."""
         return iter(())
+
+    def stored(self) -> Iterator[tuple[U64, U32]]:
+        """All rows of the store as it is now, those in memory and departed ones included."""
+        return iter(())
+
+    def sweep_away(self, chunk: tuple[U64, U32]) -> None:
+        """Some rows as they were in the store: delete those that departed and did not come back."""
+
+    def left(self, num_rows: int) -> None:
+        """So many rows that were in the store alone are in memory, or none any more."""
+
+    def words_away(self, keys_U: U64) -> U32:
+        """(found, W') the words of those keys that have a row which is not in memory; while `still` is held."""
+        return np.empty((0, HEAD + self.width), np.uint32)
+
+    def forget_away(self, keys_U: U64) -> None:
+        """Delete rows of keys that are not in memory; while `still` is held."""
 
     def make_room(self, num_rows: int) -> None:
         """Have room for as many rows in all, at once rather than by doubling."""
@@ -246,12 +268,12 @@ class Rows:
         """Rows begin .. end - 1 get their initial values."""
         if begin == end:
             return
-        self.initialise(self.slab_RW, self.columns["keys"], self.columns["group"], begin, end)
+        self.floats.start(begin, end, self.columns["keys"], self.columns["group"])
         for column in STATISTICS:
             self.columns[column][begin:end] = 0
 
     def initialise(self, slab_RW: F32, keys_R: U64, group_R: U16, begin: int, end: int) -> None:
-        """Write what the rows of keys begin .. end - 1 hold before they learn."""
+        """Write what the rows of keys begin .. end - 1 hold before they learn, vectors among it."""
         own = self.settings
         first_order, num_weights = own.first_order, own.num_weights
         kernels.initialise(
@@ -261,25 +283,20 @@ class Rows:
             ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, own.settings_C, own.class_G)
 
     def _grow(self, num_rows: int) -> None:
-        """Double what is too small for `num_rows`: the index, the slab and columns. Spare rows take no memory yet."""
+        """Double what is too small for `num_rows`: the index, floats and columns. Spare rows take no memory yet."""
         if num_rows > MAX_ROWS:
             raise BadRequest(f"table {self._name!r} holds {MAX_ROWS:,} rows on one shard; use more shards")
         if num_rows > int(MAX_LOAD * len(self.index_I)):
             index_I = empty_index(num_rows)
             kernels.rebuild_index(index_I, self.columns["keys"], self.num_numbers)
             self.index_I = index_I
-        if num_rows > len(self.slab_RW):
+        if num_rows > self.floats.room:
             with self.moving:
-                new_rows = min(max(num_rows, 2 * len(self.slab_RW)), MAX_ROWS)
-                self.slab_RW = self._moved(self.slab_RW, new_rows)
-                self.marks_R = self._moved(self.marks_R, new_rows)
+                used, room = self.num_numbers, min(max(num_rows, 2 * self.floats.room), MAX_ROWS)
+                self.floats.grow(used, room)
+                self.marks_R = moved(self.marks_R, used, room)
                 for column in COLUMNS:
-                    self.columns[column] = self._moved(self.columns[column], new_rows)
-
-    def _moved(self, array: NDArray[Any], num_rows: int) -> NDArray[Any]:
-        larger = roomy((num_rows, *array.shape[1:]), array.dtype)
-        larger[: self.num_numbers] = array[: self.num_numbers]
-        return larger
+                    self.columns[column] = moved(self.columns[column], used, room)
 
 
 def row_bytes_of(width: int) -> int:
@@ -297,29 +314,12 @@ def empty_index(num_rows: int) -> I32:
     return index_I
 
 
-def bits_of(slab_RW: F32, columns: Any) -> tuple[U32, tuple[NDArray[Any], ...]]:
-    """Floats as their bits: the slab, and the columns in the order of COLUMNS."""
+def column_bits_of(columns: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+    """The columns in the order of COLUMNS, floats as their bits."""
     arrays = (columns[column] for column in COLUMNS)
-    bits = tuple(array.view(np.uint32) if array.dtype == np.float32 else array for array in arrays)
-    return slab_RW.view(np.uint32), bits
+    return tuple(array.view(np.uint32) if array.dtype == np.float32 else array for array in arrays)
 
 
-def roomy(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array, not initialised, whose memory is taken page by page as it is written and given back when it is freed.
-
-    Large arrays of NumPy's own come from the C library's heap once some were freed, and leave holes in it there.
-    """
-    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if num_bytes < MIN_MAPPED_BYTES:
-        return np.empty(shape, dtype)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)  # rows are read at random: fewer, larger pages are found sooner
-    return np.frombuffer(pages, dtype).reshape(shape)
-
-
-def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only, contiguous view: what comes off the wire is read-only, so kernels need one signature only."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
+def bits_of(slab_RW: F32, columns: Mapping[str, NDArray[Any]]) -> tuple[U32, tuple[NDArray[Any], ...]]:
+    """Floats as their bits: those of whole rows, and of `column_bits_of`."""
+    return slab_RW.view(np.uint32), column_bits_of(columns)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pserver.config import TableSection
-from pserver.optim import RowOptimizer, optimizer_of
+from pserver.optim import RowOptimizer, extends, optimizer_of, parts_of
 from pserver.slot_classes import SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
@@ -27,11 +27,17 @@ class RowSettings:
     num_weights: int
     """D: floats of a row that a model sees."""
     start_W: F32
-    """(W,) a new row, but for its vector."""
+    """(W,) a new row with a vector, but for that."""
     range_G: F32
     """(65536,) by slot group: a new vector is uniform in plus or minus this."""
     settings_C: F32
     """(C, 2, 6) optimizers' settings by class."""
+    parts_W: NDArray[np.int8]
+    """(W,) which part of a row each float belongs to: see pserver.optim.parts_of."""
+    extends: bool
+    """Whether the vectors of some rows join later."""
+    extend_G: F32
+    """(65536,) by slot group: the score at which a row's vector joins; minus infinity: it is born with it."""
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:
@@ -40,14 +46,19 @@ class RowSettings:
         optimizers = tuple(optimizer_of(each) for each in classes.sections)
         num_weights = int(section.first_order) + section.dim
         range_C = np.array([each.init_range for each in classes.sections], np.float32)
+        scores = (each.extend_at for each in classes.sections)
+        extend_C = np.array([-np.inf if score is None else score for score in scores], np.float32)
         return cls(
             classes,
             optimizers,
             int(section.first_order),
             num_weights,
-            np.concatenate([np.zeros(num_weights, np.float32), optimizers[0].start_state]),
+            np.concatenate([np.zeros(num_weights, np.float32), optimizer_of(section).start_state]),
             range_C[classes.class_G],
             np.stack([each.settings for each in optimizers]),
+            parts_of(section),
+            extends(section),
+            extend_C[classes.class_G],
         )
 
     @property

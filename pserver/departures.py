@@ -1,0 +1,153 @@
+"""Rows of one table that go: forgotten, or taken by a shrink and removed later; and how many there are.
+
+A row that goes is in `gone` until a commit has deleted it in the store; its number is free at once, or starts anew
+where a batch holds it. What shrinks take is pserver.aging's matter, when what they took is swept pserver.sweeping's.
+
+Threads: any may forget, sweep and survey; `removing` of pserver.rows keeps steps away from rows that go.
+
+Shapes: U keys or rows chosen, G slot groups.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver import kernels
+from pserver.aging import BELOW, STAYS, UNSEEN, Life, Statistics
+from pserver.arrays import frozen
+from pserver.client import U16, U64
+from pserver.dirty import Dirty
+from pserver.gone import Gone
+from pserver.operations import Shrink, Survey
+from pserver.row_words import groups_of
+from pserver.rows import I32, U32, Rows
+from pserver.slot_classes import NUM_GROUPS
+
+PIECE_ROWS = 1 << 14
+"""Rows looked at while steps wait."""
+
+
+class Departures:
+    """See module docstring."""
+
+    rows: Rows
+    """Those that are in memory; given before anything is asked."""
+
+    def __init__(self, life: Life, dirty: Dirty) -> None:
+        self._life, self._dirty = life, dirty
+        self.gone = Gone()
+        self.leaving = threading.Lock()
+        """Held while rows in `gone` and those that are counted as gone differ."""
+        self.made_G = np.zeros(NUM_GROUPS, np.int64)
+        """Rows ever made or loaded, by slot group; whoever adds some is within `moving`."""
+        self._went_G = np.zeros(NUM_GROUPS, np.int64)
+
+    @property
+    def rows_by_group(self) -> dict[int, int]:
+        """How many rows each slot group has."""
+        return by_group(self.made_G - self._went_G)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.made_G.sum() - self._went_G.sum())
+
+    # --- rows in memory ----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> Statistics:
+        """Of all rows in memory."""
+        return Statistics(*(self.rows.columns[name] for name in Statistics._fields))
+
+    def renew(self, rows_U: I32) -> None:
+        """Of these, rows that a shrink took start anew now, rather than when they are swept."""
+        if self._life.shrinks:
+            with self.rows.removing():
+                self.renew_alone(rows_U)
+
+    def renew_alone(self, rows_U: I32) -> None:
+        """As `renew`, within `removing`."""
+        if self._life.shrinks:
+            rows_U = rows_U[rows_U != kernels.EMPTY]
+            self._remove(rows_U[self._life.gone(self.statistics(), frozen(rows_U)) != STAYS])
+
+    def _remove(self, rows_U: I32) -> None:
+        """Rows are no longer; within `removing`."""
+        if len(rows_U):
+            group_U = self.rows.columns["group"][rows_U]
+            with self.leaving:
+                self.gone.add(self.rows.columns["keys"][rows_U], group_U)
+                self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
+            self._dirty.drop(self.rows.marks_R, rows_U)
+            self.rows.remove(rows_U)
+
+    def forget(self, keys_U: U64) -> None:
+        """Delete rows, wherever they are."""
+        with self.rows.still:
+            with self.rows.removing():
+                rows_U = self.rows.look_up(keys_U)
+                present_U = rows_U[rows_U != kernels.EMPTY]
+                self._remove(present_U[self.rows.columns["changed_version"][present_U] != 0])
+            self.rows.forget_away(keys_U[rows_U == kernels.EMPTY])
+
+    # --- rows of a store ---------------------------------------------------------------------------------------------
+
+    def departed(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
+        """See pserver.residency.Departed."""
+        absent_U = self._life.absent(words_UW)
+        with self.leaving:
+            went_U = self.gone.contains(keys_U)
+            fresh_U = absent_U & ~went_U
+            if found_out and fresh_U.any():
+                self._went(keys_U[fresh_U], groups_of(words_UW[fresh_U]))
+        return went_U | absent_U
+
+    def forgotten(self, keys_U: U64, group_U: U16) -> None:
+        """Rows that are in the store alone are no longer."""
+        with self.leaving:
+            self._went(keys_U, group_U)
+
+    def _went(self, keys_U: U64, group_U: U16) -> None:
+        self.gone.add(keys_U, group_U)
+        self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
+        self.rows.left(len(keys_U))
+
+    # --- all rows ----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> Iterator[None]:
+        """Remove the rows that shrinks have taken, a piece at a time. Raises StoreFailed and StoreDamaged."""
+        while self._life.shrinks:
+            upto = self._life.shrinks[-1].version
+            for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
+                with self.rows.removing():
+                    self.renew_alone(self._piece(begin))
+                yield
+            for chunk in self.rows.stored():
+                self.rows.sweep_away(chunk)
+                yield
+            self._life.swept(upto)
+
+    def survey(self, shrink: Shrink) -> Survey:
+        """What `shrink` would take now, of the rows that the open pass has not changed."""
+        rule = self._life.ruled(shrink, self.rows.open_version - 1)
+        below_G, unseen_G = np.zeros(NUM_GROUPS, np.int64), np.zeros(NUM_GROUPS, np.int64)
+
+        def count(statistics: Statistics, rows_U: I32) -> None:
+            why_U, group_U = self._life.gone(statistics, rows_U, rule), statistics.group[rows_U]
+            for why, counts_G in ((BELOW, below_G), (UNSEEN, unseen_G)):
+                counts_G += np.bincount(group_U[why_U == why], minlength=NUM_GROUPS)
+
+        for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
+            count(self.statistics(), frozen(self._piece(begin)))
+        for _, words_UW in self.rows.away():
+            count(Statistics.of_words(words_UW), frozen(np.arange(len(words_UW), dtype=np.int32)))
+        return Survey(self.num_rows, by_group(below_G), by_group(unseen_G))
+
+    def _piece(self, begin: int) -> I32:
+        return np.arange(begin, min(begin + PIECE_ROWS, self.rows.num_numbers), dtype=np.int32)
+
+
+def by_group(counts_G: NDArray[np.int64]) -> dict[int, int]:
+    """Counts by slot group, without those that are 0."""
+    return {int(group): int(counts_G[group]) for group in np.flatnonzero(counts_G)}

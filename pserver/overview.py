@@ -1,0 +1,99 @@
+"""All rows of one table as one digest, and all that is known of a single key: what reads and changes nothing.
+
+What rows are in memory is pserver.rows' matter, the hash of a row pserver.digest's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver import kernels
+from pserver.aging import STAYS, Life, Statistics
+from pserver.arrays import frozen
+from pserver.client import U64
+from pserver.departures import Departures
+from pserver.digest import add, digest_rows, join, multipliers_of
+from pserver.halves import Halves
+from pserver.row_words import HEAD, unpack
+from pserver.rows import COLUMNS, I32, U32, Rows, bits_of
+from pserver.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """See module docstring."""
+
+    rows: Rows
+    life: Life
+    selection: Selection
+    departures: Departures
+    halves: Halves
+    multipliers: U64
+    """Of a row's digest: see pserver.digest."""
+
+    @classmethod
+    def of(cls, rows: Rows, life: Life, selection: Selection, departures: Departures, halves: Halves) -> "Overview":
+        """Of one table."""
+        return cls(rows, life, selection, departures, halves, multipliers_of(rows.width))
+
+    def digest(self) -> int:
+        """128-bit hash over all rows that are not absent, and what admission has counted."""
+        with self.rows.still:
+            rows_U = np.flatnonzero(self._present()).astype(np.int32)
+            if self.life.shrinks:
+                rows_U = rows_U[self.life.gone(self.departures.statistics(), rows_U) == STAYS]
+            away = (self._digest_of_words(*chunk) for chunk in self.rows.away())
+            return add([self.digest_of(frozen(rows_U)), *away, self.selection.digest()])
+
+    def digest_of(self, rows_U: I32) -> int:
+        """128-bit hash of some rows in memory."""
+        bits, digest, parts = self.rows.bits(), self.rows.floats.digest, list[int]()
+        multipliers = self.multipliers
+        self.halves.do(len(rows_U), lambda begin, end: parts.append(digest(bits, rows_U[begin:end], multipliers)))
+        return add(parts)
+
+    def _present(self) -> NDArray[np.bool_]:
+        present_R: NDArray[np.bool_] = self.rows.columns["changed_version"][: self.rows.num_numbers] != 0
+        return present_R
+
+    def _digest_of_words(self, keys_U: U64, words_UW: U32) -> int:
+        slab_UW = np.empty((len(keys_U), self.rows.width), np.float32)
+        columns = {column: np.empty(len(keys_U), dtype) for column, dtype in COLUMNS.items()} | {"keys": keys_U}
+        rows_U = np.arange(len(keys_U), dtype=np.int32)
+        unpack(frozen(words_UW), rows_U, 0, len(rows_U), *bits_of(slab_UW, columns))
+        return join(*digest_rows(*bits_of(slab_UW, columns), rows_U, self.multipliers))
+
+    def explain(self, key: int, group: int) -> dict[str, Any]:
+        """See pserver.table.Table.explain."""
+        told: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
+        told["admission"] = self.selection.explain(key, group, self.life.day)
+        words_UW = self._words_of(np.array([key], np.uint64))
+        if not len(words_UW) or not words_UW[0, 1] or self.life.absent(words_UW)[0]:
+            return told
+        statistics, num_weights = Statistics.of_words(words_UW), self.rows.num_weights
+        return told | {
+            "row": True,
+            "show": float(statistics.show[0]),
+            "click": float(statistics.click[0]),
+            "score": float(self.life.score(words_UW)[0]),
+            "delta_score": float(self.life.delta_score(words_UW)[0]),
+            "last_seen_day": int(statistics.last_seen_day[0]),
+            "unseen_days": int(self.life.unseen(words_UW)[0]),
+            "changed_version": int(statistics.changed_version[0]),
+            "weights": words_UW[0, HEAD : HEAD + num_weights].copy().view(np.float32).tolist(),
+            "vector": not self.rows.settings.extends or bool(words_UW[0, -1]),
+            "leaves_after_days": self.life.leaves_after(words_UW[0]),
+        }
+
+    def _words_of(self, keys_U: U64) -> U32:
+        """(found, W') words of those keys that have a row or a reserved one."""
+        with self.rows.still:
+            with self.rows.removing():
+                rows_U = self.rows.look_up(keys_U)
+                there_U = rows_U[rows_U != kernels.EMPTY]
+                words_UW = np.empty((len(there_U), HEAD + self.rows.width), np.uint32)
+                keys = np.empty(len(there_U), np.uint64)
+                self.rows.floats.pack(self.rows.bits(), there_U, 0, len(there_U), keys, words_UW)
+            return np.concatenate([words_UW, self.rows.words_away(keys_U[rows_U == kernels.EMPTY])])

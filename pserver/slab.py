@@ -1,0 +1,160 @@
+"""The floats of rows, weights then optimizer's state, in one array.
+
+pserver.split_slab keeps those of tables whose rows get their vector later. `Floats` is what both do for
+pserver.rows and pserver.table; which row has which number, and who may do what at the same time, is decided there.
+
+Shapes: U rows chosen, R rows of a table, W floats of a row as commits have them, D weights of a row, W' words of a row.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver import kernels, row_words
+from pserver.arrays import moved, roomy
+from pserver.client import F32, U16, U64
+from pserver.digest import digest_rows, join
+from pserver.settings import RowSettings
+
+I32 = NDArray[np.int32]
+U32 = NDArray[np.uint32]
+Columns = tuple[NDArray[Any], ...]
+"""Columns of rows as digests and words take them; see pserver.rows.bits_of."""
+Initialise = Callable[[F32, U64, U16, int, int], None]
+"""initialise(slab_UW, keys_U, group_U, begin, end): write the floats of new rows, vectors among them."""
+
+
+class Floats(Protocol):
+    """The floats of R rows by number. begin, end: only rows_U[begin:end] are meant.
+
+    Threads: `gather`, `learn`, `pack`, `unpack` and `digest` on disjoint ranges at the same time; a row is written by
+    one thread at a time. Whatever makes, frees or grows happens within a table's `numbering`.
+    """
+
+    room: int
+    """Rows that fit."""
+    row_bytes: int
+    """Memory of a row number."""
+
+    @property
+    def more_bytes(self) -> int:
+        """Memory of rows beside that of their numbers."""
+        ...
+
+    def set(self, settings: RowSettings) -> None:
+        """Other settings hold from here on."""
+        ...
+
+    def grow(self, used: int, room: int) -> None:
+        """Have room for more rows than the `used` first ones; within `moving`."""
+        ...
+
+    def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
+        """New rows, `begin` .. `end` - 1, get their initial values."""
+        ...
+
+    def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
+        """New rows, anywhere, get their initial values."""
+        ...
+
+    def free(self, rows_U: I32) -> None:
+        """Rows are no more; each must start or be held for words before anything else."""
+        ...
+
+    def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
+        """Copy weights; zeros for a vector that has not joined."""
+        ...
+
+    def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
+        """Likewise of all `rows_U`, with zeros where there is no row or it is only reserved."""
+        ...
+
+    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
+        """Apply gradients to rows; that of a vector that has not joined is dropped."""
+        ...
+
+    def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
+        """After rows learnt, with their statistics in `columns`: vectors join whose rows' score is high enough now.
+
+        Within `moving`. `nonclk` and `clk` are what a show without a click and a click count for in the score.
+        """
+        ...
+
+    def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
+        """Write keys and words (pserver.row_words)."""
+        ...
+
+    def hold(self, words_UW: U32, rows_U: I32) -> None:
+        """Before `unpack`: room for what these words have."""
+        ...
+
+    def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
+        """The inverse of `pack`, keys apart, into new rows; within `moving`, unless memory is bounded."""
+        ...
+
+    def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
+        """128-bit hash of rows."""
+        ...
+
+
+class Slab:
+    """All floats of a row beside each other, (R, W). See Floats."""
+
+    def __init__(self, room: int, settings: RowSettings, initialise: Initialise) -> None:
+        self._initialise, self._settings = initialise, settings
+        self._width = len(settings.start_W)
+        self.room, self.row_bytes, self.more_bytes = room, 4 * self._width, 0
+        self.slab_RW = roomy((room, self._width), np.float32)
+
+    def set(self, settings: RowSettings) -> None:
+        """See Floats."""
+        self._settings = settings
+
+    def grow(self, used: int, room: int) -> None:
+        """See Floats."""
+        self.slab_RW, self.room = moved(self.slab_RW, used, room), room
+
+    def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
+        """See Floats."""
+        self._initialise(self.slab_RW, keys_R, group_R, begin, end)
+
+    def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
+        """See Floats."""
+        slab_UW = np.empty((len(rows_U), self._width), np.float32)
+        self._initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
+        self.slab_RW[rows_U] = slab_UW
+
+    def free(self, rows_U: I32) -> None:
+        """See Floats: nothing is to be done."""
+
+    def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
+        """See Floats."""
+        kernels.gather(self.slab_RW, rows_U, begin, end, out_UD)
+
+    def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
+        """See Floats."""
+        kernels.gather_present(self.slab_RW, changed_R, rows_U, out_UD)
+
+    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
+        """See Floats."""
+        self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
+
+    def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
+        """See Floats: rows are born with their vectors."""
+
+    def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
+        """See Floats."""
+        row_words.pack(self.slab_RW.view(np.uint32), columns, rows_U, begin, end, keys_U, words_UW)
+
+    def hold(self, words_UW: U32, rows_U: I32) -> None:
+        """See Floats: nothing is to be done."""
+
+    def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
+        """See Floats."""
+        row_words.unpack(words_UW, rows_U, begin, end, self.slab_RW.view(np.uint32), columns)
+
+    def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
+        """See Floats."""
+        return join(*digest_rows(self.slab_RW.view(np.uint32), columns, rows_U, multipliers))
