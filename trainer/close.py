@@ -75,6 +75,19 @@ def median_day(days: Mapping[int, int]) -> int | None:
     return None
 
 
+def advanced(plan: Plan, day: int, first_day: int | None, found: int | None, max_jump: int) -> tuple[int, int | None]:
+    """The job's day after a pass whose median day of the epoch is `found`, and the day of the epoch that is day 0.
+
+    Raises DayJumps.
+    """
+    if found is None:
+        return day, first_day
+    first_day = found if first_day is None else first_day
+    if found - first_day - day > max_jump:
+        raise DayJumps(plan, found - first_day - day, found, max_jump)
+    return max(day, found - first_day), first_day
+
+
 def merge_times(messages: Sequence[Sequence[float] | None]) -> tuple[float, float] | None:
     """Lowest and highest of what the ranks say."""
     known = [times_s for times_s in messages if times_s is not None]
@@ -301,7 +314,8 @@ class PassCloser:
             reading = merge_tallies(heard)
             if plan.num_positions:
                 self._bad.add(reading.num_judged, reading.rejected)
-            self._advance(plan, reading.day)
+            days = advanced(plan, self._day, self._first_day, reading.day, self._max_day_jump)
+            self._day, self._first_day = days
             times_s = merge_times([each["times_s"] for each in heard])
             answer: dict[str, Any] | None = asdict(reading) | {"day": self._day, "times_s": times_s}
         else:
@@ -310,13 +324,3 @@ class PassCloser:
         times_s = said.pop("times_s")
         self._day = int(said["day"])
         return Reading(**said), str(message["dense"]), None if times_s is None else (times_s[0], times_s[1])
-
-    def _advance(self, plan: Plan, day: int | None) -> None:
-        """Chief: the job's day once a pass of this day of the epoch is over. Raises DayJumps."""
-        if day is None:
-            return
-        self._first_day = day if self._first_day is None else self._first_day
-        found = day - self._first_day
-        if found - self._day > self._max_day_jump:
-            raise DayJumps(plan, found - self._day, day, self._max_day_jump)
-        self._day = max(self._day, found)

@@ -11,7 +11,6 @@ from typing import Any
 from dataset.schema import Schema
 from millrace.config import validate
 from millrace.errors import SpecError
-from millrace.mistakes import nearest
 from trainer.config import TrainerJob
 from trainer.lives import check_lives
 
@@ -113,7 +112,7 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
         raise SpecError("nothing is set: give KEY=VALUE")
     for key in keys:
         if not is_hot(key):
-            raise SpecError(f"cannot be set while the job runs; {nearest(key, HOT)}", key)
+            raise SpecError(f"cannot be set while the job runs; what can: {', '.join(HOT)}", key)
     before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})
     for key in (key for key in keys if key.endswith(".extend_at")):
         if None in (_extend_at(before, key), _extend_at(changed, key)):

@@ -1,10 +1,11 @@
 """What the ranks agree on at a close."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.source import Segment
-from trainer.close import fills, median_day, merge_tallies
+from trainer.close import DayJumps, advanced, fills, median_day, merge_tallies, merge_times
 from trainer.plan import Plan
 from trainer.progress import Progress, Reading
 
@@ -13,6 +14,36 @@ from trainer.progress import Progress, Reading
 def test_the_day_of_a_pass_is_the_lower_median_of_its_samples_days(days):
     written_out = sorted(day for day, count in days.items() for _ in range(count))
     assert median_day(days) == written_out[(len(written_out) - 1) // 2]
+
+
+def test_days_are_counted_from_the_first_pass_and_never_go_back():
+    plan = Plan(3, ((Segment("t/0", 0, 5, 9),),))
+    assert advanced(plan, 0, None, 20_000, 7) == (0, 20_000)
+    assert advanced(plan, 0, 20_000, 20_007, 7) == (7, 20_000)
+    assert advanced(plan, 7, 20_000, 20_003, 7) == (7, 20_000), "late events"
+    assert advanced(plan, 7, 20_000, None, 7) == (7, 20_000), "no event at all"
+    assert advanced(plan, 0, None, None, 7) == (0, None)
+
+
+def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
+    plan = Plan(3, ((Segment("t/0", 0, 5, 9),), (Segment("t/1", 1, 0, 4),)))
+    with pytest.raises(DayJumps) as caught:
+        advanced(plan, 2, 20_000, 47_117, 7)
+    said = str(caught.value)
+    assert caught.value.exit_code == 1, "a restart would end alike"
+    for words in (
+        "pass 3", "of 2099-01-01", "27115 days after", "passes.max_day_jump is 7", "t/0 5-9, t/1 0-4", "millrace skip",
+        "passes.max_day_jump=27115",
+    ):  # fmt: skip
+        assert words in said
+    assert advanced(plan, 2, 20_000, 47_117, 27_115) == (27_117, 20_000)
+    with pytest.raises(DayJumps, match="day 99999999 of the epoch"):
+        advanced(plan, 2, 20_000, 99_999_999, 7)
+
+
+def test_event_times_of_ranks_become_one_range():
+    assert merge_times([None, [3.0, 9.0], None, [1.0, 4.0]]) == (1.0, 9.0)
+    assert merge_times([None, None]) is None
 
 
 def test_without_event_time_there_is_no_day():

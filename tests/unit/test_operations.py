@@ -1,0 +1,307 @@
+"""Operations: logged at once, each acting at one close, again exactly so in a replay."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from dataset.schema import Schema
+from millrace.config import load_toml, validate
+from millrace.deadline import Deadline
+from millrace.errors import NotYet, SpecError
+from millrace.keys import key_of_reference
+from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
+from tests.unit.test_spec import NEWS, NO_TIME
+from trainer.chronicle import Chronicle, Journal, Logged
+from trainer.config import TrainerJob
+from trainer.history import History
+from trainer.log import Kind, Log, LogFull, read
+from trainer.operations import Closing, Operator, Word, cut_of
+from trainer.plan import Plan
+
+LR = "tables.default.optimizer.lr"
+SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
+EXPORT = {
+    "op": "export", "id": None, "stream": "s", "type": "delta", "parent": {"name": "x", "version": 4}, "all": False,
+    "base_threshold": 0.1, "delta_threshold": 0.2, "delta_keep_days": 3, "clears": True,
+}  # fmt: skip
+
+
+class Decider:
+    """Logs what it is given to log, and takes down what it hears."""
+
+    def __init__(self):
+        self.next, self.heard, self.wants = [], [], False
+
+    def asked(self, body):
+        if body.get("op") == "later":
+            raise NotYet("counting")
+        return {"op": "export", "id": body["id"], "clears": False} if body.get("op") == "export" else None
+
+    def saw(self, close):
+        self.heard.append(("saw", close.version))
+
+    def due(self, close, ordered):
+        self.heard.append(("due", [body["op"] for body in ordered]))
+        due, self.next = self.next, []
+        return due
+
+    def acted(self, version, body, replaying):
+        self.heard.append(("acted", version, body["op"], replaying))
+
+    def wants_pass(self, ended):
+        return self.wants
+
+    def state(self):
+        return {"heard": len(self.heard)}
+
+    def load_state(self, state):
+        self.loaded = dict(state)
+
+    def status(self):
+        return {"wants": self.wants}
+
+
+class Shards:
+    def __init__(self):
+        self.operated = []
+
+    def operate(self, version, operations, deadline):
+        self.operated.append((version, list(operations)))
+
+
+class World:
+    """A chief's operator over a log in `folder`, from generation to generation."""
+
+    def __init__(self, folder, *overrides):
+        self.folder, self.generations = folder, count(1)
+        self.job = validate(TrainerJob, load_toml(NEWS, [NO_TIME, *overrides]), only_known=True)
+        self.log, self.number = None, 0
+        self.begin()
+
+    def begin(self, state=None, replay=(), waiting=(), overrides=None, version=0):
+        if self.log is not None:
+            self.log.close()
+        self.log = Log.claim(self.folder, next(self.generations), {"timeline": "t1"}, Deadline.after(5))
+        self.chronicle = Chronicle(self.log, Journal(self.log), replay, None, "fail", 0.0)
+        self.shards, self.decider = Shards(), Decider()
+        self.operator = Operator(self.job, self.chronicle, self.shards, 5.0)
+        self.operator.add(self.decider)
+        return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
+
+    def close(self, day=0):
+        self.number += 1
+        self.chronicle.take(0)
+        body = {
+            "number": self.number, "day": day, "events": 1, "samples": 1, "rejected": {}, "digests": {},
+        }  # fmt: skip
+        closing = Closing(
+            version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats={},
+            positions={}, metrics={}, num_samples=1, ended=False,
+        )  # fmt: skip
+        return self.operator.close(closing, body)
+
+    def logged(self):
+        return [record for record in read(self.folder) if record.kind is not Kind.CLAIM]
+
+    def restarted(self, state=None, version=0, overrides=None):
+        """The next generation, from a commit of `version`."""
+        history = History.of(read(self.folder))
+        by_version = history.operations_by_version()
+        replay = [
+            Logged(Plan(number, ()), 1, record.body, record.number, [each.body for each in by_version.get(number, ())])
+            for number, record in sorted(history.closes.items())
+            if number > version
+        ]
+        self.number = version
+        waiting = [record.body for record in history.waiting()]
+        return self.begin(state, replay, waiting, overrides, version)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path / "log")
+    yield made
+    made.log.close()
+
+
+def test_what_is_asked_for_is_logged_at_once_and_acts_at_the_next_close(world):
+    assert world.operator.ask(SET) == {"id": "a", "version": None}
+    assert [record.body for record in world.logged()] == [SET]
+    assert world.shards.operated == [] and world.operator.overrides == {}
+    word = world.close()
+    [(version, [operation])] = world.shards.operated
+    assert version == 1 and isinstance(operation, SetTables)
+    assert operation.tables["default"]["optimizer"]["lr"] == 0.5 and word == Word(None, True)
+    assert world.operator.tables["default"].optimizer.lr == 0.5
+    assert [record.kind for record in world.logged()] == [Kind.OPERATION, Kind.CLOSE]
+    assert world.operator.ask(SET) == {"id": "a", "version": 1}, "asked for again"
+    assert world.close() == Word(None, False) and len(world.shards.operated) == 1
+
+
+def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
+    world.decider.next = [{"op": "shrink", "id": None, "table": "default", "delete_below": None,
+                           "delete_after_days": 3, "at_once": True}]  # fmt: skip
+    world.operator.ask({"op": "forget", "id": "f", "slot": "user", "sign": 7})
+    world.operator.ask({"op": "day_tick", "id": "d", "to": 2})
+    world.close()
+    group = Schema.of(world.job.slots).by_name["user"].group
+    [(_, operations)] = world.shards.operated
+    assert operations == [
+        Forget(table="default", group=group, key=key_of_reference(7, group)),
+        DayTick(to=2),
+        Shrink(table="default", delete_after_days=3, at_once=True),
+    ]
+    assert world.operator.day == 2
+    acted = [("acted", 1, op, False) for op in ("forget", "day_tick", "shrink")]
+    assert world.decider.heard == [("saw", 1), ("due", ["forget", "day_tick"]), *acted]
+
+
+def test_what_acted_is_told_and_what_waits(world):
+    world.operator.ask(SET)
+    assert world.operator.status() == {"logged": [SET], "acted": [], "decider": {"wants": False}}
+    world.close()
+    assert world.operator.status()["acted"] == [{**SET, "version": 1}] and world.operator.status()["logged"] == []
+
+
+def test_a_learning_rate_of_the_dense_part_is_told_to_every_rank(world):
+    world.operator.ask({"op": "set", "id": "a", "keys": {"train.dense_optimizer.lr": 0.25}})
+    assert world.close() == Word(0.25, True) and world.shards.operated == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ({"op": "set", "keys": {LR: 0.5}}, 'an operation that is asked for needs an "id"'),
+        ({"op": "set", "id": "a", "keys": {}}, "nothing is set: give KEY=VALUE"),
+        ({"op": "set", "id": "a", "keys": {"seed": 3}}, "seed: cannot be set while the job runs"),
+        ({"op": "forget", "id": "a", "slot": "usr", "sign": 3}, "there is no sparse slot 'usr'; did you mean 'user'?"),
+        ({"op": "forget", "id": "a", "slot": "user", "sign": 1 << 64}, "18446744073709551616 is no sign"),
+        ({"op": "day_tick", "id": "a", "to": "1"}, "'1' is no day"),
+        ({"op": "day_tick", "id": "a", "to": 8}, "passes.max_day_jump: is day 0 and would be 8; at most 7 at once"),
+        ({"op": "spec", "id": "a"}, "'spec' is no operation that may be asked for"),
+        ({"op": "exported", "id": "a"}, "'exported' is no operation that may be asked for"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_logged(world, wish, why):
+    with pytest.raises(SpecError) as caught:
+        world.operator.ask(wish)
+    assert str(caught.value).startswith(why) and world.logged() == []
+
+
+def test_days_of_a_job_with_event_time_are_its_events(tmp_path):
+    world = World(tmp_path / "log", 'sources.impressions.event_time={field="ts"}')
+    with pytest.raises(SpecError, match="the job has event time, by which its days go"):
+        world.operator.ask({"op": "day_tick", "id": "a", "to": 1})
+    world.log.close()
+
+
+def test_a_set_is_checked_with_those_that_wait(world):
+    shared = {"tables.default.slots.user.extend_at": 3}
+    world.operator.ask(SET)
+    with pytest.raises(SpecError, match="from a number to a number only"):
+        world.operator.ask({"op": "set", "id": "b", "keys": shared})
+    world.operator.ask({"op": "set", "id": "c", "keys": {LR: 0.75}})
+    world.close()
+    assert world.operator.overrides == {LR: 0.75}
+    [(_, operations)] = world.shards.operated
+    assert [operation.tables["default"]["optimizer"]["lr"] for operation in operations] == [0.5, 0.75]
+
+
+def test_a_decider_takes_wishes_of_its_own_and_may_have_to_be_asked_again(world):
+    assert world.operator.ask({"op": "export", "id": "e"}) == {"id": "e", "version": None}
+    with pytest.raises(NotYet):
+        world.operator.ask({"op": "later", "id": "l"})
+    assert [record.body["op"] for record in world.logged()] == ["export"]
+
+
+def test_an_id_asked_for_by_many_at_once_is_logged_once(world):
+    asking = [threading.Thread(target=world.operator.ask, args=(SET,)) for _ in range(8)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert len(world.logged()) == 1
+
+
+def test_after_a_crash_what_waited_acts_at_the_first_new_close(world):
+    world.operator.ask(SET)
+    assert world.restarted() == Word(world.job.train.dense_optimizer.lr, False)
+    assert world.operator.ask(SET) == {"id": "a", "version": None} and world.operator.wants_pass()
+    world.close()
+    assert world.shards.operated[0][0] == 1 and len(world.logged()) == 2
+
+
+def test_a_replay_repeats_exactly_what_was_logged_and_asks_no_decider(world):
+    world.close()
+    world.operator.ask(SET)
+    world.decider.next = [{"op": "export", "clears": False, "id": None}]
+    world.close()
+    world.operator.ask({"op": "day_tick", "id": "d", "to": 1})  # waits beyond the replay
+    records, operated = len(world.logged()), world.shards.operated
+    world.restarted()
+    with pytest.raises(NotYet, match="trains again"):
+        world.operator.ask({**SET, "id": "z"})
+    world.close()
+    assert world.shards.operated == []
+    world.close()
+    assert [(version, len(each)) for version, each in world.shards.operated] == [(2, 1)]
+    assert world.shards.operated == operated
+    assert [heard for heard in world.decider.heard if heard[0] != "saw"] == [
+        ("acted", 2, "set", True), ("acted", 2, "export", True)
+    ]  # fmt: skip
+    assert len(world.logged()) == records and world.operator.ask(SET)["version"] == 2
+    world.close()
+    assert world.operator.day == 1 and ("due", ["day_tick"]) in world.decider.heard
+
+
+def test_a_commit_brings_back_what_was_set_and_who_asked(world):
+    world.operator.ask(SET)
+    world.close()
+    state = world.operator.state()
+    world.restarted(state, version=1, overrides=state["overrides"])
+    [(version, [operation])] = world.shards.operated
+    assert version == 1 and operation.tables["default"]["optimizer"]["lr"] == 0.5
+    assert world.operator.overrides == {LR: 0.5} and world.operator.ask(SET) == {"id": "a", "version": 1}
+    assert world.decider.loaded == {"heard": 3}
+
+
+def test_without_overrides_a_restart_asks_nothing_of_the_tables(world):
+    world.close()
+    world.restarted(world.operator.state(), version=1)
+    assert world.shards.operated == []
+
+
+def test_operations_that_have_acted_by_themselves_are_passed_over(world):
+    world.log.append(Kind.OPERATION, {"op": "gap", "partition": "t/0", "position": 0, "go_on": 5})
+    world.restarted()
+    assert not world.operator.wants_pass()
+    assert world.close() == Word(None, False) and world.operator.status()["acted"] == []
+
+
+def test_a_pass_of_no_events_is_wanted_where_something_waits_or_a_decider_does(world):
+    assert not world.operator.wants_pass()
+    world.operator.note({"op": "exported", "stream": "s"})
+    assert not world.operator.wants_pass(), "nobody waits for it"
+    world.operator.ask(SET)
+    assert world.operator.wants_pass()
+    world.close()
+    world.decider.wants = True
+    assert world.operator.wants_pass(ended=True)
+
+
+def test_a_log_without_room_refuses_and_forgets_the_wish(world, monkeypatch):
+    def full(kind, body):
+        raise LogFull(world.folder, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.log, "append", full)
+        with pytest.raises(LogFull):
+            world.operator.ask(SET)
+    assert world.operator.ask(SET) == {"id": "a", "version": None} and len(world.logged()) == 1
+
+
+def test_an_export_clears_what_it_selects():
+    assert cut_of(EXPORT) == Cut(since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
+    assert cut_of({**EXPORT, "all": True}).delta_threshold == 0
+    assert cut_of({**EXPORT, "type": "base", "parent": None}) == Cut(since=0, base_threshold=0.1)

@@ -1,0 +1,128 @@
+"""What may be set while a job runs, what then is in force, and what a changed job file leaves of it."""
+
+import json
+
+import pytest
+
+from millrace.config import load_toml, validate
+from millrace.errors import SpecError
+from tests.unit.test_spec import NEWS
+from trainer.config import TrainerJob
+from trainer.respec import after_set, is_hot, kept, with_overrides
+
+LR = "tables.default.optimizer.lr"
+
+
+def job(*overrides):
+    return validate(TrainerJob, load_toml(NEWS, overrides), only_known=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        (LR, 0.2, lambda job: job.tables["default"].optimizer.lr),
+        ("tables.default.first_order_optimizer.lr", 0.3, lambda job: job.tables["default"].first_order_optimizer.lr),
+        ("tables.default.decay", 0.5, lambda job: job.tables["default"].decay),
+        ("tables.default.delete_below", 1, lambda job: job.tables["default"].delete_below),
+        ("tables.default.delete_after_days", 30, lambda job: job.tables["default"].delete_after_days),
+        ("tables.default.max_shrink_fraction", 0.5, lambda job: job.tables["default"].max_shrink_fraction),
+        ("tables.default.slots.user.lr", 0.4, lambda job: job.tables["default"].slots["user"].lr),
+        ("tables.default.slots.user.decay", 0.9, lambda job: job.tables["default"].slots["user"].decay),
+        ("train.dense_optimizer.lr", 0.01, lambda job: job.train.dense_optimizer.lr),
+    ],
+)
+def test_what_is_set_is_in_force_and_all_else_as_it_was(key, value, read):
+    before = job()
+    changed = after_set(before, {}, {key: value})
+    assert read(changed) == value and is_hot(key)
+    assert with_overrides(before, {key: value}) == changed
+    assert changed.model_copy(update={"tables": before.tables, "train": before.train}) == before
+
+
+def test_nothing_set_is_the_job_itself():
+    before = job()
+    assert with_overrides(before, {}) is before
+    assert with_overrides(before, {LR: before.tables["default"].optimizer.lr}) == before, "it is written out and read"
+
+
+def test_an_entry_of_admission_is_set_by_its_number():
+    counted = job('tables.default.admission=[{kind="count",n=3},{kind="probability",p=0.5}]')
+    keys = {"tables.default.admission.0.n": 5, "tables.default.admission.1.p": 0.25}
+    first, second = after_set(counted, {}, keys).tables["default"].admission
+    assert (first.n, second.p) == (5, 0.25)
+    with pytest.raises(SpecError, match=r"tables.default.admission.2: there are 2 entries, numbered from 0"):
+        after_set(counted, {}, {"tables.default.admission.2.n": 1})
+
+
+def test_a_threshold_is_taken_away_by_nothing():
+    ruled = job("tables.default.delete_below=0.5")
+    assert after_set(ruled, {}, {"tables.default.delete_below": None}).tables["default"].delete_below is None
+
+
+REFUSED = {
+    "tables.default.dim": (
+        8,
+        "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr, tables.*.first_order",
+    ),
+    "seed": (8, "seed: cannot be set while the job runs; "),
+    "tables.default.optimizer": ({"kind": "sgd"}, "tables.default.optimizer: cannot be set while the job runs"),
+    "tables..decay": (0.5, "tables..decay: cannot be set while the job runs"),
+    LR: (-1, f"{LR}: Input should be greater than 0 (got -1)"),
+    "tables.default.decay": ("fast", "tables.default.decay: Input should be a valid number (got 'fast')"),
+    "tables.other.decay": (0.5, "tables.other: there is no table 'other'"),
+    "tables.default.slots.usr.lr": (
+        0.5,
+        "tables.default.slots.usr: no slot 'usr' uses this table; did you mean 'user'?",
+    ),
+    "tables.default.extend_at": (
+        3,
+        "tables.default.extend_at: can be set from a number to a number only: rows are laid out for it at the start",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_cannot_be_set_is_refused_as_a_job_file_would_be(key):
+    value, why = REFUSED[key]
+    with pytest.raises(SpecError) as caught:
+        after_set(job(), {}, {key: value})
+    assert str(caught.value).startswith(why)
+
+
+def test_vectors_that_join_later_can_join_at_another_score_but_not_all_at_once():
+    later = job("tables.default.extend_at=2")
+    assert after_set(later, {}, {"tables.default.extend_at": 3}).tables["default"].extend_at == 3
+    assert after_set(later, {}, {"tables.default.slots.user.extend_at": 5}).tables["default"].slots["user"].extend_at
+    with pytest.raises(SpecError, match="from a number to a number only"):
+        after_set(later, {}, {"tables.default.extend_at": None})
+
+
+def test_slots_that_share_rows_are_set_together():
+    shared = job('slots.0={name="user",share="who"}', 'slots.1={name="owner",share="who"}', "metrics.slices=[]")
+    alone, both = {"tables.default.slots.user.lr": 0.5}, {"tables.default.slots.owner.lr": 0.5}
+    with pytest.raises(SpecError, match="slots 'user' and 'owner' share rows"):
+        after_set(shared, {}, alone)
+    assert set(after_set(shared, {}, {**alone, **both}).tables["default"].slots) == {"user", "owner"}
+
+
+SPEC = {"tables": {"default": {"optimizer": {"lr": 0.1}, "decay": 0.9, "admission": [{"kind": "count", "n": 2}]}}}
+SET = {LR: 0.2, "tables.default.decay": 0.8, "tables.default.admission.0.n": 5, "train.dense_optimizer.lr": 0.3}
+
+
+def changed_file(**tables):
+    spec = json.loads(json.dumps(SPEC))
+    spec["tables"]["default"] |= tables
+    return spec
+
+
+def test_where_a_job_file_changes_a_key_it_holds_and_what_was_set_beside_it_stays():
+    assert kept(SET, SPEC, SPEC) == SET
+    assert kept(SET, SPEC, changed_file(optimizer={"lr": 0.3})) == {k: v for k, v in SET.items() if k != LR}
+    new = changed_file(admission=[{"kind": "probability", "p": 0.5}])
+    assert "tables.default.admission.0.n" not in kept(SET, SPEC, new)
+    assert kept(SET, SPEC, {**SPEC, "commit": {"keep": 5}}) == SET
+
+
+def test_a_learning_rate_goes_with_the_optimizer_that_it_was_set_for():
+    other = {**SPEC, "train": {"dense_optimizer": {"kind": "sgd"}}}
+    assert "train.dense_optimizer.lr" not in kept(SET, SPEC, other) and LR in kept(SET, SPEC, other)
