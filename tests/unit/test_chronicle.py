@@ -91,6 +91,47 @@ def test_a_new_close_is_in_the_log_when_it_returns(joblog):
     assert told.needed_from == History.of(read(joblog.folder)).closes[2].number + 1
 
 
+def test_operations_of_a_replayed_close_are_those_logged_and_of_a_new_one_unknown(joblog):
+    tick = {"op": "day_tick", "id": "a", "to": 1}
+    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12, [tick]), Logged(plan(5), 13, None)], Planned())
+    told.take(0)
+    assert told.operations(4) == [tick]
+    told.close(close(4))
+    told.take(0)
+    assert told.operations(5) is None and told.operations(6) is None
+
+
+def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
+    journal = Journal(joblog)
+    told = chronicle(joblog, [Logged(plan(4), 11, None)], Planned(), journal=journal)
+    assert told.carry(5, 2, learn=True) is None, "a logged one comes first"
+    told.take(0)
+    carried = told.carry(5, 2, learn=True)
+    assert carried == Plan(5, ((), ())) and carried.num_positions == 0
+    assert History.of(read(joblog.folder)).plans[5].body == carried.message()
+    told.close(close(4))
+    assert told.needed_from == History.of(read(joblog.folder)).plans[5].number
+    assert chronicle(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
+
+
+def test_a_log_without_room_is_waited_for_at_a_close_and_not_by_who_asks(joblog, monkeypatch):
+    tries = []
+
+    def full_twice(kind, body, append=joblog.append):
+        tries.append(body)
+        if len(tries) < 3:
+            raise LogFull(joblog.folder, "no space left")
+        return append(kind, body)
+
+    monkeypatch.setattr(joblog, "append", full_twice)
+    monkeypatch.setattr("trainer.patience.PAUSE_S", 0.01)
+    told = Chronicle(joblog, None, (), None, "fail", 5.0)
+    with pytest.raises(LogFull):
+        told.note({"op": "set"})
+    told.operate({"op": "set"})
+    assert len(tries) == 3 and len(History.of(read(joblog.folder)).operations) == 1
+
+
 def test_a_log_without_room_ends_the_job_once_patience_is_over(joblog, monkeypatch):
     def full(kind, body):
         raise LogFull(joblog.folder, "no space left")

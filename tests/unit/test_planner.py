@@ -83,6 +83,26 @@ def test_by_arrival_nothing_is_no_pass_and_what_came_is_one():
     assert isinstance(answer, Plan) and answer.num_positions == 4
 
 
+@pytest.mark.parametrize("cut", ["count", "arrival"])
+def test_where_nothing_comes_and_something_waits_for_a_close_a_pass_of_no_events_is_planned(cut):
+    came = 5 if cut == "count" else 0  # which is less than a pass
+    planner = Planner(Stream((came, False)), PassesSection(cut=cut, max_events=10, wait="20ms"), 2, None)
+    planner.request(1, {}, 0)
+    assert planner.take(0.2) is None
+    planner.wants_pass = lambda: True
+    assert planner.take(10.0) == Plan(1, ((), ()))
+    assert planner.lag({}) == {"t/0": came}
+    planner.close()
+
+
+def test_what_waits_for_a_close_does_not_cut_a_pass_short():
+    planner = Planner(Stream((0, False), (4, False)), PassesSection(cut="arrival", max_events=10, wait="1h"), 1, None)
+    planner.wants_pass = lambda: True
+    planner.request(1, {}, 0)
+    assert planner.take(0.2) is None
+    planner.close()
+
+
 def test_by_arrival_a_full_pass_does_not_wait():
     answer, _ = first(Stream((40, False)), max_events=10, wait="1h")
     assert isinstance(answer, Plan) and answer.num_positions == 10

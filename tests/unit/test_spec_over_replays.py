@@ -6,7 +6,7 @@ from millrace.errors import MillraceError
 from tests.fakes.past import SPEC, Past
 from trainer.commits import MANIFEST
 from trainer.log import Kind
-from trainer.recovery import begin, replay_first
+from trainer.recovery import begin, overrides_of, replay_first
 
 LATER = {**SPEC, "train": {"batch_size": 7}}
 
@@ -76,3 +76,57 @@ def test_commits_of_a_timeline_that_was_left_have_no_say(past):
     past.begin("t2", past.older).close(2, a=(100, 200))
     past.end()
     assert replay_first(past.store, LATER) == SPEC
+
+
+# -- what was set while the job ran
+
+LR, DECAY = "tables.default.optimizer.lr", "tables.default.decay"
+SET = {"op": "set", "id": "a", "keys": {LR: 0.5, DECAY: 0.9}}
+FASTER = {**SPEC, "tables": {"default": {"optimizer": {"lr": 0.7}}}}
+
+
+@pytest.fixture
+def setting(tmp_path):
+    """A set that acts at the close of 2, another thing that waits; a commit of 1."""
+    made = Past(tmp_path / "store").begin()
+    spec(made, SPEC)
+    made.close(1, a=(0, 100))
+    made.first = made.commit(1)
+    made.log.append(Kind.OPERATION, SET)
+    made.close(2, a=(100, 200))
+    made.log.append(Kind.OPERATION, {"op": "day_tick", "id": "b", "to": 1})
+    made.log.append(Kind.OPERATION, {**SET, "id": "c"})
+    made.end()
+    return made
+
+
+def test_what_was_set_acts_again_where_it_acted_and_what_waits_at_the_first_new_close(setting):
+    found = begin(setting.store, 2, SPEC, None, {})
+    found.joblog.close()
+    assert [list(each.operations) for each in found.replay] == [[SET]]
+    assert [record.body["id"] for record in found.waiting if "id" in record.body] == ["b", "c"]
+    assert {record.body.get("id") for record in found.operations} >= {"a", "b", "c"}
+
+
+def test_a_changed_job_file_has_the_last_word_over_what_waits_to_be_set(setting):
+    assert replay_first(setting.store, FASTER) == SPEC
+    past = setting.begin()
+    past.commit(2)
+    past.end()
+    for _ in range(2):  # and again after a crash
+        past.generation += 1
+        found = begin(setting.store, past.generation, FASTER, None, {})
+        found.joblog.close()
+        waits = {record.body["id"]: record.body for record in found.waiting if "id" in record.body}
+        assert waits["c"]["keys"] == {DECAY: 0.9} and waits["b"]["to"] == 1
+
+
+def test_a_commit_that_knows_of_nothing_set_and_one_whose_job_file_changed_since(setting):
+    class Of:
+        state = {"spec": SPEC, "operations": {"overrides": SET["keys"]}}
+
+    class Old:
+        state = {"spec": SPEC}
+
+    assert overrides_of(None, SPEC) == {} == overrides_of(Old, SPEC)
+    assert overrides_of(Of, SPEC) == SET["keys"] and overrides_of(Of, FASTER) == {DECAY: 0.9}
