@@ -97,15 +97,16 @@ def test_one_after_the_other(job, start, base, tmp_path):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, base, tmp_path, point):
-    killed = start(Fault(point=point))
+def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, base, tmp_path, point, capfd):
+    killed = start(Fault(point=Point.RESTORE_LINKED), Fault(point=point))  # the former is its chief's
     answer = made(killed, base)
     out = tmp_path / "out" / "small"
     assert answer.outcome == "failed" and not answer.final and "killed by signal 9" in answer.error
     there = files_in(out)
     assert ("t1/0000000001-base/DONE" in there) == (point is Point.EXPORT_DONE)
     assert "current.json" not in there and "donefile.txt" not in there
-    again = made(start(), base)
+    assert f"fault run: killed at {point}\n" in capfd.readouterr().out
+    again = made(killed, base)
     assert again.outcome == "complete" and again.current and again.rows == 200, again
     assert num_rows(again, tmp_path) == 200
     assert done_lines(out) == ["t1/0000000001-base"] and lives(job) == []
@@ -124,12 +125,11 @@ def test_the_client_starts_it_anew_after_it_died(base, start):
 
 def test_what_it_said_last_is_in_the_answer(base):
 
-    class Wrong:
-        @staticmethod
-        def model_dump_json():
+    class Wrong(ExporterConfig):
+        def model_dump_json(self):
             return '{"store": 5}'
 
-    exporter = ExporterProcess(Wrong())
+    exporter = ExporterProcess(Wrong(store="."))
     answer = made(exporter, base)
     exporter.close()
     assert answer.outcome == "failed" and "exit code 2; its last words:\nerror: store" in answer.error, answer

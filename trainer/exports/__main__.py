@@ -20,12 +20,14 @@ from millrace import logs
 from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import exit_code_of
-from millrace.points import arm
+from millrace.points import Point, arm
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 from trainer.exports.writing import export
 
 NICENESS = 10
 """How far training goes before: on cores that are all busy an exporter gets a tenth of one."""
+POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
+"""Where it dies when it is told to; others that its chief is told of are not its own."""
 LIVE, SCRATCH = "live", "export-"
 """Where in a store stores of rows are open, and what names of ours begin with."""
 
@@ -42,7 +44,7 @@ def run() -> None:
     if not first:
         return
     config = validate(ExporterConfig, _json(first))
-    arm(config.faults)
+    arm(tuple(fault for fault in config.faults if fault.point in POINTS))
     clear(config.store)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from dataset.pipe.process import Stderr
 from millrace.deadline import Deadline
+from millrace.points import LAST_WORDS
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 
 GRACE_S = 15.0
@@ -67,8 +68,15 @@ class Child:
             try:
                 return ExportAnswer.model_validate(json.loads(line))
             except (ValueError, ValidationError):
-                # As the last words of a process that a fault run kills.
-                log.warning("exporter: %s", line.decode("utf-8", "replace"))
+                self._pass_on(line)
+
+    @staticmethod
+    def _pass_on(line: bytes) -> None:
+        """What is no answer: last words go where those of all workers do."""
+        if line.startswith(LAST_WORDS.encode()):
+            os.write(1, line + b"\n")
+        else:
+            log.warning("exporter: %s", line.decode("utf-8", "replace"))
 
     def kill(self) -> None:
         """End it at once, and all it started."""
@@ -183,3 +191,4 @@ class ExporterProcess:
             if not self._closed and (child := self._child) is not None:
                 self._child = None
                 child.close()
+                self._config = self._config.model_copy(update={"faults": ()})  # a fault run kills it once
