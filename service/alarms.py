@@ -17,6 +17,8 @@ class Alarm(StrEnum):
     """The mirror is not written to, or falls behind."""
     FORKED = "forked"
     """A pass trained again came out otherwise, or libraries or hardware are others than the commit was made with."""
+    SHRINK = "shrink"
+    """A shrink would take too many rows of a table, and waits for an operator."""
     DAMAGE = "damage"
     """Commits were damaged, and an older one was restored."""
 
@@ -46,6 +48,12 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.MIRROR, f"the mirror stays at version {commit.part('mirror').number('version') or 0}: {trouble}"
     if status.flag("forked"):
         yield Alarm.FORKED, "forked: results may differ from an undisturbed run, see the workers' lines at the start"
+    if held := status.part("operations").part("shrinking").parts("held"):
+        tables = "; ".join(
+            f"table {table}, {facts.number('fraction') or 0:.1%} of its rows: `{facts.text('command')}` lets them go"
+            for table, facts in held.items()
+        )
+        yield Alarm.SHRINK, f"a shrink waits, for it would take too much: {tables}"
     if damaged := status.texts("passed_over"):
         told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
         yield Alarm.DAMAGE, f"damaged commits were passed over: {told}"

@@ -42,6 +42,10 @@ class Status:
         """What is told below a top-level key; nothing, where it tells nothing."""
         return Status(_mapping(self.raw.get(key)))
 
+    def parts(self, key: str) -> "dict[str, Status]":
+        """A top-level mapping of names to parts."""
+        return {str(name): Status(_mapping(part)) for name, part in _mapping(self.raw.get(key)).items()}
+
     def texts(self, key: str) -> dict[str, str]:
         """A top-level mapping of names to texts."""
         return {str(name): str(text) for name, text in _mapping(self.raw.get(key)).items()}

@@ -220,8 +220,10 @@ class Operator:
         self._waiting += (body,)
 
     def _known(self, name: str) -> dict[str, Any] | None:
-        found = next((each for each in (*self._waiting, *self._acted) if each.get("id") == name), None)
-        return None if found is None else {"id": name, "version": found.get("version")}
+        if any(each.get("id") == name for each in self._waiting):
+            return {"id": name, "version": None}
+        found = next((each for each in self._acted if each.get("id") == name), None)
+        return None if found is None else {"id": name, "version": found["version"]}
 
     def _checked(self, wish: Body) -> dict[str, Any]:
         """The wish as it is logged. Under the lock: what waits comes first."""

@@ -28,11 +28,13 @@ def carried_out(store: Path, operation: Mapping[str, Any], deadline: Deadline) -
     Raises MillraceError where the chief says no, NotRunning where nobody is there to ask, Unfinished.
     """
     request = {"do": "ask", "operation": {**operation, "id": uuid.uuid4().hex}}
-    logged, why = False, ""
+    asked = logged = False
+    why = ""
     while True:
         try:
             with chief(store) as client:
                 while True:
+                    asked = True
                     answer = client.operate(request, _within(deadline))
                     logged = True
                     if (version := _acted(client, answer)) is not None:
@@ -41,6 +43,8 @@ def carried_out(store: Path, operation: Mapping[str, Any], deadline: Deadline) -
         except NotRunning:
             if logged:
                 raise Unfinished(f"{_SURE}; the run has ended, and the next one carries it out") from None
+            if asked:
+                raise Unfinished(f"the run ended without an answer: `millrace log` tells whether {_SURE}") from None
             raise
         except (Unavailable, DeadlineExceeded, NotYet) as error:
             why = str(error)

@@ -96,7 +96,12 @@ def test_operations_say_what_they_do(claim, folder):
         {"op": "skip", "partition": "a", "begin": 3, "end": 7, "reason": "half a line"},
         {"op": "restore", "commit": "t1-0000000004-g2", "passed_over": {"t1-0000000005-g2": "a file has 3 bytes"}},
         {"op": "restore", "commit": None, "passed_over": {}},
-        {"op": "day-tick", "day": 3},
+        {"op": "day_tick", "id": "x", "to": 3},
+        {"op": "set", "id": "x", "keys": {"tables.default.decay": 0.5, "tables.default.delete_below": None}},
+        {"op": "shrink", "id": None, "table": "t", "delete_below": None, "delete_after_days": None, "at_once": True},
+        {"op": "shrink", "id": "x", "table": "t", "delete_below": 0.5, "delete_after_days": 3, "at_once": False},
+        {"op": "forget", "id": "x", "slot": "user", "table": "t", "group": 0, "key": 9},
+        {"op": "new", "day": 3},
     ]
     for body in bodies:
         log.append(Kind.OPERATION, body)
@@ -107,7 +112,12 @@ def test_operations_say_what_they_do(claim, folder):
         "skip: a 3-7: half a line",
         "restore: begins at t1-0000000004-g2; t1-0000000005-g2 is passed over: a file has 3 bytes",
         "restore: begins at the initial state",
-        'day-tick: {"day": 3}',
+        "day tick: day 3 begins",
+        "set: tables.default.decay = 0.5, tables.default.delete_below = null",
+        "shrink: table t, by its own rule",
+        "shrink: table t, delete_below 0.5 and delete_after_days 3",
+        "forget: slot user, key 9",
+        'new: {"day": 3}',
         "pass 3 is withdrawn: changed: seed",
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from millrace import rpc
 from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, Refused, Unavailable
+from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Refused, SpecError, Unavailable
 from millrace.role import RoleClient, serve_role
 
 
@@ -63,6 +63,30 @@ def test_drain_raises_the_flag_once_a_call(world):
 def test_commit_raises_the_flag_of_a_chief(world):
     world.client.commit(soon())
     assert (world.commits, world.drains) == (1, 0)
+
+
+def test_a_chief_answers_what_it_is_asked_says_no_or_is_to_be_asked_again(tmp_path):
+    def answer(request):
+        match request:
+            case {"do": "fail"}:
+                raise SpecError("is too large", "a.b")
+            case {"do": "wait"}:
+                raise NotYet("counting")
+        return {"heard": request, "auc": math.nan}
+
+    with serve_role(dict, print, "secret", tmp_path / "address", answer=answer) as server:
+        client = RoleClient(server.address, "secret")
+        assert client.operate({"do": "x", "n": [1]}, soon()) == {"heard": {"do": "x", "n": [1]}, "auc": None}
+        with pytest.raises(MillraceError, match=r"^a\.b: is too large$"):
+            client.operate({"do": "fail"}, soon())
+        with pytest.raises(NotYet, match="^counting$"):
+            client.operate({"do": "wait"}, soon())
+        client.close()
+
+
+def test_a_worker_that_leads_no_job_has_no_answers(world):
+    with pytest.raises(Refused, match="leads no job"):
+        world.client.operate({}, soon())
 
 
 def test_a_worker_that_leads_no_commits_refuses_to(world, tmp_path):

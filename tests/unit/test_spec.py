@@ -137,6 +137,20 @@ MISTAKES = {
     "tables.default.click=clik": "tables.default.click: there is no slot 'clik'; a meta slot is needed; did you mean "
     "'click'?",
     "tables.default.show=user": "tables.default.show: slot 'user' is sparse; a meta slot is needed",
+    "tables.default.slots.usr={}": "tables.default.slots.usr: no slot 'usr' uses this table; did you mean 'user'?",
+    'slots.0={name="user",share="g"} ; slots.1={name="device",share="g"} ; tables.default.slots.user.lr=0.1': "tables."
+    "default.slots.user: slots 'user' and 'device' share rows, so what is set for one must be set alike for the other",
+    "tables.default.extend_at=1 ; tables.default.dim=0": "tables.default.extend_at: a row that waits for its vector "
+    "has no vector (dim = 0)",
+    "tables.default.slots.user.extend_at=1 ; tables.default.first_order=false": "tables.default.slots.user.extend_at: "
+    "a row that waits for its vector has no weight before it (first_order = false)",
+    'tables.default.admission=[{kind="count",n=2,memory="1KiB"}]': "tables.default.admission.0.memory: is less than "
+    "1MiB, which would leave too few counts to a virtual bucket (got '1KiB')",
+    'exports.main={tables=["defualt"]}': "exports.main.tables.0: there is no table 'defualt'; did you mean 'default'?",
+    f'{NO_TIME} ; exports.main={{clock="event"}}': 'exports.main.clock: the source has no event_time; use "wall"',
+    "exports.a.delta_threshold=1 ; exports.b.delta_threshold=2": "exports.b.delta_threshold: stream 'a' has one above "
+    "0 already, and its exports begin the count anew; only one may",
+    'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base: there would be no delta",
     "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
     "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
     "tasks.0.mask=zzz": "tasks.0.mask: there is no slot 'zzz'; a meta slot is needed; known: click, impression",

@@ -1,0 +1,299 @@
+"""What people ask a running job: it waits until it has acted, whatever happens to the chief meanwhile."""
+
+import base64
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.keys import sign_of_text
+from millrace.locks import locked
+from millrace.role import serve_role
+from pserver.config import TableSection
+from service.alarms import Alarm, alarms
+from service.operating import explaining, shrinking
+from service.operating.commands import _pair
+from service.operating.forgetting import drop, holds, still_held
+from service.operating.signs import sign_of
+from service.operating.wishes import Unfinished, answered, carried_out, day_of
+from service.past.asking import NotRunning
+from service.spec import load_job
+from service.status import Status
+from tests.fakes.past import Past
+from tests.unit.test_spec import NEWS, load
+
+
+class Chiefs:
+    """Chiefs of one job, one after another. What is asked for acts at `acts_at`, which is closed unless `open`."""
+
+    def __init__(self, past, held):
+        self.past, self.store, self._held, self._serving = past, past.store, held, None
+        self.asked, self.acts_at, self.version, self.answers = [], 7, 7, []
+
+    def run(self, generation):
+        folder = self.store / "workers" / f"g{generation}"
+        folder.mkdir(parents=True)
+        (folder / "trainer-0.json").write_text('{"secret": "s"}')
+        address = folder / "trainer-0.address"
+        self._serving = self._held.enter_context(serve_role(self.status, print, "s", address, None, self.answer))
+
+    def die(self):
+        self._serving.close()
+
+    def status(self):
+        return {"version": self.version, "day": 4}
+
+    def answer(self, request):
+        self.asked.append(request)
+        answer = self.answers.pop(0) if self.answers else {"version": self.acts_at}
+        if isinstance(answer, Exception):
+            raise answer
+        return answer() if callable(answer) else answer
+
+
+@pytest.fixture
+def chiefs(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    with ExitStack() as held:
+        held.callback(past.end)
+        past.held = held.enter_context(ExitStack())
+        past.held.enter_context(locked(past.store / "lock", Deadline.after(5)))
+        yield Chiefs(past, held)
+
+
+WISH = {"op": "set", "keys": {"tables.default.decay": 0.9}}
+
+
+def soon():
+    return Deadline.after(20)
+
+
+def test_it_is_asked_once_and_waited_for_until_it_has_acted(chiefs):
+    chiefs.run(1)
+    chiefs.answers = [{"version": None}, {"version": None}]
+    assert carried_out(chiefs.store, WISH, soon()) == 7
+    assert len(chiefs.asked) == 3 and chiefs.asked[0] == chiefs.asked[2]
+    assert chiefs.asked[0]["do"] == "ask" and chiefs.asked[0]["operation"].keys() == {*WISH, "id"}
+
+
+def test_it_has_acted_once_the_close_is_told(chiefs):
+    chiefs.run(1)
+    chiefs.version = 6
+
+    def closed():
+        chiefs.version = 7
+        return {"version": 7}
+
+    chiefs.answers = [{"version": 7}, closed]
+    assert carried_out(chiefs.store, WISH, soon()) == 7 and len(chiefs.asked) == 2
+
+
+def test_the_chief_after_one_that_died_is_asked_the_same_with_the_same_id(chiefs):
+    chiefs.run(1)
+
+    def again():
+        chiefs.die()
+        chiefs.run(2)
+        return {"version": None}
+
+    chiefs.answers = [again]
+    assert carried_out(chiefs.store, WISH, soon()) == 7
+    assert len({asked["operation"]["id"] for asked in chiefs.asked}) == 1 < len(chiefs.asked)
+
+
+def test_where_the_chief_is_still_finding_out_it_is_asked_again(chiefs):
+    chiefs.run(1)
+    chiefs.answers = [NotYet("the rows are being counted"), NotYet("the rows are being counted")]
+    assert carried_out(chiefs.store, WISH, soon()) == 7 and len(chiefs.asked) == 3
+
+
+def test_no_is_no(chiefs):
+    chiefs.run(1)
+    chiefs.answers = [SpecError("seed: cannot be set while the job runs")]
+    with pytest.raises(MillraceError, match="^seed: cannot be set while the job runs$"):
+        carried_out(chiefs.store, WISH, soon())
+
+
+def test_a_job_that_does_not_run_cannot_be_asked(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    past.end()
+    with pytest.raises(NotRunning, match="no run is going on"):
+        carried_out(past.store, WISH, soon())
+
+
+def test_time_that_is_over_says_whether_it_is_logged(chiefs):
+    chiefs.run(1)
+    chiefs.acts_at = None
+    with pytest.raises(Unfinished, match="it is logged, and acts at the close of a pass that is not over yet"):
+        carried_out(chiefs.store, WISH, Deadline.after(0.3))
+    chiefs.answers = [NotYet("the rows are being counted")] * 50
+    with pytest.raises(Unfinished, match="not asked for yet: the rows are being counted"):
+        carried_out(chiefs.store, WISH, Deadline.after(0.3))
+
+
+def test_a_run_that_ends_in_between_leaves_it_to_the_next(chiefs):
+    chiefs.run(1)
+
+    def ends():
+        chiefs.past.held.close()
+        chiefs.die()
+        return {"version": None}
+
+    chiefs.answers = [{"version": None}, ends]
+    with pytest.raises(Unfinished, match="the run has ended, and the next one carries it out"):
+        carried_out(chiefs.store, WISH, soon())
+
+
+def test_a_run_that_ends_without_an_answer_may_have_logged_it(chiefs):
+    chiefs.run(1)
+
+    def ends():
+        chiefs.past.held.close()
+        chiefs.die()
+        return {"version": None}
+
+    chiefs.answers = [ends]
+    with pytest.raises(Unfinished, match="without an answer: `millrace log` tells whether it is logged"):
+        carried_out(chiefs.store, WISH, soon())
+
+
+def test_answers_are_waited_for_and_so_is_the_day(chiefs):
+    chiefs.run(1)
+    chiefs.answers = [NotYet("counting"), {"rows": 3}]
+    assert answered(chiefs.store, {"do": "dry_run"}, soon()) == {"rows": 3}
+    assert day_of(chiefs.store, soon()) == 4
+
+
+# -- values and signs
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [("a.b=0.5", "a.b", 0.5), ("a.b=3", "a.b", 3), ("a.b=none", "a.b", None), ("a.b=x=y", "a.b", "x=y")],
+)
+def test_a_value_is_read_as_in_a_job_file_and_none_is_nothing(text, key, value):
+    assert _pair(text) == (key, value)
+
+
+@pytest.mark.parametrize("text", ["a.b", "=3", ""])
+def test_what_is_no_pair_is_told(text):
+    with pytest.raises(SpecError, match="is not of the form KEY=VALUE"):
+        _pair(text)
+
+
+def test_a_sign_is_a_number_or_the_hash_of_a_text():
+    texts = load('slots.0={names=["user"],values="string"}', "metrics.slices=[]").spec
+    assert sign_of(texts, "user", "ada") == sign_of_text(b"ada")
+    numbers = load().spec
+    assert sign_of(numbers, "user", "18446744073709551615") == (1 << 64) - 1
+    for wrong in ("-1", "1.5", "18446744073709551616", "ada", "٣"):
+        with pytest.raises(SpecError, match="decimal numbers of 64 bits"):
+            sign_of(numbers, "user", wrong)
+    with pytest.raises(SpecError, match="there is no sparse slot 'usr'; did you mean 'user'?"):
+        sign_of(numbers, "usr", "3")
+
+
+# -- dead letters
+
+
+def letter(event, detail=""):
+    data = {} if event is None else {"bytes": base64.b64encode(event).decode()}
+    return json.dumps({"partition": "t/0", "offset": 1, "reason": "r", "detail": detail, **data}).encode() + b"\n"
+
+
+def test_letters_that_hold_a_value_go_and_the_others_stay_as_they_were(tmp_path):
+    path = tmp_path / "pass-000000000001-rank-0.jsonl"
+    kept = letter(b"user 17") + letter(None) + b'{"partition": "t", "offset": 2, "reason": "too long"}\n'
+    path.write_bytes(letter(b"user ada, click") + kept + letter(None, "label of ada is missing"))
+    assert drop(path, "ada") == 2 and path.read_bytes() == kept
+    assert drop(path, "ada") == 0 and path.read_bytes() == kept
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_letter_that_has_no_bytes_holds_nothing():
+    assert not holds(letter(None), "ada") and not holds(b'{"reason": "x", "bytes": null, "detail": null}', "ada")
+
+
+def test_commits_from_before_are_named_and_exports(tmp_path):
+    past = Past(tmp_path / "store").begin()
+    for number in (1, 2, 3):
+        past.close(number, a=(100 * number - 100, 100 * number))
+        past.commit(number)
+    past.end()
+    job = load_job(NEWS, [f"store.path={past.store}", 'exports.main={base="24h"}'])
+    commits, exports = still_held(job, 3)
+    assert commits.endswith("t1-0000000001-g1, t1-0000000002-g1") and "versions before 3" in exports
+    assert still_held(load_job(NEWS, [f"store.path={past.store}"]), 1) == []
+
+
+# -- shrinks, and what is known of a key
+
+
+def test_tables_meant_are_the_one_named_or_those_with_a_rule():
+    tables = {"a": TableSection(), "b": TableSection(delete_below=1.0)}
+    assert shrinking.chosen(tables, None, ruled=False) == ["b"] and shrinking.chosen(tables, "a", ruled=False) == ["a"]
+    assert shrinking.chosen(tables, None, ruled=True) == ["a", "b"]
+    with pytest.raises(SpecError, match="there is no table 'c'"):
+        shrinking.chosen(tables, "c", ruled=False)
+    with pytest.raises(SpecError, match="no table of the job file has a rule"):
+        shrinking.chosen({"a": TableSection()}, None, ruled=False)
+
+
+def test_a_dry_run_in_words():
+    answer = {
+        "table": "default", "rows": 1000, "going": 300, "fraction": 0.3, "max_fraction": 0.2,
+        "below": {"user": 250}, "unseen": {"user": 20, "item": 30},
+    }  # fmt: skip
+    assert shrinking.told(answer) == [
+        "table default: 300 of 1,000 rows would go (30.0%; more than 20.0% needs --allow)",
+        "  slot   score below        unseen",
+        "  user           250            20",
+        "  item             0            30",
+    ]
+    assert shrinking.told({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
+        "table default: 0 of 1,000 rows would go (0.0%)"
+    ]
+
+
+def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
+    held = {"a": {"fraction": 0.315, "command": "millrace shrink JOB.TOML --table a --allow"}}
+    told = alarms(Status({"operations": {"shrinking": {"held": held}}}))
+    assert told == {
+        Alarm.SHRINK: "a shrink waits, for it would take too much: table a, 31.5% of its rows: `millrace shrink "
+        "JOB.TOML --table a --allow` lets them go"
+    }
+    assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
+
+
+ROW = {
+    "slot": "user", "sign": 5, "table": "default", "group": 0, "key": 99, "bucket": 3, "row": True, "day": 9,
+    "sweeping": False, "admission": [{"kind": "count", "n": 3, "seen": 4, "admits": True}], "show": 4.0, "click": 1.0,
+    "score": 1.3, "delta_score": 0.5, "last_seen_day": 7, "unseen_days": 2, "changed_version": 12,
+    "weights": [0.25, -1.0], "leaves_after_days": 28,
+}  # fmt: skip
+
+
+def test_what_is_known_of_a_key_in_words():
+    assert list(explaining.told(ROW)) == [
+        "slot user, sign 5: table default, group 0",
+        "key 99, bucket 3",
+        "admission: kind count, n 3, seen 4, admits True",
+        "score 1.3: shows 4, clicks 1",
+        "delta_score 0.5; changed in version 12",
+        "last seen on day 7, 2 days ago",
+        "if it is never seen again, a shrink takes it in 28 days",
+        "weights 0.25 -1",
+    ]
+    assert "the next shrink takes it" in explaining.told({**ROW, "leaves_after_days": 0})
+    assert any("it stays" in line for line in explaining.told({**ROW, "leaves_after_days": None}))
+
+
+def test_what_is_known_of_a_key_without_a_row_in_words():
+    without = {name: ROW[name] for name in ("slot", "sign", "table", "group", "key", "bucket", "day")} | {"row": False}
+    assert list(explaining.told({**without, "admission": [], "shard": 1}))[1:] == [
+        "key 99, bucket 3, shard 1",
+        "it has no row: it was never pushed, or it went",
+    ]
+    assert list(explaining.told({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
