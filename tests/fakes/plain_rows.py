@@ -1,0 +1,111 @@
+"""The rows of a table by the plain rules: every row multiplied every day, what a shrink takes removed at once.
+
+What pserver.table must not be told apart from, in the fewest lines: dictionaries and loops.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pserver.kernels import initial_vector_reference
+from pserver.optim import extends, ftrl_start, optimizer_of, parts_of
+from pserver.slot_classes import classes_of
+
+F = np.float32
+
+
+@dataclass
+class PlainRow:
+    floats_W: np.ndarray
+    group: int
+    whole: bool
+    show: np.float32 = F(0)
+    click: np.float32 = F(0)
+    delta: np.float32 = F(0)
+    seen: int = 0
+    changed: int = 0
+
+
+class PlainTable:
+    def __init__(self, section, groups, table_seed):
+        self.section, self.groups, self.seed = section, groups, int(table_seed)
+        self.rows, self.day, self.touched = {}, 0, set()
+
+    def set(self, section):
+        self.section = section
+
+    def own(self, group):
+        return classes_of(self.section, self.groups).section_of(group)
+
+    def new(self, key, group):
+        """A row at its initial value, with its vector only where it is born with it."""
+        row = PlainRow(self.start(key, group), group, whole=self.own(group).extend_at is None)
+        floats_W = row.floats_W
+        if not row.whole:
+            floats_W[parts_of(self.section) == 1] = 0
+        if extends(self.section):
+            floats_W[-1] = row.whole
+        return row
+
+    def start(self, key, group):
+        """The floats of a new row with its vector."""
+        own, optimizer = self.own(group), optimizer_of(self.section)
+        first = int(own.first_order)
+        vector = initial_vector_reference(key, own.dim, own.init_range, self.seed)
+        floats_W = np.concatenate([np.zeros(first, F), vector, optimizer.start_state])
+        if optimizer.ftrl:
+            settings, no_class = optimizer_of(own).settings[None], np.zeros(1, np.uint8)
+            ftrl_start(floats_W[None], np.zeros(1, np.uint16), 0, 1, first, first + own.dim, settings, no_class)
+        return floats_W
+
+    def read(self, key, group=None):
+        """Weights; with `group`, as a pull to learn."""
+        if key not in self.rows and group is None:
+            return [0.0] * self.num_weights
+        row = self.rows.get(key) or self.new(key, group)
+        return row.floats_W[: self.num_weights].tolist()
+
+    @property
+    def num_weights(self):
+        return int(self.section.first_order) + self.section.dim
+
+    def learn(self, key, group, grad_D, show, click, version):
+        row, own = self.rows.setdefault(key, self.new(key, group)), self.own(group)
+        optimizer, before_W = optimizer_of(own), row.floats_W.copy()
+        optimizer.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
+        if not row.whole:
+            absent_W = parts_of(self.section) != 0
+            row.floats_W[absent_W] = before_W[absent_W]
+        row.show, row.click = row.show + F(show), row.click + F(click)
+        row.delta += F(F(show) - F(click)) * F(own.nonclk_coeff) + F(click) * F(own.click_coeff)
+        row.changed = version
+        self.touched.add(key)
+        if not row.whole and self.score(row) >= F(own.extend_at):
+            row.whole = True
+            row.floats_W = np.where(parts_of(self.section) == 0, row.floats_W, self.start(key, group))
+
+    def score(self, row):
+        return (row.show - row.click) * F(self.section.nonclk_coeff) + row.click * F(self.section.click_coeff)
+
+    def tick(self, day):
+        for _ in range(self.day, day):
+            for row in self.rows.values():
+                rate = F(self.own(row.group).decay)
+                row.show, row.click = row.show * rate, row.click * rate
+        self.day = max(day, self.day)
+
+    def close(self, day):
+        self.tick(day)
+        for key in self.touched:
+            self.rows[key].seen = self.day
+        self.touched = set()
+
+    def shrink(self, below, after):
+        for key, row in list(self.rows.items()):
+            own = self.own(row.group)
+            low, late = (below, after) if (below, after) != (None, None) else (own.delete_below, own.delete_after_days)
+            if (low is not None and self.score(row) < F(low)) or (late is not None and self.day - row.seen > late):
+                del self.rows[key]
+
+    def forget(self, key):
+        self.rows.pop(key, None)

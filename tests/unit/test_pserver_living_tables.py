@@ -1,0 +1,258 @@
+"""A table that ages, shrinks, forgets and is set anew is the plain one of tests.fakes.plain_rows, whatever is in memory.
+
+And so after any restart, in the middle of a sweep as well.
+"""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pserver import departures, residency
+from pserver.client import Gradients
+from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, SlotLife, TableSection
+from pserver.errors import OutOfMemory
+from pserver.operations import DayTick, Forget, SetTables, Shrink
+from pserver.residency import Bound
+from pserver.rows import frozen
+from pserver.store.memory import MemoryRows
+from pserver.table import Table
+from tests.fakes.plain_rows import PlainTable
+
+ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 48).astype(np.uint64))
+GROUPS = {"users": 0, "items": 1, "rare": 2}
+PLAIN = TableSection(
+    dim=2,
+    init_range=0.5,
+    optimizer=Adagrad(per="element", lr=0.5),
+    decay=0.9,
+    delete_below=0.3,
+    slots={
+        "items": SlotLife(decay=0.5, lr=0.25, init_range=0.125, bounds=Bounds(low=-0.25, high=0.25)),
+        "rare": SlotLife(delete_below=0.0, delete_after_days=2, first_order_lr=1.0),
+    },
+)
+LATER = PLAIN.model_copy(update={"extend_at": 0.5})
+ITEMS_LATER = PLAIN.model_copy(
+    update={"slots": {"items": SlotLife(extend_at=0.4, decay=0.5), "rare": SlotLife(extend_at=0.0)}}
+)
+
+
+@pytest.fixture(autouse=True)
+def at_once():
+    """Nobody waits for room, and a sweep takes many pieces."""
+    with patch.object(residency, "ROOM_WAIT_S", 0.0), patch.object(departures, "PIECE_ROWS", 4):
+        yield
+
+
+def groups_of(keys_U):
+    return (keys_U % np.uint64(3)).astype(np.uint16)
+
+
+def table_of(section, store=None):
+    if store is None:
+        return Table("t", section, 1, groups=GROUPS)
+    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(24, 1000)):
+        return Table("t", section.model_copy(update={"memory": 8 << 20}), 1, groups=GROUPS)
+
+
+class Histories:
+    """One table that is all in memory, one that is not, and the plain one."""
+
+    def __init__(self, section):
+        self.section, self.version = section, 0
+        num_words = Table("t", section, 1, groups=GROUPS).num_words
+        self.stores = MemoryRows(num_words), MemoryRows(num_words)
+        self.tables = [table_of(section), table_of(section, self.stores[1])]
+        self.tables[1].attach(self.stores[1], {})
+        self.plain = PlainTable(section, GROUPS, self.tables[0]._rows.seed)
+        self.sweeps, self.in_flight = [iter(()), iter(())], False
+
+    # --- what happens ---
+
+    def learn(self, keys_U, value, click, days):
+        self.version += 1
+        grads_UD = np.full((len(keys_U), 3), value, np.float32) * np.arange(1, 4, dtype=np.float32)
+        show_U = np.arange(1, len(keys_U) + 1).astype(np.float32)
+        click_U = np.minimum(show_U, click).astype(np.float32)
+        read = [self.plain.read(int(key), int(group)) for key, group in zip(keys_U, groups_of(keys_U), strict=True)]
+        for key, group, grad_D, show, clicks in zip(keys_U, groups_of(keys_U), grads_UD, show_U, click_U, strict=True):
+            self.plain.learn(int(key), int(group), grad_D, show, clicks, self.version)
+        self.plain.close(self.plain.day + days)
+        closes = [self.learn_one(table, keys_U, (grads_UD, show_U, click_U), read) for table in self.tables]
+        assert closes[0] == closes[1]
+
+    def learn_one(self, table, keys_U, push, read):
+        try:
+            rows_U = frozen(table.reserve(keys_U, groups_of(keys_U)))
+        except OutOfMemory:
+            self.settle(True)
+            self.commit(True)
+            self.settle(True)
+            rows_U = frozen(table.reserve(keys_U, groups_of(keys_U)))
+        table.open_pass()
+        assert table.gather(rows_U).tolist() == read
+        table.apply(rows_U, Gradients(*map(frozen, push)), 1, self.version)
+        table.release(rows_U)
+        return table.close_pass(self.plain.day)
+
+    def tick(self, days):
+        self.plain.tick(self.plain.day + days)
+        self.operate(DayTick(to=self.plain.day))
+
+    def operate(self, operation):
+        for table in self.tables:
+            table.operate(operation, self.version)
+
+    def shrink(self, below, after, pieces):
+        self.version += 1
+        self.plain.shrink(below, after)
+        self.operate(Shrink(table="t", delete_below=below, delete_after_days=after))
+        self.sweep(pieces)
+
+    def sweep(self, pieces):
+        for number, table in enumerate(self.tables):
+            before = table.digest()
+            for _ in range(pieces):
+                try:
+                    next(self.sweeps[number])
+                except StopIteration:
+                    self.sweeps[number] = table.sweep()
+            assert table.digest() == before
+
+    def forget(self, key):
+        self.plain.forget(int(key))
+        self.operate(Forget(table="t", group=int(key % 3), key=int(key)))
+
+    def set(self, decay, lr):
+        optimizer = self.section.optimizer.model_copy(update={"lr": lr})
+        self.section = self.section.model_copy(update={"decay": decay, "optimizer": optimizer})
+        self.plain.set(self.section)
+        for number, table in enumerate(self.tables):
+            section = self.section if number == 0 else self.section.model_copy(update={"memory": 8 << 20})
+            table.operate(SetTables(tables={"t": section.model_dump(mode="json")}), self.version)
+
+    # --- commits ---
+
+    def commit(self, written):
+        if self.in_flight:
+            return
+        self.taken = [table.snapshot() for table in self.tables]
+        for taken, store in zip(self.taken, self.stores, strict=True):
+            if written:
+                store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
+                assert sum(taken.rows_by_group.values()) == len(store._rows)
+        self.in_flight, self.written = True, written
+
+    def settle(self, committed):
+        if self.in_flight:
+            for table in self.tables:
+                table.settle(committed and self.written)
+            self.in_flight = False
+
+    def restart(self):
+        """Both go on from a commit of now, whatever is swept."""
+        self.settle(True)
+        self.commit(True)
+        lives = [taken.life for taken in self.taken]
+        before = [table.digest() for table in self.tables]
+        self.settle(True)
+        self.tables = [table_of(self.section), table_of(self.section, self.stores[1])]
+        for table, store, taken, life in zip(self.tables, self.stores, self.taken, lives, strict=True):
+            table.attach(store, taken.rows_by_group, [life])
+        self.sweeps = [iter(()), iter(())]
+        assert [table.digest() for table in self.tables] == before
+
+    # --- what is to be seen ---
+
+    def compare(self):
+        assert self.tables[0].digest() == self.tables[1].digest()
+        for table in self.tables:
+            read = [self.plain.read(int(key)) for key in ALL_KEYS]
+            for begin in range(0, len(ALL_KEYS), 16):
+                keys_U = ALL_KEYS[begin : begin + 16]
+                try:
+                    rows_U = frozen(table.find(keys_U))
+                except OutOfMemory:
+                    continue
+                assert table.gather_present(rows_U, keys_U).tolist() == read[begin : begin + 16]
+                table.release(rows_U)
+            for key in ALL_KEYS.tolist():
+                self.compare_one(table.explain(key, key % 3), self.plain.rows.get(key))
+
+    def compare_one(self, told, row):
+        assert told["row"] == (row is not None) and told["day"] == self.plain.day
+        if row is not None:
+            assert told["score"] == float(self.plain.score(row)) and told["delta_score"] == float(row.delta)
+            assert (told["last_seen_day"], told["vector"]) == (row.seen, row.whole)
+
+    def end(self):
+        self.compare()
+        for table in self.tables:
+            for _ in table.sweep():
+                pass
+        self.compare()
+        counted = np.bincount([row.group for row in self.plain.rows.values()], minlength=3)
+        expected = {group: int(count) for group, count in enumerate(counted) if count}
+        self.settle(False)
+        self.commit(True)
+        for table, store in zip(self.tables, self.stores, strict=True):
+            assert table.rows_by_group == expected and sorted(store._rows) == sorted(self.plain.rows)
+        self.restart()
+        self.compare()
+
+
+def chosen(max_size):
+    places = st.lists(st.integers(0, len(ALL_KEYS) - 1), unique=True, min_size=1, max_size=max_size)
+    return places.map(lambda chosen: ALL_KEYS[chosen])
+
+
+LEARN = st.tuples(
+    st.just("learn"), chosen(9), st.sampled_from([0.25, 1.0, -2.0]), st.sampled_from([0, 0, 1, 2]), st.integers(0, 2)
+)
+ACTS = st.lists(
+    st.one_of(
+        LEARN,
+        LEARN,
+        LEARN,
+        st.tuples(st.just("tick"), st.integers(0, 3)),
+        st.tuples(
+            st.just("shrink"), st.sampled_from([None, 0.2, 0.6]), st.sampled_from([None, 0, 2]), st.integers(0, 9)
+        ),
+        st.tuples(st.just("sweep"), st.integers(1, 9)),
+        st.tuples(st.just("forget"), st.sampled_from(ALL_KEYS.tolist()[:12])),
+        st.tuples(st.just("set"), st.sampled_from([0.5, 0.97, 1.0]), st.sampled_from([0.5, 0.125])),
+        st.tuples(st.just("commit"), st.booleans()),
+        st.tuples(st.just("settle"), st.booleans()),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("compare")),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("section", [PLAIN, LATER, ITEMS_LATER], ids=["plain", "later", "items-later"])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ACTS)
+def test_any_history_ends_with_the_rows_of_the_plain_rules(section, acts):
+    histories = Histories(section)
+    for name, *args in acts:
+        getattr(histories, name)(*args)
+    histories.end()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Sgd(kind="sgd"), Adagrad(initial=0.5), Adam(kind="adam"), Ftrl(kind="ftrl", l1=0.01)],
+    ids=["sgd", "adagrad-row", "adam", "ftrl"],
+)
+def test_every_optimizer_learns_heads_alone_until_the_vector_joins(optimizer):
+    histories = Histories(LATER.model_copy(update={"optimizer": optimizer, "slots": {}}))
+    draw = np.random.default_rng(1)
+    for number in range(12):
+        histories.learn(draw.choice(ALL_KEYS, 9, replace=False), float(draw.normal()), number % 3, number % 2)
+        (histories.restart if number % 4 == 3 else histories.compare)()
+    assert {row.whole for row in histories.plain.rows.values()} == {True, False}
+    histories.end()
