@@ -135,6 +135,20 @@ def test_ftrl_keeps_the_weights_it_is_given(tmp_path, job_of):
         np.testing.assert_allclose(stood_for, w, rtol=1e-5, atol=1e-6)
 
 
+def test_rows_that_wait_for_their_vector_come_without_one(tmp_path, job_of):
+    job = job_of("tables.default.slots={b={extend_at=5.0}}", "tables.default.optimizer={kind='adagrad',initial=0.25}")
+    zeros = {("a", 9): [1.0, 0, 0, 0, 0], ("b", 9): [1, 2, 3, 4, 5]}
+    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS | zeros))))
+    words = words_of(job, tmp_path)
+
+    def floats(slot, sign):
+        return words[key_of_reference(sign, GROUPS[slot])][HEAD:].view(np.float32).tolist()
+
+    assert floats("b", 1) == [1, 0, 0, 0, 0, 0.25, 0, 0], "no vector, nor what its optimizer would keep"
+    assert floats("b", 9) == [1, 2, 3, 4, 5, 0.25, 0.25, 1]
+    assert floats("a", 9) == [1, 0, 0, 0, 0, 0.25, 0.25, 1], "where rows are born with a vector, zeros are one"
+
+
 def test_slots_and_tables_choose_rows(tmp_path, taken, capsys):
     out = write_export(tmp_path / "out", "base", 3, ROWS | {("history", 4): [1] * 5})
     assert taken(out, slots="a, history=b") == {

@@ -45,11 +45,13 @@ class Maker:
         self._rows.initialise(slab_UW, keys_U, group_U, 0, num_rows)
         if first and brought.weight_R is not None:
             slab_UW[:, 0] = brought.weight_R
+        whole_U = self._whole(group_U, brought)
         if self._section.dim and brought.vector_RD is not None:
-            whole_U = self._whole(group_U, brought)
             slab_UW[whole_U, first : first + self._section.dim] = brought.vector_RD[whole_U]
         if self._settings.ftrl:
             start_ftrl(slab_UW, group_U, self._settings)
+        if self._settings.extends:
+            leave_out_vectors(slab_UW, ~whole_U & self._waits(group_U), self._settings)
         columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
         columns |= {name: np.asarray(values, np.float32) for name, values in brought.statistics.items()}
         columns |= {"keys": keys_U, "group": group_U, "changed_version": np.full(num_rows, VERSION, np.uint32)}
@@ -60,12 +62,16 @@ class Maker:
 
     def _whole(self, group_U: U16, brought: Brought) -> NDArray[np.bool_]:
         """(U,) which rows have a vector; where rows wait for theirs, zeros are none. Others begin with a new one."""
-        assert brought.vector_RD is not None
+        if brought.vector_RD is None:
+            return np.zeros(len(group_U), np.bool_)
         whole_U = np.ones(len(group_U), np.bool_) if brought.whole_R is None else brought.whole_R
-        sections = self._settings.classes.sections
-        waits_C = np.array([section.extend_at is not None for section in sections])
-        whole: NDArray[np.bool_] = whole_U & (brought.vector_RD.any(axis=1) | ~waits_C[self._settings.class_G[group_U]])
+        whole: NDArray[np.bool_] = whole_U & (brought.vector_RD.any(axis=1) | ~self._waits(group_U))
         return whole
+
+    def _waits(self, group_U: U16) -> NDArray[np.bool_]:
+        """(U,) which rows get their vector later, once their score is high enough."""
+        waits_U: NDArray[np.bool_] = ~np.isneginf(self._settings.extend_G[group_U])
+        return waits_U
 
     def _check(self, brought: Brought, keys_U: U64, group_U: U16) -> None:
         vector_RD, dim = brought.vector_RD, self._section.dim
@@ -81,6 +87,12 @@ class Maker:
             slot = brought.slots[int(brought.slot_R[row])]
             sign = sign_of(int(keys_U[row]), int(group_U[row]))
             raise BadInput(f"{brought.where(row)}: slot {slot!r}, sign {sign}: its {what} is not a finite number")
+
+
+def leave_out_vectors(slab_UW: F32, chosen_U: NDArray[np.bool_], settings: RowSettings) -> None:
+    """Rows without a vector, as pserver.split_slab has them: zeros in its place, and in the last float."""
+    slab_UW[np.ix_(chosen_U, settings.parts_W == 1)] = 0
+    slab_UW[chosen_U, -1] = 0
 
 
 def start_ftrl(slab_UW: F32, group_U: U16, settings: RowSettings) -> None:
