@@ -53,6 +53,7 @@ def weights(rows):
     return {row: np.asarray(values, np.float32).tolist() for row, values in rows.items()}
 
 
+OTHER = {"model.w": np.zeros((2, 2), np.float32)}
 A = {("a", n): [n, n / 2, -n, 0.1] for n in range(500)} | {("b", n): [1, 2, 3, n] for n in range(300)}
 
 
@@ -129,7 +130,9 @@ def chain(job, address, made, count, **section):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("section", [{"dim": 3}, {"dim": 3, "first_order": False}, {"dim": 0}])
+@pytest.mark.parametrize(
+    "section", [{"dim": 3}, {"dim": 3, "first_order": False}, {"dim": 0}, {"dim": 3, "extend_at": 5}]
+)
 def test_any_type_and_shape_reads_back(tmp_path, dtype, section):
     job = Job(tmp_path / "store", TableSection(**section))
     width = section["dim"] + section.get("first_order", True)
@@ -321,6 +324,9 @@ def test_another_export_at_the_same_place_is_left_alone(job, address, scratch, m
     other = requests[0].model_copy(update={"facts": {"positions": {"0": 7}}})
     answer = export(other, scratch)
     assert answer.final and "holds another complete export: its positions is {}" in answer.error
+    again = requests[0].model_copy(update={"commit": job.commit(1, timeline="t2", dense=OTHER).folder})
+    answer = export(again, scratch)
+    assert answer.final and "its dense.safetensors has other tensors" in answer.error
     opened(answers[0], tmp_path)
 
 

@@ -87,7 +87,7 @@ def parsed(text: bytes, what: str) -> dict[str, Any]:
         found = json.loads(text)
         number = int(found["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestUnusable(f"{what}: cannot be read: {error!r}") from error
+        raise ManifestUnusable(f"{what}: cannot be read: {error!r}; restore it, or remove it") from error
     if number > FORMAT:
         raise ManifestUnusable(
             f"{what}: is of format {number}; this Millrace writes format {FORMAT}: go on with the newer one, or give "

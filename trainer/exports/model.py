@@ -70,7 +70,7 @@ class Served:
 def write_model(commit: Path, stage: Path, open_file: OpenFile, served: Served) -> Model:
     """Write what is there to write. Raises CommitDamaged."""
     tensors = dense_of(commit)
-    _put(open_file, DENSE, save(tensors))
+    _put(open_file, DENSE, dense_file(tensors))
     described = _prepared(stage, MODEL)
     if described is not None:
         _put(open_file, MODEL, described)
@@ -95,6 +95,11 @@ def dense_of(commit: Path) -> dict[str, NDArray[Any]]:
             return {name.removeprefix(PREFIX): np.asarray(file.get_tensor(name)) for name in names}
     except (OSError, SafetensorError) as error:
         raise CommitDamaged(f"{commit.name}: {DENSE} cannot be read: {error}") from error
+
+
+def dense_file(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """The file of dense tensors: equal where they are."""
+    return save(dict(tensors))
 
 
 def _onnx(template: bytes | None, tensors: Mapping[str, NDArray[Any]], why: str) -> tuple[bytes | None, str]:

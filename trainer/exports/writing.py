@@ -4,6 +4,7 @@ Order is correctness: nothing reads what has no DONE, so DONE comes last, and wh
 is asked for again after its DONE is not made again: only what follows is done where it is not. Imports no torch.
 """
 
+import hashlib
 import logging
 import shutil
 import time
@@ -26,9 +27,9 @@ from pserver.operations import Cut
 from trainer.commits import Commit, CommitDamaged, read_commit
 from trainer.exports import after, gates, manifest, pointing
 from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.model import Model, Served, write_model
+from trainer.exports.model import Model, Served, dense_file, dense_of, write_model
 from trainer.exports.outlet import Outlet, Sink, open_outlet
-from trainer.exports.reading import DONE, MANIFEST
+from trainer.exports.reading import DENSE, DONE, MANIFEST
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.rows import NotCovered, Selection, TableRows
 from trainer.exports.tables import Counts, Slots, TableWriter
@@ -117,12 +118,19 @@ class Making:
         told = pointing.read_manifest(self.outlet, self.path)
         if told is None:
             told = self._make()  # 1
-        elif (differs := manifest.difference(told, self.request)) is not None:
+        elif (differs := self._difference(told)) is not None:
             raise Occupied(
                 f"{self.outlet.url(self.path)} holds another complete export: {differs}; give the stream a path of "
                 "its own, or move away what is there"
             )
         return self._follow(told)  # 2
+
+    def _difference(self, told: Mapping[str, Any]) -> str | None:
+        """In what the export that is there is not the one asked for: also one of another run, which began anew."""
+        ours = hashlib.sha256(dense_file(dense_of(self.request.commit))).hexdigest()
+        if (differs := manifest.difference(told, self.request)) is None and told["files"][DENSE]["sha256"] != ours:
+            differs = f"its {DENSE} has other tensors"
+        return differs
 
     def _make(self) -> dict[str, Any]:
         """1. Look at the parent. 2. A folder without leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. DONE."""
