@@ -13,6 +13,10 @@ OF_SHARDS = frozenset(
     {Point.PARTLY_PUSHED, Point.SNAPSHOT_TAKEN, Point.ROWS_WRITTEN, Point.CHECKPOINT_MADE, Point.RESTORE_LINKED}
 )
 """Points that every shard comes to, or the trainer with an embedded one. The others are the chief's."""
+OF_OPERATIONS = frozenset({Point.OPERATION_LOGGED, Point.OPERATED})
+"""Points that a chief comes to where something happens at closes beside learning."""
+OF_EXPORTERS = frozenset(point for point in Point if point.startswith("export-"))
+"""Points of a process that is no worker: nothing of the job ends with it."""
 EVERYBODY = "everybody"
 """All workers of a generation at once: a machine that was cut off."""
 OFTEN = frozenset({Point.PLAN_LOGGED, Point.LOG_WRITTEN, Point.LOG_SYNCED, Point.PARTLY_PUSHED, Point.CLOSED})
@@ -55,22 +59,24 @@ def workers_of(num_trainers: int, num_shards: int) -> list[str]:
     return [f"trainer-{rank}" for rank in range(num_trainers)] + [f"shard-{number}" for number in range(num_shards)]
 
 
-def places(num_trainers: int, num_shards: int, *, mirrored: bool) -> list[tuple[Point, str]]:
-    """Every point with every worker that comes to it."""
+def places(num_trainers: int, num_shards: int, *, mirrored: bool, operated: bool = False) -> list[tuple[Point, str]]:
+    """Every point with every worker that comes to it. `operated`: whether tables shrink, or the like."""
     workers = workers_of(num_trainers, num_shards)
     trainers, shards = workers[:num_trainers], workers[num_trainers:] or workers
 
     def at(point: Point) -> Sequence[str]:
         return trainers if point in OF_TRAINERS else shards if point in OF_SHARDS else [CHIEF]
 
-    points = [point for point in Point if mirrored or point is not Point.UPLOADED]
+    never = OF_EXPORTERS | (frozenset() if operated else OF_OPERATIONS)
+    points = [point for point in Point if point not in never and (mirrored or point is not Point.UPLOADED)]
     return [(point, worker) for point in points for worker in at(point)]
 
 
-def deaths(seed: int, num_trainers: int, num_shards: int, *, mirrored: bool) -> Iterator[Death]:
+def deaths(seed: int, num_trainers: int, num_shards: int, *, mirrored: bool, operated: bool = False) -> Iterator[Death]:
     """Deaths without end: every place in turn, in an order of its own each time, a random instant after each."""
     random = Random(seed)
-    everywhere, workers = places(num_trainers, num_shards, mirrored=mirrored), workers_of(num_trainers, num_shards)
+    everywhere = places(num_trainers, num_shards, mirrored=mirrored, operated=operated)
+    workers = workers_of(num_trainers, num_shards)
     while True:
         random.shuffle(everywhere)
         for point, worker in everywhere:

@@ -23,6 +23,7 @@ from service.past.rerun import rerun_job
 from service.running import Show
 from service.spec import LoadedJob, load_job
 from service.store import REPORT
+from trainer.shrinking import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """What of two reports must be the same."""
@@ -71,8 +72,9 @@ class FaultRuns:
         spec = asked.spec
         sizes = spec.cluster.trainers, spec.cluster.num_shards
         mirrored = spec.store.mirror is not None
-        self._num_places = len(places(*sizes, mirrored=mirrored))
-        self._deaths: Iterator[Death] = deaths(seed, *sizes, mirrored=mirrored)
+        operated = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
+        self._num_places = len(places(*sizes, mirrored=mirrored, operated=operated))
+        self._deaths: Iterator[Death] = deaths(seed, *sizes, mirrored=mirrored, operated=operated)
         self._calm: tuple[Mapping[int, Any], Mapping[str, Any]] = ({}, {})
 
     def undisturbed(self) -> int:

@@ -7,7 +7,17 @@ import pytest
 from millrace.errors import SpecError
 from millrace.points import Point
 from service.faults.acting import Died
-from service.faults.plan import EVERYBODY, OFTEN, AtInstant, AtPoint, deaths, places, workers_of
+from service.faults.plan import (
+    EVERYBODY,
+    OF_EXPORTERS,
+    OF_OPERATIONS,
+    OFTEN,
+    AtInstant,
+    AtPoint,
+    deaths,
+    places,
+    workers_of,
+)
 from service.faults.rounds import COMPARED, FaultRuns, Round, differences
 from service.faults.table import place_of, total_line
 from tests.integration.stream_job import write_job
@@ -15,12 +25,19 @@ from tests.integration.stream_job import write_job
 
 def test_every_point_has_a_worker_in_every_topology():
     for sizes in ((1, 0), (1, 2), (3, 2)):
-        assert {point for point, _ in places(*sizes, mirrored=True)} == set(Point)
+        found = places(*sizes, mirrored=True, operated=True)
+        assert {point for point, _ in found} == set(Point) - OF_EXPORTERS
         assert {worker for _, worker in places(*sizes, mirrored=True)} == set(workers_of(*sizes))
 
 
 def test_uploads_are_died_at_only_where_there_is_a_mirror():
-    assert {point for point, _ in places(1, 0, mirrored=False)} == set(Point) - {Point.UPLOADED}
+    everywhere = {point for point, _ in places(1, 0, mirrored=True)}
+    assert {point for point, _ in places(1, 0, mirrored=False)} == everywhere - {Point.UPLOADED}
+
+
+def test_operations_are_died_at_only_where_there_are_any():
+    with_operations = {point for point, _ in places(1, 0, mirrored=True, operated=True)}
+    assert with_operations - {point for point, _ in places(1, 0, mirrored=True)} == OF_OPERATIONS
 
 
 def test_an_embedded_shard_dies_with_its_trainer_and_others_in_turn():
