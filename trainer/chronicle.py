@@ -129,11 +129,11 @@ class Chronicle:
         return Drained() if self._planner is None else self._planner.take(wait_s)
 
     def carry(self, number: int, num_ranks: int, learn: bool) -> Plan | None:
-        """A pass of no events, logged, where new passes may be planned: for what can act at a close only."""
+        """At the stream's end: a pass of no events, logged, where new ones may be planned, for what acts at closes."""
         journal = self._journal
         if journal is None or self._planner is None or self._ahead:
             return None
-        plan = Plan(number, ((),) * num_ranks, learn)
+        plan = Plan(number, ((),) * num_ranks, learn, last=True)
         self._patience.write(lambda: journal.plan(plan))
         return plan
 

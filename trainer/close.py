@@ -129,8 +129,6 @@ class PassCloser:
         self._latest_s: float | None = None
         """Chief: the highest event time of all passes."""
         self._said: dict[str, Any] = {}
-        self.ended = False
-        """Chief: whether the stream is at its end: none but passes of no events follow."""
         self.memory_waits = False
         """Chief: whether a commit should come soon, for rows that wait for one fill most of what a table may hold."""
         self._dirty_rows: Mapping[str, int] = {}
@@ -214,7 +212,7 @@ class PassCloser:
             positions=self._progress.positions | plan.positions(),
             metrics=metrics or self._said.get("metrics", {}),
             num_samples=reading.num_samples,
-            ended=self.ended,
+            ended=plan.last,
         )
         body = {
             "number": plan.number,

@@ -123,7 +123,6 @@ class TrainLoop:
             return None
         answer = chief.chronicle.take(wait_s)
         if isinstance(answer, Drained):
-            self._parts.closer.ended = True
             return {"end": True}
         return None if answer is None else {"plan": answer.message()}
 

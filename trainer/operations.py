@@ -62,7 +62,7 @@ class Closing:
     num_samples: int
     """Of this pass, over all ranks; 0 for a pass of no events."""
     ended: bool
-    """Whether the stream is at its end: only passes of no events can follow."""
+    """Whether the stream is at its end: this pass has no events, and none but such follow. Alike in every replay."""
 
 
 class Decider(Protocol):

@@ -21,6 +21,8 @@ class Plan:
     """By rank, in the order they are read."""
     learn: bool = True
     """False: the pass is only predicted (`train.learn_until`)."""
+    last: bool = False
+    """Whether the stream is at its end: the pass has no events, and none but such follow."""
 
     @property
     def num_positions(self) -> int:
@@ -38,13 +40,14 @@ class Plan:
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
         segments = [[asdict(segment) for segment in rank] for rank in self.segments]
-        return {"number": self.number, "segments": segments, "learn": self.learn}
+        message = {"number": self.number, "segments": segments, "learn": self.learn}
+        return message | ({"last": True} if self.last else {})
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "Plan":
         """The inverse of `message`."""
         segments = tuple(tuple(Segment(**segment) for segment in rank) for rank in message["segments"])
-        return cls(message["number"], segments, message["learn"])
+        return cls(message["number"], segments, message["learn"], message.get("last", False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class ExportSection(Section):
     """Whose time: of the events (default where they have one), or the wall's."""
     at_end: bool = True
     """Whether there is one more at the end of a bounded stream."""
+    on_late: Literal["later", "wait"] = "later"
+    """What becomes of one that falls due while the one before it is made: it is cut "later", at a close after that; or
+    training must "wait", so that the versions exported follow from the events alone."""
     tables: tuple[str, ...] = ()
     """Tables exported; all unless set."""
     dtype: Literal["float32", "float16", "int8"] = "float32"

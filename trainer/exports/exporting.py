@@ -21,7 +21,7 @@ from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.mistakes import nearest
 from millrace.points import Point, reach
 from trainer.commits import Commit, Commits
-from trainer.exports.attempts import Attempts, Exporter
+from trainer.exports.attempts import LONGEST_PAUSE_S, Attempts, Exporter
 from trainer.exports.chain import Body, Chain, Kind, Link
 from trainer.exports.config import ExportSection
 from trainer.exports.leases import HOLDER, commit_of, release_others, remove_stages
@@ -33,6 +33,8 @@ from trainer.operations import Closing
 
 STOP_S = 120.0
 """How long a job that is asked to stop waits at most for an export; the next run makes it from the same commit."""
+TURN_LOOK_S = 0.01
+"""How often training that waits for an export looks whether it is made."""
 SWEEP_LOOK_S = 0.5
 """How often, while nothing comes, a pass of no events looks whether a table is swept."""
 MAX_GRANTED = 100
@@ -42,7 +44,14 @@ log = logging.getLogger(__name__)
 
 
 class ExactCommits(Protocol):
-    """Who leads commits: see trainer.commit.Committer.exactly."""
+    """Who leads commits: see trainer.commit.Committer."""
+
+    version: int
+    """Last version committed."""
+
+    def finish(self, version: int) -> bool:
+        """Take note of a commit that ended; begins none of a version that is committed."""
+        ...
 
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
         """Have a commit made of the version that is being closed, held as `who`."""
@@ -168,6 +177,21 @@ class Exporting:
         for name, stream in self._streams.items():
             stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
         self._look_for_forks()
+        for name, stream in self._streams.items():
+            if stream.section.on_late == "wait":
+                self._wait_turn(name, close)
+
+    def _wait_turn(self, name: str, close: Closing) -> None:
+        """What falls due now is cut now: once the export before it is made, or given up."""
+        section, time_s = self._streams[name].section, self._time_s(name, close)
+        patience = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
+        while self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping(), idle=True) is not None:
+            if self._in_flight(name) is None or patience.passed():
+                return
+            assert self._committer is not None, "begun"
+            self._committer.finish(self._committer.version)
+            self.tick()
+            time.sleep(TURN_LOOK_S)
 
     def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
         """See Decider."""
@@ -327,8 +351,13 @@ class Exporting:
                 return True
         return False
 
-    def _decide(self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str]) -> Due | None:
+    def _decide(
+        self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str], idle: bool = False
+    ) -> Due | None:
+        """What is due; `idle`: what would be if none were being made."""
         stream, view = self._streams[name], self._view(name)
+        if idle:
+            view.drop()
         now = Now(
             time_s=time_s,
             timeline=self._setting.timeline,

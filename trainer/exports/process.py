@@ -189,6 +189,6 @@ class ExporterProcess:
         except ChildGone as error:
             self._answer = ExportAnswer(name=request.name, outcome="failed", error=f"the exporter process {error}")
             if not self._closed and (child := self._child) is not None:
-                self._child = None
+                self._child, self._config = None, self._config.model_copy(update={"faults": ()})  # they are its own
                 child.close()
                 self._config = self._config.model_copy(update={"faults": ()})  # a fault run kills it once

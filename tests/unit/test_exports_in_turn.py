@@ -1,0 +1,118 @@
+"""Exports that wait their turn: which versions are exported follows from the events, however long one takes."""
+
+import threading
+import time
+
+import pytest
+
+from millrace.points import Fault, Point
+from tests.unit.test_exporting import HOUR, World
+from trainer.exports import process
+from trainer.exports.config import ExportSection
+from trainer.exports.process import ChildGone, ExporterProcess
+from trainer.exports.request import ExporterConfig
+from trainer.plan import Plan
+
+SECTION = ExportSection(base=24 * HOUR, delta=HOUR, on_late="wait")
+
+
+class Patient(World):
+    """A world whose committer can be asked how the commit in flight ended."""
+
+    def __init__(self, store, **more):
+        super().__init__(store, {"main": SECTION}, **more)
+        self.committer.version, self.committer.finish = 0, lambda version: True
+
+
+@pytest.fixture
+def world(tmp_path):
+    return Patient(tmp_path)
+
+
+def later(seconds, call):
+    thread = threading.Timer(seconds, call)
+    thread.start()
+    return thread
+
+
+def test_what_falls_due_while_one_is_made_is_cut_at_that_very_close(world):
+    world.close(0.0)
+    assert world.close(HOUR) == ["export 0000000002-base"]
+    assert world.close(HOUR + 1) == [], "nothing falls due, so nothing is waited for"
+    later(0.1, world.exporter.end)
+    assert world.close(2 * HOUR) == ["exported 0000000002-base", "export 0000000004-delta"]
+
+
+def test_unless_told_to_wait_it_is_cut_at_a_later_close(tmp_path):
+    world = World(tmp_path)
+    for time_s in (0.0, HOUR, 2 * HOUR):
+        world.close(time_s)
+    world.complete()
+    assert world.close(2 * HOUR + 1) == ["exported 0000000002-base", "export 0000000004-delta"]
+
+
+def test_one_that_is_given_up_is_waited_for_no_longer(world):
+    world.close(0.0)
+    world.close(HOUR)
+    later(0.1, lambda: world.exporter.end("failed", error="no room", final=True))
+    assert world.close(2 * HOUR) == ["exported 0000000002-base", "export 0000000003-base"]
+
+
+def test_one_whose_commit_is_still_being_written_is_waited_for(world):
+    world.close(0.0)
+    looked, world.committer.tick = [], lambda: None
+    world.close(HOUR)
+
+    def finish(version):
+        looked.append(version)
+        if len(looked) == 3:
+            type(world.committer).tick(world.committer)
+            later(0.05, world.exporter.end)
+        return True
+
+    world.committer.finish = finish
+    assert world.close(2 * HOUR) == ["exported 0000000002-base", "export 0000000003-delta"]
+
+
+def test_there_is_an_end_to_waiting(world, monkeypatch):
+    monkeypatch.setattr("trainer.exports.exporting.LONGEST_PAUSE_S", 0.1)
+    section = SECTION.model_copy(update={"deadline": 0.05, "tries": 1})
+    world.exporting._streams["main"].section = section
+    world.close(0.0)
+    world.close(HOUR)
+    began_s = time.monotonic()
+    assert world.close(2 * HOUR) == []
+    assert time.monotonic() - began_s < 5
+
+
+def test_the_last_passes_say_so_in_the_log_and_others_as_before():
+    assert Plan.of_message(Plan(3, ((),), last=True).message()) == Plan(3, ((),), last=True)
+    assert Plan(3, ((),)).message() == {"number": 3, "segments": [[]], "learn": True}
+    assert not Plan.of_message({"number": 3, "segments": [[]], "learn": True}).last
+
+
+def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, monkeypatch):
+    told = []
+
+    class Child:
+        def __init__(self, config):
+            told.append(config.faults)
+
+        def ask(self, request, deadline):
+            raise ChildGone("was killed by signal 9")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(process, "Child", Child)
+    fault = Fault(point=Point.EXPORT_BEGUN)
+    exporter = ExporterProcess(ExporterConfig(store=tmp_path, faults=(fault,)))
+    world = World(tmp_path)
+    world.close(0.0)
+    world.close(HOUR)
+    (request,) = world.exporter.requests
+    for _ in range(2):
+        exporter.submit(request)
+        while exporter.poll() is None:
+            time.sleep(0.01)
+    assert told == [(fault,), ()]
