@@ -72,13 +72,21 @@ def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     keys = [key for key in changed(old, new) if not _below(key, AT_ONCE)]
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
-        if _below(key, NEVER) or _below(table, NEVER_OF_TABLES):
+        lays_out = table.endswith("extend_at") and _extends(old, key) != _extends(new, key)
+        if _below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out:
             raise SpecError(
                 "cannot change while the store holds rows made with its old value; put it back, "
                 "choose another store.path, or start over with --fresh",
                 key,
             )
     return keys
+
+
+def _extends(spec: Mapping[str, Any], key: str) -> bool:
+    """Whether vectors join rows later in the table that `key` is of: then its rows say whether theirs has."""
+    table = spec.get("tables", {}).get(key.split(".")[1], {})
+    lives = (table, *table.get("slots", {}).values())
+    return any(life.get("extend_at") is not None for life in lives)
 
 
 def is_hot(key: str) -> bool:

@@ -53,6 +53,16 @@ def test_what_changes_a_pass_is_named(path, value):
     assert significant(SPEC, altered(path, value)) == [path]
 
 
+def test_when_vectors_join_may_change_but_not_whether_any_does_later():
+    later, other = altered("tables.default.extend_at", 2), altered("tables.default.extend_at", 3)
+    assert significant(later, other) == ["tables.default.extend_at"]
+    of_slot = altered("tables.default.slots.a.extend_at", 1)
+    assert significant(of_slot, later) == ["tables.default.extend_at", "tables.default.slots.a.extend_at"]
+    for old, new in ((SPEC, later), (of_slot, SPEC)):
+        with pytest.raises(SpecError, match="extend_at: cannot change"):
+            significant(old, new)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [("seed", 2), ("slots", []), ("tables.default.dim", 4), ("tables.default.optimizer.kind", "adam"), ("name", "k")],
