@@ -212,7 +212,7 @@ class Life:
         rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)
         versions = [[t.version, t.cut.since] for t in self._cuts]
         days = [[t.day, NEVER if (keep := t.cut.delta_keep_days) is None else keep] for t in self._cuts]
-        thresholds = [[t.cut.base_threshold, t.cut.delta_threshold] for t in self._cuts]
+        thresholds = [[_least(t.cut.base_threshold), _least(t.cut.delta_threshold)] for t in self._cuts]
         self._arrays = Arrays(
             Days(column_G, rates_TK.reshape(len(self._rates), len(columns))),
             _rules_of(self.shrinks, columns),
@@ -276,7 +276,7 @@ class Life:
     def selected(self, words_UW: U32, cut: Cut, version: int) -> NDArray[np.bool_]:
         """(U,) whether the export cut at `version`, which is now, selects rows."""
         changed_U = words_UW[:, 1] > cut.since
-        chosen_U = changed_U & (self.score(words_UW) >= np.float32(cut.base_threshold))
+        chosen_U = changed_U & (self.score(words_UW) >= _least(cut.base_threshold))
         if cut.delta_threshold > 0:
             chosen_U &= self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold)
         if cut.delta_keep_days is not None:
@@ -349,6 +349,11 @@ def _rules_of(shrinks: Sequence[Shrunk], columns: Sequence[int]) -> Rules:
         np.array(below_SK, np.float32).reshape(shape),
         np.array(after_SK, np.int32).reshape(shape),
     )
+
+
+def _least(threshold: float) -> np.float32:
+    """The least score that passes: a threshold of 0 is none, also for scores below 0."""
+    return np.float32(threshold if threshold > 0 else -np.inf)
 
 
 def _all(words_UW: U32) -> I32:

@@ -111,6 +111,11 @@ def _check_exports(job: TrainerJob) -> None:
                 raise SpecError(f"there is no table {table!r}; {nearest(table, job.tables)}", f"{path}.tables.{number}")
         if stream.clock == "event" and not timed:
             raise SpecError('the source has no event_time; use "wall"', f"{path}.clock")
+        shared = next((o for o in job.exports if o != name and job.exports[o].path == stream.path is not None), None)
+        if shared is not None:
+            raise SpecError(
+                f"stream {shared!r} has the same: each needs a folder of its own, for its current.json", f"{path}.path"
+            )
         if stream.delta_threshold > 0:
             if clearing is not None:
                 raise SpecError(
