@@ -1,4 +1,4 @@
-"""A table that ages, shrinks, forgets and is set anew is the plain one of tests.fakes.plain_rows, whatever is in memory.
+"""A table that ages, shrinks, forgets and is set anew is the plain one of tests.fakes.plain_rows, wherever rows lie.
 
 And so after any restart, in the middle of a sweep as well.
 """

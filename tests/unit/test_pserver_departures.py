@@ -1,0 +1,285 @@
+"""Rows go: by hand, by a shrink found out early or swept late, while batches hold them and commits are in flight."""
+
+import threading
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from pserver import departures, residency
+from pserver.client import Gradients, Keys
+from pserver.config import Adagrad, CountEntry, TableSection
+from pserver.kernels import EMPTY
+from pserver.operations import Forget, Shrink
+from pserver.residency import Bound
+from pserver.rows import frozen
+from pserver.shard import Push, Shard
+from pserver.store.memory import MemoryRows
+from pserver.sweeping import run
+from pserver.table import Table
+
+SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5), decay=0.5)
+ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
+EVERYTHING = Shrink(table="t", delete_below=1e9)
+
+
+@pytest.fixture(params=["whole", "bounded"])
+def world(request, monkeypatch):
+    monkeypatch.setattr(residency, "ROOM_WAIT_S", 0.0)
+    return World(bounded=request.param == "bounded")
+
+
+class World:
+    """A table with its store."""
+
+    def __init__(self, bounded):
+        self.bounded, self.version = bounded, 0
+        self.store = MemoryRows(Table("t", SECTION, 1).num_words)
+        self.table = self.made()
+        self.table.attach(self.store, {})
+
+    def made(self):
+        section = SECTION.model_copy(update={"memory": 8 << 20}) if self.bounded else SECTION
+        with patch.object(Bound, "of", lambda memory_bytes, width: Bound(24, 1000)):
+            return Table("t", section, 1)
+
+    def reserve(self, keys_U):
+        return frozen(self.table.reserve(frozen(keys_U), np.zeros(len(keys_U), np.uint16)))
+
+    def push(self, rows_U):
+        one_U, grads_UD = frozen(np.ones(len(rows_U), np.float32)), frozen(np.ones((len(rows_U), 4), np.float32))
+        self.table.apply(rows_U, Gradients(grads_UD, one_U, one_U), 1, self.version)
+
+    def learn(self, keys_U, day=0):
+        self.version += 1
+        rows_U = self.reserve(keys_U)
+        self.table.open_pass()
+        self.table.gather(rows_U)
+        self.push(rows_U)
+        self.table.release(rows_U)
+        self.table.close_pass(day)
+
+    def forget(self, *keys):
+        for key in keys:
+            self.table.operate(Forget(table="t", group=0, key=int(key)), self.version)
+
+    def shrink(self, operation=EVERYTHING):
+        self.version += 1
+        self.table.operate(operation, self.version)
+
+    def write(self):
+        taken = self.table.snapshot()
+        self.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
+        assert sum(taken.rows_by_group.values()) == len(self.store._rows)
+        return taken
+
+    def commit(self):
+        taken = self.write()
+        self.table.settle(True)
+        return taken
+
+    def present(self, keys_U=ALL_KEYS):
+        """Keys that read as rows, and are told of as such."""
+        found = []
+        for key in keys_U:
+            rows_U = frozen(self.table.find(np.array([key], np.uint64)))
+            if self.table.gather_present(rows_U, np.array([key], np.uint64)).any():
+                found.append(key)
+            self.table.release(rows_U)
+        assert found == [key for key in keys_U if self.table.explain(int(key), 0)["row"]]
+        return found
+
+    def restored(self):
+        """A table that begins with the commit of now."""
+        taken = self.commit()
+        self.table = self.made()
+        self.table.attach(self.store, taken.rows_by_group, [taken.life])
+
+
+def test_a_row_that_a_batch_holds_keeps_its_number_and_starts_anew(world):
+    born_UD = world.table.gather(world.reserve(ALL_KEYS[:1]))
+    world.learn(ALL_KEYS[:3])
+    rows_U = world.reserve(ALL_KEYS[:1])
+    world.forget(*ALL_KEYS[:3])
+    assert world.table.num_rows == world.table.num_dirty == world.table.digest() == 0
+    assert (world.table.gather(rows_U) == born_UD).all() and (world.reserve(ALL_KEYS[:1]) == rows_U).all()
+    world.version += 1
+    world.push(rows_U)
+    assert world.present() == [ALL_KEYS[0]] and world.table.num_rows == 1
+
+
+def test_numbers_that_nobody_holds_are_used_again(world):
+    for begin in range(0, 60, 10):
+        world.learn(ALL_KEYS[begin : begin + 10])
+        world.forget(*ALL_KEYS[begin : begin + 10])
+    assert world.table._rows.num_numbers == 10 and world.table.num_rows == 0
+    world.learn(ALL_KEYS[:20])
+    assert world.table._rows.num_numbers == 20 and world.present() == [*ALL_KEYS[:20]]
+
+
+def test_what_went_before_a_commit_is_not_in_it_and_what_went_after_is_deleted_by_the_next(world):
+    world.learn(ALL_KEYS[:10])
+    world.forget(ALL_KEYS[0])
+    world.commit()
+    assert sorted(world.store._rows) == [*ALL_KEYS[1:10]]
+    world.forget(ALL_KEYS[1])
+    assert world.commit().gone()[0].tolist() == [ALL_KEYS[1]] and sorted(world.store._rows) == [*ALL_KEYS[2:10]]
+    assert not len(world.table.snapshot().gone()[0])
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("made_again", [True, False])
+def test_a_row_forgotten_while_it_is_in_flight_is_gone_whatever_becomes_of_the_commit(world, committed, made_again):
+    world.learn(ALL_KEYS[:4])
+    taken = world.table.snapshot()
+    assert len(taken.keys_U) == 4
+    world.forget(*ALL_KEYS[:2])
+    if made_again:
+        world.learn(ALL_KEYS[:1])
+    if committed:
+        world.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
+    world.table.settle(committed)
+    expected = [*ALL_KEYS[0 if made_again else 2 : 1], *ALL_KEYS[2:4]]
+    assert world.present() == expected and world.table.num_rows == len(expected)
+    before = world.table.digest()
+    world.restored()
+    assert sorted(world.store._rows) == expected == world.present() and world.table.digest() == before
+
+
+def test_a_deletion_whose_commit_fails_is_in_the_next(world):
+    world.learn(ALL_KEYS[:4])
+    world.commit()
+    world.forget(*ALL_KEYS[:2])
+    assert len(world.table.snapshot().gone()[0]) == 2
+    world.forget(ALL_KEYS[2])
+    world.learn(ALL_KEYS[:1])
+    world.table.settle(False)
+    taken = world.commit()
+    assert sorted(taken.gone()[0]) == [*ALL_KEYS[1:3]] and sorted(world.store._rows) == [ALL_KEYS[0], ALL_KEYS[3]]
+
+
+def test_rows_of_a_shrink_are_absent_at_once_and_come_back_as_new(world):
+    world.learn(ALL_KEYS[:20])
+    world.commit()
+    born_UD = Table("t", SECTION, 1)
+    born_UD = born_UD.gather(frozen(born_UD.reserve(ALL_KEYS[:5], np.zeros(5, np.uint16))))
+    world.shrink()
+    assert world.table.sweeping and world.present() == [] and world.table.digest() == 0
+    rows_U = world.reserve(ALL_KEYS[:5])
+    assert (world.table.gather(rows_U) == born_UD).all()
+    world.table.release(rows_U)
+    world.learn(ALL_KEYS[:3])
+    assert world.present() == [*ALL_KEYS[:3]]
+    before = world.table.digest()
+    run(world.table.sweep())
+    assert not world.table.sweeping and world.table.digest() == before and world.table.num_rows == 3
+    world.restored()
+    assert sorted(world.store._rows) == [*ALL_KEYS[:3]] and world.table.digest() == before
+
+
+def test_rows_away_that_a_shrink_took_go_by_the_next_commit_though_they_were_never_in_memory():
+    world = World(bounded=True)
+    for begin in (0, 20, 40):
+        world.learn(ALL_KEYS[begin : begin + 20])
+        world.commit()
+    world.restored()
+    world.shrink()
+    assert (world.table.find(ALL_KEYS[:20]) == EMPTY).all() and world.table.num_rows == 40
+    world.learn(ALL_KEYS[:2])
+    run(world.table.sweep())
+    assert world.table.num_rows == 2 and len(world.store._rows) == 60
+    taken = world.commit()
+    assert sorted(taken.gone()[0]) == [*ALL_KEYS[2:60]] and sorted(world.store._rows) == [*ALL_KEYS[:2]]
+
+
+def test_a_restart_in_the_middle_of_a_sweep_goes_on_with_it(world, monkeypatch):
+    monkeypatch.setattr(departures, "PIECE_ROWS", 4)
+    world.learn(ALL_KEYS[:20])
+    world.commit()
+    world.shrink()
+    next(world.table.sweep())
+    world.restored()
+    assert world.table.sweeping and world.table.digest() == 0 and world.present() == []
+    run(world.table.sweep())
+    assert world.table.num_rows == 0 and not world.table.sweeping
+
+
+def test_a_batch_to_predict_looked_up_before_a_shrink_reads_zeros_after_it(world):
+    rows_U = frozen(world.table.find(ALL_KEYS[:10]))
+    world.learn(ALL_KEYS[:10])
+    held_U = frozen(world.table.find(ALL_KEYS[:10]))
+    assert world.table.gather_present(rows_U, ALL_KEYS[:10]).any(axis=1).all()
+    world.shrink()
+    assert not world.table.gather_present(rows_U, ALL_KEYS[:10]).any()
+    assert not world.table.gather_present(held_U, ALL_KEYS[:10]).any() and world.table.digest() == 0
+
+
+def test_a_survey_counts_what_the_shrink_then_takes(world):
+    world.learn(ALL_KEYS[:20], day=0)
+    world.commit()
+    world.learn(ALL_KEYS[20:40], day=3)
+    world.commit()
+    rule = Shrink(table="t", delete_below=0.3, delete_after_days=2)
+    survey = world.table.survey(rule)
+    assert (survey.rows, survey.below, survey.unseen) == (40, {0: 40}, {}) == (40, {0: survey.going}, {})
+    assert world.table.survey(Shrink(table="t", delete_after_days=2)).unseen == {0: 20}
+    world.shrink(Shrink(table="t", delete_after_days=2))
+    assert world.present() == [*ALL_KEYS[20:40]]
+
+
+def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_once():
+    draw = np.random.default_rng(2)
+    batches = [draw.choice(ALL_KEYS, 8, replace=False) for _ in range(240)]
+    ends = []
+    for threads in (False, True):
+        world, done = World(bounded=True), threading.Event()
+
+        def sweep(table=world.table, done=done):
+            while not done.is_set():
+                run(table.sweep())
+
+        sweeper = threading.Thread(target=sweep)
+        if threads:
+            sweeper.start()
+        with patch.object(departures, "PIECE_ROWS", 2):
+            for number, keys_U in enumerate(batches):
+                world.learn(keys_U, day=number // 10)
+                if number % 7 == 6:
+                    world.shrink(Shrink(table="t", delete_below=0.6))
+                if number % 2:
+                    world.table.settle(True) if world.table._dirty.in_flight_U is not None else None
+                    taken = world.table.snapshot()
+                    world.store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
+                    world.table.settle(True)
+        done.set()
+        if threads:
+            sweeper.join()
+        run(world.table.sweep())
+        world.commit()
+        assert world.table.num_rows == len(world.store._rows)
+        ends.append((world.table.digest(), world.table.rows_by_group, sorted(world.store._rows)))
+    assert ends[0] == ends[1] and 0 < len(ends[0][2]) < len(ALL_KEYS)
+
+
+@pytest.mark.parametrize("memory", [None, 8 << 20])
+def test_a_selective_table_forgets_and_admits_anew_with_the_digest_of_a_fresh_one(memory):
+    section = SECTION.model_copy(update={"admission": (CountEntry(kind="count", n=2, exact=True),), "memory": memory})
+    shards = [Shard({"t": section}, 1) for _ in range(2)]
+    keys_U = ALL_KEYS[:6]
+    ones_U, grads_UD = np.ones(6, np.float32), np.ones((6, 4), np.float32)
+
+    def step(shard, version):
+        batch = shard.resolve({"t": Keys(keys_U, np.zeros(6, np.uint16))}, learn=True)
+        shard.open_pass()
+        read_UD = shard.rows(batch)["t"]
+        shard.apply([Push(batch, {"t": Gradients(grads_UD, ones_U, ones_U)}, 1)], version)
+        shard.release(batch)
+        shard.close_pass(0)
+        return read_UD.any(axis=1).tolist()
+
+    assert [step(shards[0], version) for version in (1, 2, 3)] == [[False] * 6, [False] * 6, [True] * 6]
+    shards[0].operate([Forget(table="t", group=0, key=int(key)) for key in keys_U], 3)
+    assert shards[0].digest() == shards[1].digest()
+    for shard in shards:
+        assert [step(shard, version) for version in (4, 5, 6)] == [[False] * 6, [False] * 6, [True] * 6]
+    assert shards[0].digest() == shards[1].digest()
