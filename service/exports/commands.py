@@ -6,6 +6,7 @@ import typer
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.mistakes import nearest
 from service.arguments import Json, Overrides, SpecFile
 from service.exports import listing
 from service.exports.wishing import make_export
@@ -23,6 +24,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="An export's name, or 
 
 def the_stream(job: LoadedJob, name: str | None) -> str:
     """The stream called `name`, or the only one. Raises SpecError."""
+    if name is not None and name not in job.spec.exports:
+        raise SpecError(f"there is no stream {name!r}; {nearest(name, job.spec.exports)}", "exports")
     if name is not None:
         return name
     if len(job.spec.exports) != 1:

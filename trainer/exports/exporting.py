@@ -248,10 +248,10 @@ class Exporting:
 
     def status(self) -> dict[str, Any]:
         """See Decider."""
-        return {name: self._status_of(name, each.chain) for name, each in self._streams.items()}
+        return {name: self._status_of(name, self._view(name)) for name in self._streams}
 
     def _status_of(self, name: str, chain: Chain) -> dict[str, Any]:
-        newest, flight, ended, now_s = chain.newest, self._in_flight(name), chain.ended, time.time()
+        newest, flight, ended, now_s = chain.newest, chain.flight, chain.ended, time.time()
         tried_since_s, failing = self._attempts.failing.get(name, (0.0, ""))
         since_s = chain.failed_since_s
         return {
