@@ -19,8 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench import admission as admitting
+from tests.bench import aging as ageing
 from tests.bench import bench_shards, beyond_memory, parsing
 from tests.bench import commits as committing
+from tests.bench import exports as exporting
 from tests.bench import recovery as recovering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
 
@@ -113,6 +116,24 @@ def memory_curve(rounds: int, rows: int) -> dict[str, dict]:
     return beyond_memory.curve(CACHE)
 
 
+def admission(rounds: int, rows: int) -> dict[str, dict]:
+    """Keys a second that admission decides."""
+    return admitting.figures()
+
+
+def aging(rounds: int, rows: int) -> dict[str, dict]:
+    """What a day's tick and a shrink keep waiting, and how fast rows go."""
+    return ageing.figures(CACHE)
+
+
+def exports(rounds: int, rows: int) -> dict[str, dict]:
+    """How long exports take; and, where the yardsticks are, what they cost training."""
+    found = exporting.figures(CACHE)
+    if (YARDSTICKS / "w1.py").exists():
+        found |= exporting.rates(CACHE, make(CACHE / f"w1-{rows}", rows))
+    return found
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
@@ -121,6 +142,9 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "commits": commits,
     "recovery": recovery,
     "memory": memory,
+    "admission": admission,
+    "aging": aging,
+    "exports": exports,
 }
 LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
 """Asked for by name only: `make soak` does."""
