@@ -32,6 +32,7 @@ from trainer.commits import Commit, Commits, read_commit
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
+from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
 from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
@@ -123,15 +124,8 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
-        exporting, committer, arithmetic = None, None, fingerprint(device)
-        if chief is not None and chief.beginning.joblog is not None:
-            parts_of_it = (schema, chief, shards, model, dense, observer, arithmetic)
-            exporting = held.enter_context(open_exporting(config, job, *parts_of_it))
-        closer.begin(None if chief is None else chief.begin(config.job, closer.day))
-        if chief is not None and exporting is not None:
-            committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
-            committer = held.enter_context(committing)
-            begin_exporting(exporting, chief, committer)
+        keeping = _keeping(config, job, schema, chief, shards, model, holders, fingerprint(device))
+        committer, exporting = held.enter_context(keeping)
         parts = Parts(
             job.train,
             job.tasks,
@@ -180,6 +174,31 @@ def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: 
         holders.load(commit.folder, commit.state)
     if beginning is not None:
         holders.progress.used(beginning.last_number)
+
+
+@contextmanager
+def _keeping(
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    chief: Lead | None,
+    shards: Shards,
+    model: nn.Module,
+    holders: Holders,
+    arithmetic: Mapping[str, str],
+) -> Iterator[tuple[Committer | None, Exporting | None]]:
+    """Every rank goes on with what was set and what waits; the chief commits and exports, unless it is a rerun's."""
+    with ExitStack() as held:
+        exporting, committer = None, None
+        if chief is not None and chief.beginning.joblog is not None:
+            parts = (schema, chief, shards, model, holders.dense, holders.observer, arithmetic)
+            exporting = held.enter_context(open_exporting(config, job, *parts))
+        holders.closer.begin(None if chief is None else chief.begin(config.job, holders.closer.day))
+        if chief is not None and exporting is not None:
+            committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
+            committer = held.enter_context(committing)
+            begin_exporting(exporting, chief, committer)
+        yield committer, exporting
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from trainer.config import TrainerJob, WorkerConfig
 from trainer.operations import Body, Operator, Word
 from trainer.planner import Planner
 from trainer.recovery import Beginning, overrides_of
-from trainer.shrinking import Shrinking
+from trainer.shrinking import Shrinking, has_rule
 
 OPEN_S = 120.0
 """How long peers and the source may take to answer at the start."""
@@ -60,12 +60,13 @@ class Lead:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """What people ask a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
 
-        "ask": an "operation" to log (Operator.ask); "dry_run": what a shrink would take (Shrinking.dry_run);
-        "explain": all that is known of a "slot"'s "sign".
+        "ask": an "operation" to log (Operator.ask); "dry_run": what a shrink would take (Shrinking.dry_run); "tables":
+        whether each has a rule by which rows go; "explain": all that is known of a "slot"'s "sign".
         """
         answers: Mapping[str, Callable[[Body], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
+            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.tables.items()},
             "explain": self._explain,
         }
         what = str(request.get("do"))

@@ -66,13 +66,13 @@ def shrink(
     as_json: Json = False,
 ) -> None:
     """Have rows of a running job's tables go by their rule; exit code 1 where they are too many."""
-    loaded, deadline = ran(job, overrides), Deadline.after(timeout)
+    store, deadline = ran(job, overrides).store, Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
-    tables = shrinking.chosen(loaded.spec.tables, table, ruled=rule != dict.fromkeys(rule))
+    tables = shrinking.chosen(shrinking.tables_of(store, deadline), table, ruled=rule != dict.fromkeys(rule))
     if dry_run:
-        shrinking.print_dry_run(loaded.store, tables, rule, deadline, as_json=as_json)
+        shrinking.print_dry_run(store, tables, rule, deadline, as_json=as_json)
     else:
-        shrinking.shrink(loaded.store, tables, {**rule, "allow": allow}, deadline)
+        shrinking.shrink(store, tables, {**rule, "allow": allow}, deadline)
 
 
 @operating.command()

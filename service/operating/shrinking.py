@@ -8,26 +8,26 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
-from pserver.config import TableSection
 from service.lines import count
 from service.operating.wishes import answered, carried_out
-from trainer.shrinking import has_rule
 
 Rule = Mapping[str, Any]
 
 
-def chosen(tables: Mapping[str, TableSection], name: str | None, *, ruled: bool) -> Sequence[str]:
+def tables_of(store: Path, deadline: Deadline) -> Mapping[str, bool]:
+    """The running job's tables, and whether each has a rule now."""
+    return answered(store, {"do": "tables"}, deadline)
+
+
+def chosen(tables: Mapping[str, bool], name: str | None, *, ruled: bool) -> Sequence[str]:
     """The tables meant: the one named, else all; unless a rule is given (`ruled`), those that have one."""
     if name is not None:
         if name not in tables:
             raise SpecError(f"there is no table {name!r}; {nearest(name, tables)}")
         return [name]
-    found = [each for each, table in tables.items() if ruled or has_rule(table)]
+    found = [each for each, has_rule in tables.items() if ruled or has_rule]
     if not found:
-        raise SpecError(
-            "no table of the job file has a rule by which rows go; give --delete-below or --delete-after-days, or "
-            "--table where one was set while the job runs"
-        )
+        raise SpecError("no table has a rule by which rows go; give --delete-below or --delete-after-days")
     return found
 
 

@@ -1,5 +1,6 @@
 """A running job is told things: they act at a close, a restart repeats them there, and a rerun comes out alike."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Unavailable
 from service.past.asking import NotRunning, chief
 from tests.integration.followed_job import FollowedJob, closes
+from tests.integration.stream_job import millrace
 from trainer.history import History
 from trainer.log import read
+from trainer.operations import INERT
 
 RULE = ("tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.9")
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
@@ -65,7 +68,7 @@ def acted(store):
     return {
         version: ops
         for version, records in history.operations_by_version().items()
-        if (ops := [record.body["op"] for record in records if record.body["op"] not in ("spec", "partitions", "restore")])
+        if (ops := [op for record in records if (op := record.body["op"]) not in INERT])
     }
 
 
@@ -82,7 +85,7 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     assert "day 1 begins" in say(followed, job.store, "day-tick")
     assert "day 3 begins" in say(followed, job.store, "day-tick", "--to", "3")
     followed.arrive(4)
-    before = until(job, lambda status: status["events"] == 400 and not status["operations"]["shrinking"]["counting"], "4")
+    before = until(job, lambda told: told["events"] == 400 and not told["operations"]["shrinking"]["counting"], "rest")
     assert before["overrides"] == {"tables.default.optimizer.lr": 0.2, "train.dense_optimizer.lr": 0.01}
     assert any("shrink" in ops for ops in acted(job.store).values())
     os.kill(job.workers()["trainer-0"], signal.SIGKILL)  # nothing of this is committed: it is trained again
@@ -98,3 +101,64 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     said = say(followed, job.store, "rerun", "--from", first)
     number = max(closes(job.store)) - 2
     assert f"{number} of {number} passes are identical" in said
+
+
+def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_streams_end(followed, start):
+    job = start(*RARELY)
+    followed.arrive(2)
+    until(job, lambda status: status["version"] == 2, "version 2")
+    told = json.loads(say(followed, job.store, "explain", "a", "3", "--json"))
+    assert told["row"] and told["last_seen_day"] == 0 and told["leaves_after_days"] is None
+    with chief(job.store) as client:  # the stop comes before the close at which it would act
+        wish = {"op": "forget", "id": "x", "slot": "a", "sign": 3}
+        job.process.send_signal(signal.SIGTERM)
+        client.operate({"do": "ask", "operation": wish}, Deadline.after(5))
+    code, output = job.end()
+    assert code == 0, output
+    assert acted(job.store).get(None, acted(job.store).get(3)) == ["forget"]
+    again = millrace(followed.spec, "sources.lines.follow=false", store=str(job.store))  # the stream ends now
+    assert again.code == 0, again.output
+    (version,) = acted(job.store)
+    assert version == max(closes(job.store)) and again.report["passes"] == version
+    assert closes(job.store)[version]["events"] == 0
+
+
+def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
+    job = start(*RARELY, "pipe.max_bad_fraction=0.9")
+    followed.arrive(2)
+    with (followed.folder / "part-0.txt").open("a") as stream:
+        stream.write("2 0.5 0.5 1 7 1 nobody 1 3 1 1 1 12\n")
+    followed.arrive(3)
+    until(job, lambda status: status["rejected"], "a rejected event")
+    said = say(followed, job.store, "forget", "a", "7")
+    assert "sign 7 has no row from version" in said and "dead letters with this value, dropped: 1" in said
+    told = say(followed, job.store, "explain", "a", "7")
+    assert "it has no row" in told
+    refused = say(followed, job.store, "forget", "aa", "7", code=2)
+    assert "there is no sparse slot 'aa'; did you mean 'a'?" in refused
+    refused = say(followed, job.store, "set", "tables.default.dim=8", code=1)
+    assert "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr" in refused
+
+
+def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, start):
+    job = start(*RARELY, "tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.01")
+    followed.arrive(2)
+    until(job, lambda status: status["version"] == 2, "version 2")
+    say(followed, job.store, "day-tick", "--to", "3")
+    status = until(job, lambda status: status["operations"]["shrinking"]["held"], "a shrink that waits")
+    held = status["operations"]["shrinking"]["held"]["default"]
+    assert held["fraction"] == 1.0 and held["rows"] == status["tables"]["default"]["rows"] > 0
+    dry = say(followed, job.store, "shrink", "--dry-run")
+    assert f"{held['rows']:,} of {held['rows']:,} rows would go (100.0%; more than 1.0% needs --allow)" in dry
+    refused = say(followed, job.store, "shrink", code=1)
+    assert "a shrink would take" in refused and "--allow" in refused
+    assert "is shrunk from version" in say(followed, job.store, "shrink", "--allow")
+    status = until(job, lambda status: not status["operations"]["shrinking"]["held"], "nothing waits")
+    assert status["tables"]["default"]["rows"] == 0
+
+
+def test_a_job_that_does_not_run_says_so(followed):
+    ran = millrace(followed.spec, store="ended")
+    assert ran.code == 0, ran.output
+    said = say(followed, followed.folder / "ended", "set", "tables.default.decay=0.5", code=1)
+    assert "no run is going on" in said

@@ -11,7 +11,6 @@ from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.keys import sign_of_text
 from millrace.locks import locked
 from millrace.role import serve_role
-from pserver.config import TableSection
 from service.alarms import Alarm, alarms
 from service.operating import explaining, shrinking
 from service.operating.commands import _pair
@@ -232,13 +231,13 @@ def test_commits_from_before_are_named_and_exports(tmp_path):
 
 
 def test_tables_meant_are_the_one_named_or_those_with_a_rule():
-    tables = {"a": TableSection(), "b": TableSection(delete_below=1.0)}
+    tables = {"a": False, "b": True}
     assert shrinking.chosen(tables, None, ruled=False) == ["b"] and shrinking.chosen(tables, "a", ruled=False) == ["a"]
     assert shrinking.chosen(tables, None, ruled=True) == ["a", "b"]
     with pytest.raises(SpecError, match="there is no table 'c'"):
         shrinking.chosen(tables, "c", ruled=False)
-    with pytest.raises(SpecError, match="no table of the job file has a rule"):
-        shrinking.chosen({"a": TableSection()}, None, ruled=False)
+    with pytest.raises(SpecError, match="no table has a rule by which rows go"):
+        shrinking.chosen({"a": False}, None, ruled=False)
 
 
 def test_a_dry_run_in_words():
