@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.keys import NUM_BUCKETS
 from pserver.admission import Admission
 from pserver.client import F32, U16, U64
 from pserver.config import TableSection
@@ -70,7 +71,10 @@ class Selection:
         return admitted_U
 
     def forget(self, keys_U: U64) -> None:
-        """Keys are not counted any more, as far as an entry can."""
+        """Keys are not counted any more, as far as an entry can; those of other shards' buckets are passed over."""
+        begin, end = self._buckets
+        bucket_U = keys_U % np.uint64(NUM_BUCKETS)
+        keys_U = keys_U[(bucket_U >= begin) & (bucket_U < end)]
         for admission in filter(None, self._by_class):
             admission.forget(keys_U)
 

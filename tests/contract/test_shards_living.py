@@ -1,0 +1,77 @@
+"""Tables that admit, extend, age and shrink give the same bits on any number of shards and ranks."""
+
+import pytest
+
+from pserver.config import Adagrad, CountEntry, SlotLife, TableSection
+from pserver.operations import DayTick, Forget, Shrink
+from tests.contract import shards_world as w
+from tests.contract.test_shards import KINDS, some_batches
+
+LIVING = TableSection(
+    dim=4,
+    optimizer=Adagrad(per="element"),
+    admission=(CountEntry(kind="count", n=3, exact=True),),
+    extend_at=2.0,
+    decay=0.5,
+)
+TABLES = {
+    "default": LIVING,
+    "other": TableSection(dim=3, decay=0.7, delete_below=0.5, extend_at=1.5, slots={"rare": SlotLife(decay=0.1)}),
+}
+IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
+
+
+def live(world, num_passes, steps=3):
+    """Passes with operations between them; what every close and digest said."""
+    said = []
+    for number in range(1, num_passes + 1):
+
+        def train(rank, shards, number=number):
+            batches = some_batches(rank, steps, seed=number)
+            rows, closes = w.train(shards, number, batches, seed=number + rank, steps=steps, day=number // 2)
+            return [{name: table.tolist() for name, table in each.items()} for each in rows], sorted(closes)
+
+        read = world.each(train)
+        operations = [Shrink(table="other", at_once=number % 2 == 0), DayTick(to=number)]
+        key = some_batches(0, 1, seed=number)[0]["default"]
+        operations.append(Forget(table="default", group=1, key=int(key.keys_U[0])))
+        world.one.operate(number, operations, w.soon())
+        said.append(([each for each, _ in read], world.one.digest(w.soon())))
+    return said
+
+
+def tables_of(memory):
+    return {name: table.model_copy(update={"memory": memory, "slots": {}}) for name, table in TABLES.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=IDS[1:])
+@pytest.mark.parametrize("memory", [None, 8 << 20])
+def test_one_rank_reads_and_ends_with_the_same_on_any_number_of_shards(kind, memory):
+    with w.job(0, tables=tables_of(None)) as world:
+        expected = live(world, 6)
+    with w.job(kind, tables=tables_of(memory)) as world:
+        assert live(world, 6) == expected
+    assert all(expected[-1][1].values())
+
+
+def test_three_ranks_end_with_the_same_on_any_number_of_shards():
+    said = []
+    for kind in (1, 3):
+        with w.job(kind, num_ranks=3, tables=TABLES, groups={"rare": 2}) as world:
+            said.append(live(world, 5))
+            assert 0 < world.one.stats(w.soon())["default"].num_rows < 60
+    assert said[0] == said[1] and len({digest["default"] for _, digest in said[0]}) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_a_commit_of_living_tables_is_restored_onto_another_number_of_shards(kind, tmp_path):
+    with w.job(0, tables=tables_of(None)) as world:
+        expected = live(world, 6)
+    parts = []
+    with w.job(2, tables=tables_of(None), live=tmp_path / "first") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        live(world, 3)
+        parts = w.commit(world.one, tmp_path / "commit", 3)
+    with w.job(kind, tables=tables_of(8 << 20), live=tmp_path / "second") as world:
+        world.one.restore(tmp_path / "commit", parts, 3, w.soon())
+        assert world.one.digest(w.soon()) == expected[2][1]
