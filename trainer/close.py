@@ -21,7 +21,7 @@ from pserver.digest import add
 from trainer.batches import Batch
 from trainer.dense import DensePart
 from trainer.leading import Lead
-from trainer.observe import Observer
+from trainer.observe import SECONDS_PER_DAY, Observer
 from trainer.operations import Closing, Word
 from trainer.plan import Plan
 from trainer.progress import Progress, Reading
@@ -207,6 +207,7 @@ class PassCloser:
             ticks=ticks,
             event_time_s=self._latest_s,
             pass_times_s=times_s,
+            day_end_s=None if self._first_day is None else (self._first_day + self._day + 1.0) * SECONDS_PER_DAY,
             wall_s=time.time(),
             stats=self._stats,
             positions=self._progress.positions | plan.positions(),

@@ -51,6 +51,8 @@ class Closing:
     """Highest event time of all passes up to here, unix seconds; None without event time."""
     pass_times_s: tuple[float, float] | None
     """Lowest and highest event time of this pass; None where it has none."""
+    day_end_s: float | None = None
+    """End of the job's day, unix seconds: half of this pass's events are before; None without event time."""
     wall_s: float
     """Now, unix seconds: alike in no replay."""
     stats: Mapping[str, TableStats]

@@ -100,7 +100,7 @@ class World:
             raise LogFull(self.store, "the disk is full")
         self.waiting.append(body)
 
-    def close(self, time_s=None, samples=1, ended=False, replay=None, low_s=None):
+    def close(self, time_s=None, samples=1, ended=False, replay=None, low_s=None, day_end_s=None):
         """A pass closes: `replay` are the bodies that act again."""
         self.version += 1
         times_s = None if time_s is None else (time_s if low_s is None else low_s, time_s)
@@ -108,8 +108,8 @@ class World:
         stats = {"default": TableStats(1, 1, 1, {}, sweeping=self.sweeping)}
         closing = Closing(
             version=self.version, day=0, ticks=0, event_time_s=self.last_s, pass_times_s=times_s, wall_s=time.time(),
-            stats=stats, positions={"p": self.version}, metrics={"window": {"ctr": {"auc": float("nan")}}},
-            num_samples=samples, ended=ended,
+            day_end_s=day_end_s, stats=stats, positions={"p": self.version}, num_samples=samples,
+            metrics={"window": {"ctr": {"auc": float("nan")}}}, ended=ended,
         )  # fmt: skip
         self.exporting.saw(closing)
         waiting, self.waiting = ([], self.waiting) if replay is not None else (self.waiting, [])
@@ -163,6 +163,15 @@ def test_an_export_is_cut_committed_held_made_and_logged(world):
     assert world.close(12 * HOUR) == ["export 0000000004-delta"]
     (delta,) = world.exporter.requests[1:]
     assert delta.parent.name == "0000000002-base" and delta.facts["event_time"] == [11 * HOUR + 1, 12 * HOUR]
+
+
+def test_one_event_from_2099_does_not_hold_exports_up_for_years(world):
+    world.close(10 * HOUR, day_end_s=24 * HOUR)
+    assert world.close(1e6 * HOUR, low_s=10 * HOUR, day_end_s=24 * HOUR) == ["export 0000000002-base"]
+    assert world.exporter.requests[0].facts["event_time"] == [10 * HOUR, 1e6 * HOUR], "but the manifest tells of it"
+    world.complete()
+    assert world.close(23 * HOUR, day_end_s=24 * HOUR) == ["exported 0000000002-base"]
+    assert world.close(25 * HOUR, day_end_s=48 * HOUR) == ["export 0000000004-delta"]
 
 
 def test_what_falls_due_while_one_is_made_waits_for_it(world):

@@ -28,6 +28,7 @@ from trainer.exports.leases import HOLDER, commit_of, release_others, remove_sta
 from trainer.exports.ordering import Setting, export_body, exported_body, facts_of, request_of
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.schedule import Due, Now, decide, usual
+from trainer.exports.telling import status_of, tell
 from trainer.log import LogFull
 from trainer.operations import Closing
 
@@ -82,6 +83,8 @@ class Exporting:
         self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
         self._low_s: float | None = None
         """Lowest event time of all passes."""
+        self._clock_s: float | None = None
+        """Of events: the highest time of all passes, but for what was later than its pass's day."""
         self._close: Closing | None = None
         self._saw_s = -math.inf
         self._day = self._forks = 0
@@ -174,6 +177,8 @@ class Exporting:
         if close.pass_times_s is not None:
             low_s = close.pass_times_s[0]
             self._low_s = low_s if self._low_s is None else min(self._low_s, low_s)
+            time_s = min(close.pass_times_s[1], close.day_end_s or math.inf)
+            self._clock_s = time_s if self._clock_s is None else max(self._clock_s, time_s)
         for name, stream in self._streams.items():
             stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
         self._look_for_forks()
@@ -231,11 +236,12 @@ class Exporting:
     def state(self) -> dict[str, Any]:
         """See Decider."""
         self._look_for_forks()
-        return {"low_s": self._low_s, "streams": {name: each.chain.state() for name, each in self._streams.items()}}
+        streams = {name: each.chain.state() for name, each in self._streams.items()}
+        return {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider. A stream that is new begins anew; what another timeline had in flight is nothing to this one."""
-        self._low_s = state.get("low_s")
+        self._low_s, self._clock_s = state.get("low_s"), state.get("clock_s")
         for name, saved in state.get("streams", {}).items():
             if name not in self._streams:
                 continue
@@ -248,24 +254,8 @@ class Exporting:
 
     def status(self) -> dict[str, Any]:
         """See Decider."""
-        return {name: self._status_of(name, self._view(name)) for name in self._streams}
-
-    def _status_of(self, name: str, chain: Chain) -> dict[str, Any]:
-        newest, flight, ended, now_s = chain.newest, chain.flight, chain.ended, time.time()
-        tried_since_s, failing = self._attempts.failing.get(name, (0.0, ""))
-        since_s = chain.failed_since_s
-        return {
-            "version": None if newest is None else newest.version,
-            "name": None if newest is None else newest.name,
-            "kind": None if newest is None else newest.kind,
-            "age_s": None if chain.ended_complete_s is None else max(0.0, now_s - chain.ended_complete_s),
-            "making": None if flight is None else flight.name,
-            "failing": failing or chain.failed or None,
-            "failing_s": time.monotonic() - tried_since_s if failing else 0.0 if since_s is None else now_s - since_s,
-            "failed_gates": list(ended.get("failed_gates", ())),
-            "command_error": ended.get("command_error"),
-            "last": {key: ended.get(key) for key in ("id", "name", "outcome", "error", "current")} if ended else None,
-        }
+        failing = self._attempts.failing
+        return {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
 
     # -- commits
 
@@ -324,7 +314,7 @@ class Exporting:
         """An export ended for good: the log hears of it, then nobody holds anything for it."""
         cut = self._streams[request.stream].chain.cut
         assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
-        _tell(request, answer)
+        tell(request, answer)
         self._unlogged.append((exported_body(cut, answer, time.time()), request))
         self._log_ends()
 
@@ -390,7 +380,7 @@ class Exporting:
     def _time_s(self, name: str, close: Closing | None) -> float | None:
         if close is None:
             return None
-        return close.event_time_s if self._setting.by_event(name) else close.wall_s
+        return self._clock_s if self._setting.by_event(name) else close.wall_s
 
     def _sweeping(self) -> list[str]:
         return [] if self._close is None else [name for name, each in self._close.stats.items() if each.sweeping]
@@ -405,13 +395,3 @@ class Exporting:
 
 def _failed(flight: Link, error: str) -> ExportAnswer:
     return ExportAnswer(name=flight.name, outcome="failed", error=error)
-
-
-def _tell(request: ExportRequest, answer: ExportAnswer) -> None:
-    what = f"export {request.name} of {request.stream}"
-    if answer.outcome == "failed":
-        log.error("%s failed, and is given up; the next one takes what it lacks: %s", what, answer.error)
-        return
-    log.info("%s: %d rows, %d deleted, %.1f s; %s", what, answer.rows, answer.tombstones, answer.seconds, answer.path)
-    if answer.failed_gates:
-        log.warning("%s is not pointed to: %s", what, "; ".join(answer.failed_gates))
