@@ -107,7 +107,7 @@ def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
     assert told.carry(5, 2, learn=True) is None, "a logged one comes first"
     told.take(0)
     carried = told.carry(5, 2, learn=True)
-    assert carried == Plan(5, ((), ())) and carried.num_positions == 0
+    assert carried == Plan(5, ((), ()), last=True) and carried.num_positions == 0
     assert History.of(read(joblog.folder)).plans[5].body == carried.message()
     told.close(close(4))
     assert told.needed_from == History.of(read(joblog.folder)).plans[5].number
