@@ -34,6 +34,7 @@ from trainer.dense import DensePart
 from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
+from trainer.exports.timelines import newest_timeline
 from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
@@ -151,7 +152,8 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
         return again(config.rerun.store, config.rerun.commit)
     facts = {"world": config.world, "shards": len(config.shards)}
     mirror, logged_only = _mirror(config, job), config.until is not None
-    return begin(config.store, config.generation, config.job, mirror, facts, logged_only=logged_only)
+    taken = partial(newest_timeline, job, config.store, config.folder)
+    return begin(config.store, config.generation, config.job, mirror, facts, logged_only=logged_only, taken=taken)
 
 
 def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: Holders) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -74,8 +74,11 @@ def begin(
     facts: Mapping[str, Any],
     *,
     logged_only: bool = False,
+    taken: Callable[[], int] = lambda: 0,
 ) -> Beginning:
     """Claim `generation` and decide where to go on; with `logged_only`, through the passes logged under `spec`.
+
+    `taken` is the highest number of a timeline that others know of, asked where the store has no log yet.
 
     1. The claim: no older generation can change the store from here on.
     2. The newest commit of the timeline whose every byte is as written; files that are not come from the mirror.
@@ -83,7 +86,7 @@ def begin(
     """
     commits, folder = Commits(store), store / "log"
     old = History.of(read(folder))
-    timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri)
+    timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri, taken())
     now = datetime.now(UTC).isoformat(timespec="seconds")
     claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
     joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
@@ -121,10 +124,10 @@ def again(store: Path, name: str | None) -> Beginning:
     return Beginning(history.timeline, commit, [each for each in found.replay if each.close], 0, found.known)
 
 
-def _new_timeline(commits: Commits, uri: str | None) -> tuple[str, str | None]:
+def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
     """The timeline of a store without a log: begun anew, or from a commit that came from the mirror."""
     whole = commits.whole()
-    last = max([commit.order[0] for commit in whole], default=0)
+    last = max([taken, *(commit.order[0] for commit in whole)])
     if uri is not None:
         last = max([last, *(timeline for timeline, _, _ in lookup(uri, Deadline.after(MIRROR_S)).orders)])
     return f"t{last + 1}", whole[-1].name if whole else None

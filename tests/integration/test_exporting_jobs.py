@@ -12,10 +12,12 @@ from service.faults.acting import Deaths, run
 from service.faults.plan import CHIEF, AtPoint
 from service.spec import load_job
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import millrace
 from tests.integration.timed_job import BEGIN_S, SLOWLY, manifests, replayed, rows_of, write_timed_job
 from trainer.commits import Commits
 from trainer.log import read
+
+pytestmark = pytest.mark.timeout(300)  # each starts processes a few times; seconds on two cores of their own
 
 HOURLY = """
 [exports.main]
@@ -58,17 +60,13 @@ def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
     assert {body["outcome"] for body in operations} == {"complete"}
 
 
-def test_a_job_without_exports_makes_none_and_a_rerun_of_one_with_them_neither(tmp_path):
+def test_a_rerun_exports_nothing(tmp_path):
     job = write_timed_job(tmp_path, ONCE, num_lines=600, step_s=20.0)
     assert millrace(job).code == 0
     before = manifests(exported(tmp_path / "store", "main"))
     again = millrace(job, command="rerun", options=["--from", "0"])
     assert again.code == 0, again.output
     assert manifests(exported(tmp_path / "store", "main")) == before
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    assert millrace(write_job(plain)).code == 0
-    assert not (plain / "store" / "exports").exists()
 
 
 POINTS = [
@@ -126,6 +124,13 @@ def test_a_rewind_begins_with_a_base_below_its_own_timeline(tmp_path):
     told = manifests(exported(tmp_path / "store", "main"))
     first = next(each for each in told if each["timeline"] == "t2")
     assert first["kind"] == "base" and "; a base, for it is the" in first["why"]
+
+
+def test_a_store_that_begins_anew_leaves_exports_elsewhere_alone(tmp_path):
+    job = write_timed_job(tmp_path, f'[exports.main]\npath = "{tmp_path / "elsewhere"}"\n', num_lines=200)
+    assert millrace(job).code == 0
+    assert millrace(job, options=["--fresh"]).code == 0
+    assert [told["timeline"] for told in manifests(tmp_path / "elsewhere" / "small")] == ["t1", "t2"]
 
 
 CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
