@@ -9,11 +9,12 @@ Shapes: U keys or rows chosen, G slot groups.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.errors import Unavailable
 from pserver import kernels
 from pserver.aging import BELOW, STAYS, UNSEEN, Life, Statistics
 from pserver.arrays import frozen
@@ -128,12 +129,17 @@ class Departures:
                 yield
             self._life.swept(upto)
 
-    def survey(self, shrink: Shrink) -> Survey:
-        """What `shrink` would take now, of the rows that the open pass has not changed."""
+    def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
+        """What `shrink` would take now, of the rows that the open pass has not changed.
+
+        Raises Unavailable once `stopping` says so.
+        """
         rule = self._life.ruled(shrink, self.rows.open_version - 1)
         below_G, unseen_G = np.zeros(NUM_GROUPS, np.int64), np.zeros(NUM_GROUPS, np.int64)
 
         def count(statistics: Statistics, rows_U: I32) -> None:
+            if stopping():
+                raise Unavailable("the shard is stopping")
             why_U, group_U = self._life.gone(statistics, rows_U, rule), statistics.group[rows_U]
             for why, counts_G in ((BELOW, below_G), (UNSEEN, unseen_G)):
                 counts_G += np.bincount(group_U[why_U == why], minlength=NUM_GROUPS)

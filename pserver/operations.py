@@ -56,6 +56,8 @@ class Cut:
     """An export was cut here, and what it selects begins to count delta_score anew."""
 
     op: ClassVar[str] = "cut"
+    tables: tuple[str, ...] = ()
+    """Those exported; all unless given."""
     since: int
     """Version of the parent export: rows changed after it are considered; 0 for a base, which considers all."""
     base_threshold: float = 0.0

@@ -164,6 +164,9 @@ class Shard:
                 case SetTables(tables=tables):
                     for name in tables:
                         self._table(name).operate(operation, version)
+                case Cut(tables=names) if names:
+                    for name in names:
+                        self._table(name).operate(operation, version)
                 case DayTick() | Cut():
                     for table in self.tables.values():
                         table.operate(operation, version)

@@ -3,19 +3,52 @@
 A piece keeps steps waiting for about a millisecond. What is absent is absent before it is removed, so nobody sees when.
 """
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 
+from millrace.errors import MillraceError, Unavailable
 from pserver.errors import PserverError
 from pserver.operations import Shrink, Survey
 from pserver.table import Table
+
+STALE_S = 60.0
+"""Older counts are not given to whoever asks next."""
 
 
 def run(pieces: Iterator[object]) -> None:
     """All pieces, one after another."""
     deque(pieces, maxlen=0)
+
+
+class _Count:
+    """A survey in a thread of its own."""
+
+    def __init__(self, table: Table, shrink: Shrink, stopping: threading.Event) -> None:
+        self._table, self._shrink, self._stopping = table, shrink, stopping
+        self._found: Survey | MillraceError = Unavailable("the shard is stopping")
+        self._done_s = math.inf
+        self.thread = threading.Thread(target=self._run, name="survey", daemon=True)
+        self.thread.start()
+
+    def is_stale(self) -> bool:
+        """Whether it was counted long ago, for somebody who did not come back."""
+        return time.monotonic() - self._done_s > STALE_S
+
+    def result(self) -> Survey:
+        """Once the thread has ended. Raises MillraceError."""
+        if isinstance(self._found, MillraceError):
+            raise self._found
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            self._found = self._table.survey(self._shrink, self._stopping.is_set)
+        except MillraceError as error:
+            self._found = error
+        self._done_s = time.monotonic()
 
 
 class Sweeper:
@@ -24,7 +57,7 @@ class Sweeper:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._tables: deque[Table] = deque()
-        self._surveys: dict[Shrink, Future[Survey]] = {}
+        self._surveys: dict[Shrink, _Count] = {}
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self.error: PserverError | None = None
@@ -42,33 +75,28 @@ class Sweeper:
     def survey(self, table: Table, shrink: Shrink) -> Survey | None:
         """What a shrink would take, once a thread has counted it; None until then. Raises PserverError."""
         with self._turn:
-            asked = self._surveys.get(shrink)
-            if asked is None:
-                asked = self._surveys[shrink] = Future()
-                work = threading.Thread(target=self._count, args=(table, shrink, asked), name="survey", daemon=True)
-                work.start()
-            if not asked.done():
+            self._surveys = {each: count for each, count in self._surveys.items() if not count.is_stale()}
+            count = self._surveys.get(shrink)
+            if count is None:
+                count = self._surveys[shrink] = _Count(table, shrink, self._stopping)
+            if count.thread.is_alive():
                 return None
             del self._surveys[shrink]
-        return asked.result()
+        return count.result()
 
     def stop(self) -> None:
         """End after the piece in hand; what is not removed is removed by whoever comes next."""
         self._stopping.set()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        with self._turn:
+            counting = [count.thread for count in self._surveys.values()]
+        for thread in (self._thread, *counting):
+            if thread is not None:
+                thread.join()
 
     def check(self) -> None:
         """Raise what stopped the sweep."""
         if self.error is not None:
             raise self.error
-
-    def _count(self, table: Table, shrink: Shrink, asked: "Future[Survey]") -> None:
-        try:
-            asked.set_result(table.survey(shrink))
-        except PserverError as error:
-            asked.set_exception(error)
 
     def _run(self) -> None:
         while True:

@@ -15,7 +15,7 @@ Threads: any number may reserve, find and release; gather, apply, close, operate
 settle, sweep, survey and explain.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
@@ -268,9 +268,9 @@ class Table:
         """Remove the rows that shrinks have taken, a piece at a time. Raises StoreFailed and StoreDamaged."""
         return self._departures.sweep()
 
-    def survey(self, shrink: Shrink) -> Survey:
-        """What `shrink` would take now, of the rows that the open pass has not changed."""
-        return self._departures.survey(shrink)
+    def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
+        """See Departures."""
+        return self._departures.survey(shrink, stopping)
 
     def explain(self, key: int, group: int) -> dict[str, Any]:
         """All that is known of a key here, as of its last push; JSON-able.

@@ -348,6 +348,7 @@ def cut_of(export: Body) -> Cut:
     """What an export takes from the tables' counts."""
     delta = export["type"] == "delta"
     return Cut(
+        tables=tuple(export["tables"]),
         since=export["parent"]["version"] if delta else 0,
         base_threshold=export["base_threshold"],
         delta_threshold=export["delta_threshold"] if delta and not export["all"] else 0.0,

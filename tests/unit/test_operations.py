@@ -23,7 +23,7 @@ LR = "tables.default.optimizer.lr"
 SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
 EXPORT = {
     "op": "export", "id": None, "stream": "s", "type": "delta", "parent": {"name": "x", "version": 4}, "all": False,
-    "base_threshold": 0.1, "delta_threshold": 0.2, "delta_keep_days": 3, "clears": True,
+    "base_threshold": 0.1, "delta_threshold": 0.2, "delta_keep_days": 3, "clears": True, "tables": ["users"],
 }  # fmt: skip
 
 
@@ -302,6 +302,7 @@ def test_a_log_without_room_refuses_and_forgets_the_wish(world, monkeypatch):
 
 
 def test_an_export_clears_what_it_selects():
-    assert cut_of(EXPORT) == Cut(since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
+    assert cut_of(EXPORT) == Cut(tables=("users",), since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
     assert cut_of({**EXPORT, "all": True}).delta_threshold == 0
-    assert cut_of({**EXPORT, "type": "base", "parent": None}) == Cut(since=0, base_threshold=0.1)
+    base = cut_of({**EXPORT, "type": "base", "parent": None})
+    assert base == Cut(tables=("users",), since=0, base_threshold=0.1)
