@@ -22,7 +22,7 @@ class Counted:
     def survey(self, shrink, stopping):
         self.times += 1
         while not self.going_on.wait(0.001):
-            if stopping():
+            if stopping() and not self.going_on.is_set():
                 raise Unavailable("the shard is stopping")
         return Survey(self.times, {}, {})
 
@@ -44,8 +44,8 @@ def test_a_count_is_told_once_and_made_anew_for_the_next():
 def test_a_count_that_nobody_came_back_for_is_not_told_to_others(monkeypatch):
     monkeypatch.setattr(sweeping, "STALE_S", 0.0)
     sweeper, table = Sweeper(), Counted()
-    table.going_on.set()
     assert sweeper.survey(table, SHRINK) is None
+    table.going_on.set()
     sweeper.stop()  # waits for the count
     sweeper.survey(table, SHRINK)
     sweeper.stop()
