@@ -202,11 +202,12 @@ class Exporting:
         """See Decider."""
         bodies = []
         exported = {body["stream"] for body in ordered if body["op"] == "export"}
+        going = {body["table"] for body in ordered if body["op"] == "shrink" and not body["at_once"]}
         for name, stream in self._streams.items():
             time_s = self._time_s(name, close)
             due = None
             if name not in exported:
-                due = self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping())
+                due = self._decide(name, time_s, ended=close.ended, sweeping={*self._sweeping(), *going})
             if due is not None:
                 wish, stream.wish = stream.wish, None
                 id_ = None if wish is None else wish[1]

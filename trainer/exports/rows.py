@@ -138,17 +138,22 @@ class TableRows:
                     raise CommitDamaged(f"{self._commit.name}: rows of table {self._table!r} that changed are lost")
                 yield _chosen(selection, life, keys_U[found_U], words_UW)
 
-    def gone(self, changes: Changes, deadline: Deadline) -> Iterator[tuple[U64, U16]]:
-        """Keys that went and have no row now, with their slot groups, in order."""
+    def gone(self, changes: Changes, selection: Selection, deadline: Deadline) -> Iterator[tuple[U64, U16]]:
+        """Keys that went and of which the delta has no row, with their slot groups, in order.
+
+        It has none either where thresholds keep back a row that was made since: what is served of the one before goes.
+        """
         done = 0
-        for part, _, keys_P in self._by_part(changes.gone_G):
+        for part, life, keys_P in self._by_part(changes.gone_G):
             group_P = changes.gone_group_G[done : done + len(keys_P)]
             done += len(keys_P)
             for begin in range(0, len(keys_P), CHUNK_ROWS):
                 deadline.check(f"exporting what went from table {self._table!r}")
                 keys_U, group_U = keys_P[begin : begin + CHUNK_ROWS], group_P[begin : begin + CHUNK_ROWS]
-                found_U, _ = self._store(part).get(keys_U)
-                yield keys_U[~found_U], group_U[~found_U]
+                stays_U, words_FW = self._store(part).get(keys_U)
+                kept_back_F = (words_FW[:, 1] > selection.cut.since) & ~selection.chosen(life, words_FW)
+                stays_U[np.flatnonzero(stays_U)[kept_back_F]] = False
+                yield keys_U[~stays_U], group_U[~stays_U]
 
     def _by_part(self, keys_N: U64) -> Iterator[tuple[ShardPart, Life, U64]]:
         """Keys in order, cut where parts end; parts without any are left out. Together the parts have all buckets."""

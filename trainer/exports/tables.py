@@ -147,7 +147,7 @@ class TableWriter:
         for _ in self._rows(source.among(changes, selection, self.deadline), counts):
             pass
         with Files(self.open, f"tombstones-{self.table}", _schema(None, None, 0)) as files:
-            for keys_U, group_U in source.gone(changes, self.deadline):
+            for keys_U, group_U in source.gone(changes, selection, self.deadline):
                 files.write(self._head(keys_U, group_U))
                 counts.tombstones += len(keys_U)
                 counts.tombstones_by_group.update(_counts_of(group_U))
