@@ -14,8 +14,9 @@ from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.points import LAST_WORDS, Fault, Point
+from service.faults.exporters import kill_exporter
 from service.faults.held import HeldChild, Holding
-from service.faults.plan import CHIEF, EVERYBODY, AtInstant, AtPoint, Death
+from service.faults.plan import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtInstant, AtPoint, Death
 from service.launcher.child import Spawner
 from service.launcher.local import LAUNCHER, LocalLauncher
 from service.launcher.nursery import Nursery, able
@@ -27,7 +28,7 @@ from service.running import phases, preloaded
 from service.spec import LoadedJob
 from service.store import WORKERS, claimed
 from trainer.history import History
-from trainer.log import Kind, Place, read
+from trainer.log import Kind, Place, Record, read
 from trainer.log_file import file_name, record_of
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
@@ -57,12 +58,19 @@ class Died:
     """Where the worker killed itself; None where it was killed, or stopped, at an instant."""
     at_s: float = 0.0
     recovered_s: float | None = None
-    """From the death to the first pass closed that was not before; None where another death came first."""
+    """From the death to the first pass closed that was not before, of an exporter's to the first export complete;
+    None where another death came first."""
     old: dict[str, HeldChild] = field(default_factory=dict)
     """Workers that were taken for dead."""
     old_codes: dict[str, int | None] = field(default_factory=dict)
     """What they ended with by themselves; None for those that did not, as nobody asked anything of them."""
     went_on: bool = False
+
+    @property
+    def elsewhere(self) -> Point | None:
+        """Where the chief killed itself because the planned death did not come."""
+        planned = self.death.point if isinstance(self.death, AtPoint) else None
+        return None if self.point is planned else self.point
 
     def go_on(self) -> None:
         """Let those that were taken for dead run again."""
@@ -73,30 +81,27 @@ class Died:
 
 @dataclass
 class Tail:
-    """The passes that a generation closed, as its files of the log grow."""
+    """What a generation logs, as its files of the log grow."""
 
     log: Path
     generation: int
-    newest: int = 0
-    """Number of the last close that is known."""
     part: int = 1
     offset: int = 0
 
-    def new_closes(self) -> int:
-        """How many closes were appended since the last look."""
+    def new_records(self) -> list[Record]:
+        """What was appended since the last look."""
         path = self.log / file_name(self.generation, self.part)
         if not path.exists():
-            return 0
+            return []
         with path.open("rb") as file:
             file.seek(self.offset)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self.offset += len(whole)
-        records = (record_of(line, Place(path, 0)) for line in whole.splitlines(keepends=True))
-        numbers = [int(each.body["number"]) for each in records if each is not None and each.kind is Kind.CLOSE]
+        records = [record_of(line, Place(path, 0)) for line in whole.splitlines(keepends=True)]
         if not whole and (self.log / file_name(self.generation, self.part + 1)).exists():
             self.part, self.offset = self.part + 1, 0
-        return len(numbers)
+        return [record for record in records if record is not None]
 
 
 class Deaths:
@@ -113,13 +118,15 @@ class Deaths:
         """Every close that the log ever had, by number."""
         self.workers = Holding(Spawner())
         self._log, self._planned, self._fallback = store / "log", planned, fallback
-        self._kept = store.with_name(f"{store.name}-log")
+        self.log = store.with_name(f"{store.name}-log")
+        """Every record that the log ever had, once the run is over."""
         self._current: Death | None = None
         self._again: AtPoint | None = None
         self._tail = Tail(self._log, 0)
         self._began_s = 0.0
-        self._num_closes = 0
+        self._num_closes = self._num_exports = 0
         self._closed_s = 0.0
+        """When the generation did last what is counted."""
         self._acted, self._reason = False, ""
         self._lock = threading.Lock()  # between the launcher's thread, the workers' readers and the watch
 
@@ -131,14 +138,14 @@ class Deaths:
     def read_closes(self) -> None:
         """What the log ever said, once the run is over."""
         self._keep_log()
-        self.closes = {number: record.body for number, record in History.of(read(self._kept)).closes.items()}
+        self.closes = {number: record.body for number, record in History.of(read(self.log)).closes.items()}
 
     def _keep_log(self) -> None:
         """Keep the log's files from being pruned, under second names: an old chief may still write to one of them."""
-        self._kept.mkdir(exist_ok=True)
+        self.log.mkdir(exist_ok=True)
         for path in self._log.glob("*.log"):
             with suppress(FileExistsError, FileNotFoundError):
-                (self._kept / path.name).hardlink_to(path)
+                (self.log / path.name).hardlink_to(path)
 
     def faults(self, generation: int, worker: str) -> Sequence[Fault]:
         """What a worker that starts now is told; see service.launcher.generation.Faults."""
@@ -149,7 +156,7 @@ class Deaths:
         found = []
         if self._fallback is not None and isinstance(death, AtPoint) and worker == CHIEF:
             found.append(self._fallback)
-        if isinstance(death, AtPoint) and death.worker == worker:
+        if isinstance(death, AtPoint) and worker == (CHIEF if death.worker == EXPORTER else death.worker):
             found.append(Fault(point=death.point, hit=death.hit))  # the later one counts
         return found
 
@@ -158,8 +165,11 @@ class Deaths:
         if worker == LAUNCHER:
             self._reason = text
         if text.startswith(LAST_WORDS):
+            point = Point(text.removeprefix(LAST_WORDS))
             with self._lock:
-                self._note(Point(text.removeprefix(LAST_WORDS)))
+                self._note(point)
+                if point in OF_EXPORTERS:  # its chief passed them on
+                    self._go_on_within()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -198,21 +208,26 @@ class Deaths:
                 self.missed.append(self._again)
             self._again, self._current = None, next(self._planned, None)
         self._tail = Tail(self._log, generation)
-        self._began_s, self._num_closes, self._acted = time.monotonic(), 0, False
+        self._count_anew()
         self.workers.children.clear()
 
+    def _go_on_within(self) -> None:
+        """An exporter died, and the generation goes on: what is to become of it then."""
+        self._again, self._current = None, next(self._planned, None)
+        assert self._current is None or isinstance(self._current, AtInstant), "too late to tell a worker of a point"
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._began_s, self._num_closes, self._num_exports, self._acted = time.monotonic(), 0, 0, False
+
     def _last(self) -> Died | None:
-        """How the present generation died, if it did."""
-        return self.died[-1] if self.died and self.died[-1].generation == self._tail.generation else None
+        """How the present death came, if it did."""
+        last = self.died[-1] if self.died else None
+        return last if last and (last.generation, last.death) == (self._tail.generation, self._current) else None
 
     def _look(self, now_s: float) -> None:
         self._keep_log()
-        new = self._tail.new_closes() if self._tail.generation else 0
-        if new:
-            self._closed_s = now_s
-            if not self._num_closes and self.died and self.died[-1].generation == self._tail.generation - 1:
-                self.died[-1].recovered_s = now_s - self.died[-1].at_s
-        self._num_closes += new
+        self._hear(self._tail.new_records() if self._tail.generation else [], now_s)
         death = self._current
         if isinstance(death, AtInstant) and not self._acted and self._is_due(death, now_s):
             self._act(death)
@@ -221,12 +236,34 @@ class Deaths:
             if late:
                 died.go_on()
 
+    def _hear(self, records: Sequence[Record], now_s: float) -> None:
+        """Count what is new in the log, and see who has recovered."""
+        closes = sum(record.kind is Kind.CLOSE for record in records)
+        operations = [record.body for record in records if record.kind is Kind.OPERATION]
+        exports = sum(body["op"] == "export" for body in operations)
+        if any(body["op"] == "exported" and body["outcome"] == "complete" for body in operations):
+            for died in self.died:
+                if died.death.worker == EXPORTER and died.recovered_s is None and died.elsewhere is None:
+                    died.recovered_s = now_s - died.at_s
+        if closes and not self._num_closes and self.died and self.died[-1].generation == self._tail.generation - 1:
+            self.died[-1].recovered_s = now_s - self.died[-1].at_s
+        counted = exports if isinstance(self._current, AtInstant) and self._current.exports else closes
+        self._closed_s = now_s if counted else self._closed_s
+        self._num_closes, self._num_exports = self._num_closes + closes, self._num_exports + exports
+
     def _is_due(self, death: AtInstant, now_s: float) -> bool:
-        if self._num_closes < death.closes:
+        if self._num_closes < death.closes or self._num_exports < death.exports:
             return False
-        return now_s - (self._closed_s if death.closes else self._began_s) >= death.delay_s
+        return now_s - (self._closed_s if death.closes or death.exports else self._began_s) >= death.delay_s
 
     def _act(self, death: AtInstant) -> None:
+        if self._last() is not None:  # another way was faster
+            return
+        if death.worker == EXPORTER:
+            if kill_exporter():
+                self._note(None)
+                self._go_on_within()
+            return
         meant = self.workers.children
         if death.worker != EVERYBODY:
             meant = {death.worker: meant[death.worker]} if death.worker in meant else {}

@@ -14,8 +14,8 @@ from service.faults.rounds import FaultRuns, Round
 from service.faults.table import table_of, total_line
 from service.lines import labelled
 
-BY_CLOSES = "every close and the report, compared with the undisturbed run's"
-BY_RERUN = "a rerun of the run's own log, as its passes are cut by arrival"
+BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
+BY_RERUN = "every close and the digest, compared with a rerun of the run's own log; each wish acted once"
 
 
 class _Quiet:
@@ -37,6 +37,9 @@ def faults(
     rounds: Annotated[int, typer.Option(min=1, help="Runs with deaths, each to the end of the stream.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Repeats the choice of points, roles and delays.")] = None,
     events: Annotated[int | None, typer.Option(min=1, help="End a simulated stream after so many events.")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Have an operator set, shrink, forget and export meanwhile.")
+    ] = False,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
 ) -> None:
     """Kill a job's workers at every point and at random, in stores of its own, and compare what comes out."""
@@ -44,7 +47,9 @@ def faults(
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     console.print(f"seed {chosen}")
     lines: list[_Quiet] = []
-    runs = FaultRuns(job, overrides, events, chosen, lambda worker, text: lines[0].on_line(worker, text))
+    runs = FaultRuns(
+        *(job, overrides, events, chosen), lambda worker, text: lines[0].on_line(worker, text), operated=operator
+    )
     show = _Quiet(runs.folder / "output.txt")
     lines.append(show)
     console.print(f"undisturbed: {runs.undisturbed()} passes")
@@ -52,7 +57,7 @@ def faults(
     for number in range(1, rounds + 1):
         found.append(runs.disturbed(number, show))
         console.print(f"round {number}: {total_line(found[-1:])}{_trouble(found[-1])}", soft_wrap=True)
-    console.print(table_of(found, BY_RERUN if runs.by_arrival else BY_CLOSES))
+    console.print(table_of(found, BY_RERUN if runs.by_rerun else BY_CLOSES))
     console.print(f"{total_line(found)} (seed {chosen})")
     if all(each.identical for each in found):
         runs.clear()

@@ -6,7 +6,7 @@ Making workers die is service.faults.acting's, telling people service.faults.tab
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -16,13 +16,17 @@ from millrace.config import load_toml
 from millrace.errors import MillraceError, SpecError
 from millrace.points import Fault, Point
 from service.faults.acting import Deaths, Died, run
-from service.faults.plan import AtPoint, Death, deaths, places
+from service.faults.exported import Exported, differing, exported_of, troubles
+from service.faults.operators import Operators, Wish, misdeeds
+from service.faults.plan import AtPoint, Busy, Death, deaths, places
 from service.launcher.process import OnLine
 from service.launcher.supervision import Outcome
 from service.past.rerun import rerun_job
 from service.running import Show
 from service.spec import LoadedJob, load_job
-from service.store import REPORT
+from service.store import REPORT, RERUNS
+from trainer.exports.ordering import EXPORTS
+from trainer.exports.reading import DONE
 from trainer.shrinking import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
@@ -31,6 +35,8 @@ COMMITS = ("commit.every_passes=2", "commit.keep=2")
 """Many commits, of which few are kept; a user's own settings come after these."""
 FALLBACK = Fault(point=Point.CLOSED, hit=6)
 """Where a generation dies that does not come to its point."""
+KEEP_ALL = "commit.keep=1000"
+"""Keeps the whole log, too, which its rerun needs."""
 NAME_LENGTH = 57
 
 
@@ -48,6 +54,10 @@ class Round:
     """How it came out otherwise than the undisturbed run; empty: it did not."""
     ended: bool = False
     """Whether it came to the end of the stream."""
+    wishes: list[Wish] = field(default_factory=list)
+    """Of its operator."""
+    num_exports: int = 0
+    """Complete ones that were compared."""
 
     @property
     def identical(self) -> bool:
@@ -58,24 +68,37 @@ class Round:
 class FaultRuns:
     """The runs of one job. Main thread only."""
 
-    def __init__(self, path: Path, overrides: Sequence[str], events: int | None, seed: int, on_line: OnLine) -> None:
-        """Raises SpecError where the job's stream has no end, or stores of an earlier fault run are there."""
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        events: int | None,
+        seed: int,
+        on_line: OnLine,
+        *,
+        operated: bool = False,
+    ) -> None:
+        """`operated`: somebody asks for operations meanwhile.
+
+        Raises SpecError where the job's stream has no end, or stores of an earlier fault run are there.
+        """
         self._path, self._overrides, self._on_line = path, overrides, on_line
         asked = load_job(path, overrides)
         self.folder = asked.store.with_name(f"{asked.store.name}-faults-{seed}")
         self._raw = load_toml(path, overrides)
-        self._ours = _overrides(self._raw, asked, events)
         _check_stream(asked, events)
-        self.by_arrival = asked.spec.passes.cut == "arrival"
+        self.operated, self._seed = operated, seed
+        self.by_rerun = operated or asked.spec.passes.cut == "arrival"
+        self._ours = [*_overrides(asked, events), *([KEEP_ALL] if self.by_rerun else [])]
         if self.folder.exists():
             raise SpecError(f"{self.folder} is left of an earlier fault run; remove it, or give another --seed")
         spec = asked.spec
         sizes = spec.cluster.trainers, spec.cluster.num_shards
-        mirrored = spec.store.mirror is not None
-        operated = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
-        self._num_places = len(places(*sizes, mirrored=mirrored, operated=operated))
-        self._deaths: Iterator[Death] = deaths(seed, *sizes, mirrored=mirrored, operated=operated)
-        self._calm: tuple[Mapping[int, Any], Mapping[str, Any]] = ({}, {})
+        shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
+        busy = Busy(spec.store.mirror is not None, operated or shrinks, bool(spec.exports))
+        self._num_places = len(places(*sizes, busy))
+        self._deaths: Iterator[Death] = deaths(seed, *sizes, busy)
+        self._calm: Seen = {}, {}, {}
 
     def undisturbed(self) -> int:
         """The run to compare with; how many passes it had. Raises MillraceError where it fails by itself."""
@@ -84,7 +107,9 @@ class FaultRuns:
         outcome = run(job, seen, self._on_line)
         if outcome.code != 0 or seen.unasked:
             raise MillraceError(f"the job does not run undisturbed: {outcome.reason}; its store is {job.store}")
-        self._calm = seen.closes, report_of(job.store)
+        self._calm = seen.closes, report_of(job.store), exported_of(job, seen.log)
+        if wrong := list(troubles(job, seen.log)):
+            raise MillraceError(f"undisturbed exports are not as they should be: {'; '.join(wrong)}")
         return len(seen.closes)
 
     def disturbed(self, number: int, show: Show) -> Round:
@@ -92,24 +117,40 @@ class FaultRuns:
         job = self._job(f"round-{number:04d}")
         seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
         found = Round(job.store)
+        operators = Operators(job.spec, job.store, self._seed + number)
         try:
-            outcome = run(job, seen, self._on_line)
+            with ExitStack() as held:
+                if self.operated:
+                    held.enter_context(operators.working())
+                outcome = run(job, seen, self._on_line)
         except MillraceError as error:
             outcome = Outcome(error.exit_code, str(error))
         if seen.waiting is not None:
             self._deaths = chain([seen.waiting], self._deaths)
         found.died, found.missed, found.unasked = seen.died, seen.missed, seen.unasked
-        found.ended = outcome.code == 0
-        if not found.ended:
-            found.wrong.append(f"it ended with {outcome.code}: {outcome.reason}")
-        elif self.by_arrival:
-            found.wrong += [] if rerun_job(job, "0", show, keep=False) == 0 else ["a rerun of its log differs"]
+        found.ended, found.wishes = outcome.code == 0, operators.wishes
+        if found.ended:
+            found.wrong += self._compared(job, seen, found, show)
         else:
-            found.wrong += differences(self._calm, (seen.closes, report_of(job.store)))
+            found.wrong.append(f"it ended with {outcome.code}: {outcome.reason}")
         if found.identical:
             for left in self.folder.glob(f"{job.store.name}*"):
                 shutil.rmtree(left)
         return found
+
+    def _compared(self, job: LoadedJob, seen: Deaths, found: Round, show: Show) -> list[str]:
+        """What is otherwise than it should be."""
+        exported = exported_of(job, seen.log)
+        found.num_exports = sum(what.endswith(f"/{DONE}") for what in exported)
+        wrong = [*troubles(job, seen.log), *misdeeds(found.wishes, seen.log)]
+        if not self.by_rerun:
+            return [*differences(self._calm, (seen.closes, report_of(job.store), exported)), *wrong]
+        if rerun_job(job, "0", show, keep=True) != 0:
+            wrong.append("a rerun of its log differs")
+        again = [report_of(store)["digest"] for store in (job.store / RERUNS).iterdir()]
+        if again != [report_of(job.store)["digest"]]:
+            wrong.append("a rerun of its log has another digest")
+        return wrong
 
     def clear(self) -> None:
         """Remove every store."""
@@ -119,11 +160,14 @@ class FaultRuns:
         store = self.folder / name
         mirror = [f"store.mirror={json.dumps(f'{store}-mirror')}"] if "mirror" in self._raw["store"] else []
         place = f"store.path={json.dumps(str(store))}"
+        exports = [
+            f"exports.{name}.path={json.dumps(str(store / EXPORTS / name))}" for name in self._raw.get("exports", ())
+        ]
         self.folder.mkdir(parents=True, exist_ok=True)
-        return load_job(self._path, [*COMMITS, *self._overrides, *self._ours, place, *mirror])
+        return load_job(self._path, [*COMMITS, *self._overrides, *self._ours, place, *exports, *mirror])
 
 
-def _overrides(raw: Mapping[str, Any], job: LoadedJob, events: int | None) -> list[str]:
+def _overrides(job: LoadedJob, events: int | None) -> list[str]:
     """What keeps these runs apart from the job: its name, under which positions are shown, too."""
     ours = [f"name={json.dumps(job.spec.name[:NAME_LENGTH] + '-faults')}"]
     for name, source in job.spec.sources.items():
@@ -131,8 +175,6 @@ def _overrides(raw: Mapping[str, Any], job: LoadedJob, events: int | None) -> li
             ours.append(f"sources.{name}.events={events}")
         if source.kind == "kafka" and source.group is not None:
             ours.append(f"sources.{name}.group={json.dumps(source.group + '-faults')}")
-    if job.spec.passes.cut == "arrival":
-        ours.append("commit.keep=1000")  # the whole log is needed for its rerun
     return ours
 
 
@@ -160,11 +202,13 @@ def report_of(store: Path) -> dict[str, Any]:
     return {key: report.get(key) for key in COMPARED}
 
 
-Seen = tuple[Mapping[int, Any], Mapping[str, Any]]
+Seen = tuple[Mapping[int, Any], Mapping[str, Any], Exported]
+"""Of a run: its closes by number, its report, its exports."""
 
 
 def differences(wanted: Seen, found: Seen) -> list[str]:
-    """What of the closes and the report of two runs differs, in words."""
+    """What of two runs differs, in words."""
     wrong = [f"pass {n}" for n in sorted({*wanted[0], *found[0]}) if wanted[0].get(n) != found[0].get(n)]
     more = [f"{len(wrong) - 3} more passes"] if len(wrong) > 4 else []
-    return [*(wrong[:3] if more else wrong), *more, *(key for key in COMPARED if wanted[1][key] != found[1][key])]
+    reports = [key for key in COMPARED if wanted[1][key] != found[1][key]]
+    return [*(wrong[:3] if more else wrong), *more, *reports, *differing(wanted[2], found[2])]

@@ -7,11 +7,13 @@ from statistics import median
 from rich.table import Table
 
 from service.faults.acting import Died
-from service.faults.plan import AtInstant, AtPoint
+from service.faults.operators import carried_out
+from service.faults.plan import CHIEF, AtInstant, AtPoint
 from service.faults.rounds import Round
 
 HOW_MEASURED = (
-    "in: from the death to the first pass closed that was not closed before, as its close stands in the log; "
+    "in: from the death to the first pass closed that was not closed before, of the exporter's to the first export "
+    "complete, as they stand in the log; "
     "median and longest, of the deaths that no other death followed sooner"
 )
 
@@ -19,11 +21,13 @@ HOW_MEASURED = (
 def place_of(died: Died) -> tuple[str, str]:
     """Where somebody died, and who."""
     match died.death:
+        case _ if died.elsewhere is not None:
+            return died.elsewhere, CHIEF
         case AtPoint(worker, point):
-            elsewhere = died.point is not None and died.point != point
-            return ("", "") if died.point is None else (died.point, "trainer-0" if elsewhere else worker)
-        case AtInstant(worker, stopped=stopped):
-            return "stopped and back" if stopped else "at random", worker
+            return ("", "") if died.point is None else (point, worker)
+        case AtInstant(worker, stopped=stopped, exports=exports):
+            when = "at random, exporting" if exports else "at random"
+            return "stopped and back" if stopped else when, worker
 
 
 def table_of(rounds: Sequence[Round], compared: str) -> Table:
@@ -52,4 +56,8 @@ def total_line(rounds: Sequence[Round]) -> str:
     kills = sum(len(each.died) for each in rounds)
     recovered = sum(len(each.died) for each in rounds if each.ended)
     identical = sum(len(each.died) for each in rounds if each.identical)
-    return f"{kills} kills, {recovered} recovered, {identical} identical"
+    line = f"{kills} kills, {recovered} recovered, {identical} identical"
+    exports = sum(each.num_exports for each in rounds)
+    wishes = sum(carried_out(each.wishes) for each in rounds)
+    more = [f"{exports} exports"] * bool(exports) + [f"{wishes} wishes acted"] * bool(wishes)
+    return "; ".join([line, *more])

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.points import Point
 from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint, places
+from service.faults.plan import CHIEF, AtPoint, Busy, places
 from service.spec import load_job
 from tests.integration.stream_job import write_job
 from trainer.commits import MANIFEST, Commits, problems_of
@@ -21,7 +21,7 @@ HITS = {Point.LOG_WRITTEN: 3, Point.LOG_SYNCED: 4, Point.PLAN_LOGGED: 2, Point.P
 
 def in_order(trainers, shards):
     """Every place; a pass is left to be replayed where its replay is to be died in."""
-    found = places(trainers, shards, mirrored=True)
+    found = places(trainers, shards, Busy(mirrored=True))
     last = [(Point.CLOSED, CHIEF), (Point.REPLAYED, CHIEF)]
     return [AtPoint(worker, point, HITS.get(point, 1)) for point, worker in [p for p in found if p not in last] + last]
 

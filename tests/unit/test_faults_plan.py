@@ -1,5 +1,6 @@
 """Which deaths a fault run plans, what it refuses, and how it tells what came of them."""
 
+import itertools
 from itertools import islice
 
 import pytest
@@ -9,11 +10,13 @@ from millrace.points import Point
 from service.faults.acting import Died
 from service.faults.plan import (
     EVERYBODY,
-    OF_EXPORTERS,
+    EXPORTER,
+    OF_EXPORTS,
     OF_OPERATIONS,
     OFTEN,
     AtInstant,
     AtPoint,
+    Busy,
     deaths,
     places,
     workers_of,
@@ -22,39 +25,43 @@ from service.faults.rounds import COMPARED, FaultRuns, Round, differences
 from service.faults.table import place_of, total_line
 from tests.integration.stream_job import write_job
 
+MIRRORED = Busy(mirrored=True)
+ALL = Busy(mirrored=True, operated=True, exporting=True)
+
 
 def test_every_point_has_a_worker_in_every_topology():
     for sizes in ((1, 0), (1, 2), (3, 2)):
-        found = places(*sizes, mirrored=True, operated=True)
-        assert {point for point, _ in found} == set(Point) - OF_EXPORTERS
-        assert {worker for _, worker in places(*sizes, mirrored=True)} == set(workers_of(*sizes))
+        assert {point for point, _ in places(*sizes, ALL)} == set(Point)
+        assert {worker for _, worker in places(*sizes, MIRRORED)} == set(workers_of(*sizes))
+        assert {worker for _, worker in places(*sizes, ALL)} == {*workers_of(*sizes), EXPORTER}
 
 
 def test_uploads_are_died_at_only_where_there_is_a_mirror():
-    everywhere = {point for point, _ in places(1, 0, mirrored=True)}
-    assert {point for point, _ in places(1, 0, mirrored=False)} == everywhere - {Point.UPLOADED}
+    everywhere = {point for point, _ in places(1, 0, MIRRORED)}
+    assert {point for point, _ in places(1, 0, Busy())} == everywhere - {Point.UPLOADED}
 
 
 def test_operations_are_died_at_only_where_there_are_any():
-    with_operations = {point for point, _ in places(1, 0, mirrored=True, operated=True)}
-    assert with_operations - {point for point, _ in places(1, 0, mirrored=True)} == OF_OPERATIONS
+    none = set(places(1, 0, Busy()))
+    assert {point for point, _ in set(places(1, 0, Busy(operated=True))) - none} == OF_OPERATIONS
+    assert {point for point, _ in set(places(1, 0, Busy(exporting=True))) - none} == OF_OPERATIONS | OF_EXPORTS
 
 
 def test_an_embedded_shard_dies_with_its_trainer_and_others_in_turn():
-    assert (Point.SNAPSHOT_TAKEN, "trainer-0") in places(1, 0, mirrored=False)
-    found = places(3, 2, mirrored=False)
+    assert (Point.SNAPSHOT_TAKEN, "trainer-0") in places(1, 0, Busy())
+    found = places(3, 2, Busy())
     assert [worker for point, worker in found if point is Point.SNAPSHOT_TAKEN] == ["shard-0", "shard-1"]
     assert [worker for point, worker in found if point is Point.BEFORE_CLOSE] == ["trainer-0", "trainer-1", "trainer-2"]
 
 
 def test_a_seed_repeats_its_deaths_and_another_gives_others():
-    first, again, other = (list(islice(deaths(seed, 3, 2, mirrored=True), 100)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(deaths(seed, 3, 2, ALL), 100)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_every_place_has_its_turn_before_one_comes_again():
-    everywhere = places(3, 2, mirrored=True)
-    found = list(islice(deaths(5, 3, 2, mirrored=True), 2 * len(everywhere)))
+    everywhere = places(3, 2, MIRRORED)
+    found = list(islice(deaths(5, 3, 2, MIRRORED), 2 * len(everywhere)))
     at_points = [death for death in found if isinstance(death, AtPoint)]
     assert sorted((death.point, death.worker) for death in at_points) == sorted(everywhere)
     assert all(death.hit == 1 for death in at_points if death.point not in OFTEN)
@@ -63,13 +70,23 @@ def test_every_place_has_its_turn_before_one_comes_again():
     assert {death.stopped for death in at_random} == {True, False}
 
 
+def test_what_follows_a_death_of_the_exporter_needs_nobody_to_be_told_beforehand():
+    found = list(islice(deaths(5, 3, 2, ALL), 500))
+    after = [later for death, later in itertools.pairwise(found) if death.worker == EXPORTER]
+    assert len(after) > 50 and all(isinstance(death, AtInstant) and death.worker != EXPORTER for death in after)
+    exporting = {death.worker for death in found if isinstance(death, AtInstant) and death.exports}
+    assert exporting == {*workers_of(3, 2), EVERYBODY, EXPORTER}
+    assert not any(death.worker == EXPORTER for death in islice(deaths(5, 3, 2, MIRRORED), 500))
+
+
 def test_a_run_that_differs_is_told_in_what():
     report = dict.fromkeys(COMPARED, 1)
-    calm = ({1: "a", 2: "b"}, report)
+    calm = ({1: "a", 2: "b"}, report, {"x": 1})
     assert differences(calm, calm) == []
-    assert differences(calm, ({1: "a", 2: "c"}, report | {"digest": 2})) == ["pass 2", "digest"]
-    assert differences(calm, ({1: "a"}, report)) == ["pass 2"]
-    many = ({n: "x" for n in range(1, 10)}, report)
+    assert differences(calm, ({1: "a", 2: "c"}, report | {"digest": 2}, {"x": 1})) == ["pass 2", "digest"]
+    assert differences(calm, ({1: "a"}, report, {"x": 1, "y": 2})) == ["pass 2", "y"]
+    assert differences(calm, (calm[0], report, {})) == ["x"]
+    many = ({n: "x" for n in range(1, 10)}, report, {"x": 1})
     assert differences(calm, many) == ["pass 1", "pass 2", "pass 3", "6 more passes"]
 
 
@@ -85,6 +102,9 @@ def test_kills_count_as_identical_only_where_their_whole_run_is(tmp_path):
 def test_a_death_elsewhere_than_planned_is_counted_where_it_was():
     assert place_of(Died(AtPoint("shard-1", Point.ROWS_WRITTEN), 1, Point.CLOSED)) == ("closed", "trainer-0")
     assert place_of(Died(AtInstant("shard-1", 0, 0.0, stopped=True), 1)) == ("stopped and back", "shard-1")
+    assert place_of(Died(AtInstant("shard-1", 0, 0.0), 1, Point.CLOSED)) == ("closed", "trainer-0")
+    assert place_of(Died(AtInstant(EXPORTER, 0, 0.0, exports=1), 1)) == ("at random, exporting", EXPORTER)
+    assert place_of(Died(AtPoint(EXPORTER, Point.EXPORT_ROWS), 1, Point.EXPORT_ROWS)) == ("export-rows", EXPORTER)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Operators of a job that is killed again and again: each wish is asked for until it has acted, under one id.
+
+When each acts depends on when it is asked for, so what such a run comes to is compared with a rerun of its own log.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dataset.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
+from service.past.asking import NotRunning, chief
+from service.spec import Job
+from trainer.history import History
+from trainer.log import read
+from trainer.operations import INERT
+
+MAX_PAUSE_S = 0.3
+"""Between two wishes, at most."""
+AGAIN_S = 0.05
+"""Before one is asked for again."""
+CALL_S = 5.0
+MAX_SIGN = 300
+"""Signs that are forgotten are below."""
+RATES = (0.01, 0.02, 0.05)
+"""Learning rates that are set."""
+
+
+@dataclass
+class Wish:
+    """What an operator wants."""
+
+    body: Mapping[str, Any]
+    """With its id."""
+    version: int | None = None
+    """From which on the job says that it holds; None: it has not acted, as far as the operator knows."""
+    refused: str = ""
+    """Why it is not done."""
+
+
+class Operators:
+    """One operator, who has one wish at a time."""
+
+    def __init__(self, spec: Job, store: Path, seed: int) -> None:
+        self.wishes: list[Wish] = []
+        self._spec, self._store, self._random = spec, store, Random(seed)
+        self._over = threading.Event()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """On a thread, as long as the context lasts."""
+        thread = threading.Thread(target=self._work, name="operator", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
+            wish = Wish({**self._draw(), "id": f"wish-{len(self.wishes):04d}"})
+            self.wishes.append(wish)
+            while not self._over.is_set() and wish.version is None and not wish.refused:
+                self._ask(wish)
+                self._over.wait(AGAIN_S)
+
+    def _ask(self, wish: Wish) -> None:
+        try:
+            with chief(self._store) as client:
+                answer = client.operate({"do": "ask", "operation": wish.body}, Deadline.after(CALL_S))
+            wish.version = answer["version"]
+        except (Unavailable, DeadlineExceeded, NotYet, NotRunning):
+            pass
+        except MillraceError as error:
+            wish.refused = str(error)
+
+    def _draw(self) -> dict[str, Any]:
+        random, tables = self._random, sorted(self._spec.tables)
+        kinds = ["set", "shrink", "forget", *(["export"] if self._spec.exports else [])]
+        match random.choice(kinds):
+            case "set":
+                return {"op": "set", "keys": {f"tables.{random.choice(tables)}.optimizer.lr": random.choice(RATES)}}
+            case "shrink":
+                return {"op": "shrink", "table": random.choice(tables), "delete_after_days": 1, "allow": True}
+            case "forget":
+                slots = [slot.name for slot in Schema.of(self._spec.slots).sparse]
+                return {"op": "forget", "slot": random.choice(slots), "sign": random.randrange(MAX_SIGN)}
+            case _:
+                kind = random.choice(["base", None])
+                return {"op": "export", "stream": random.choice(sorted(self._spec.exports)), "kind": kind}
+
+
+def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
+    """What did not act once, as asked for, in words. `log`: every record that there ever was."""
+    history = History.of(read(log))
+    logged = Counter(record.body.get("id") for record in history.operations if record.body["op"] not in INERT)
+    acted = {
+        record.body.get("id"): version
+        for version, records in history.operations_by_version().items()
+        for record in records
+    }
+    for wish in wishes:
+        name = wish.body["id"]
+        most, least = (0, 0) if wish.refused else (1, 0 if wish.version is None else 1)
+        if not least <= logged[name] <= most:
+            yield f"{wish.body['op']} {name} is logged {logged[name]} times"
+        if wish.version is not None and acted.get(name) != wish.version:
+            yield f"{wish.body['op']} {name} acted at {acted.get(name)}, not at {wish.version}"
+
+
+def carried_out(wishes: list[Wish]) -> int:
+    """How many have acted."""
+    return sum(wish.version is not None for wish in wishes)
