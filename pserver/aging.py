@@ -127,8 +127,8 @@ class Life:
             rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
             rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
             self._rates += [rates] * max(0, day - self.day)
+            self._arrange()  # before the day is: whoever reads it needs the rates up to it
             self.day = max(day, self.day)
-            self._arrange()
 
     def ruled(self, shrink: Shrink, version: int) -> Shrunk:
         """What `shrink` means if it acts at `version`."""
@@ -142,8 +142,9 @@ class Life:
     def shrink(self, shrink: Shrink, version: int) -> None:
         """Rows that meet the rule now are absent."""
         with self._turn:
-            self.shrinks = (*self.shrinks, self.ruled(shrink, version))
-            self._arrange()
+            shrinks = (*self.shrinks, self.ruled(shrink, version))
+            self._arrange(shrinks)  # before it is told: whoever sweeps by what is told needs the rule
+            self.shrinks = shrinks
 
     def swept(self, upto: int) -> None:
         """All rows that shrinks up to version `upto` took are removed."""
@@ -203,9 +204,10 @@ class Life:
         life.load([] if message is None else [message])
         return life
 
-    def _arrange(self) -> None:
-        """The same as arrays for kernels."""
-        told = {g for rates in self._rates for g in rates} | {g for s in self.shrinks for g in (*s.below, *s.after)}
+    def _arrange(self, shrinks: Sequence[Shrunk] | None = None) -> None:
+        """The same as arrays for kernels; with `shrinks` instead of those that are told."""
+        shrinks = self.shrinks if shrinks is None else shrinks
+        told = {g for rates in self._rates for g in rates} | {g for s in shrinks for g in (*s.below, *s.after)}
         columns = [TABLE, *sorted({*told, *self._classes.groups} - {TABLE})]
         column_G = np.zeros(NUM_GROUPS, np.uint16)
         column_G[columns[1:]] = np.arange(1, len(columns))
@@ -215,7 +217,7 @@ class Life:
         thresholds = [[_least(t.cut.base_threshold), _least(t.cut.delta_threshold)] for t in self._cuts]
         self._arrays = Arrays(
             Days(column_G, rates_TK.reshape(len(self._rates), len(columns))),
-            _rules_of(self.shrinks, columns),
+            _rules_of(shrinks, columns),
             Clears(
                 np.array(versions, np.uint32).reshape(-1, 2),
                 np.array(days, np.int32).reshape(-1, 2),

@@ -125,7 +125,7 @@ class Departures:
                     self.renew_alone(self._piece(begin))
                 yield
             for chunk in self.rows.stored():
-                self.rows.sweep_away(chunk)
+                self.rows.sweep_away(chunk, self.renew_alone)
                 yield
             self._life.swept(upto)
 
@@ -145,7 +145,8 @@ class Departures:
                 counts_G += np.bincount(group_U[why_U == why], minlength=NUM_GROUPS)
 
         for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
-            count(self.statistics(), frozen(self._piece(begin)))
+            rows_U = self._piece(begin)  # before the columns: they have room for numbers given out by now
+            count(self.statistics(), frozen(rows_U))
         for _, words_UW in self.rows.away():
             count(Statistics.of_words(words_UW), frozen(np.arange(len(words_UW), dtype=np.int32)))
         return Survey(self.num_rows, by_group(below_G), by_group(unseen_G))

@@ -44,6 +44,7 @@ class Overview:
             rows_U = np.flatnonzero(self._present()).astype(np.int32)
             if self.life.shrinks:
                 rows_U = rows_U[self.life.gone(self.departures.statistics(), rows_U) == STAYS]
+            rows_U = rows_U[self.rows.columns["changed_version"][rows_U] != 0]  # not swept meanwhile
             away = (self._digest_of_words(*chunk) for chunk in self.rows.away())
             return add([self.digest_of(frozen(rows_U)), *away, self.selection.digest()])
 

@@ -157,13 +157,15 @@ class BoundedRows(Rows):
             away_U &= ~self._departed(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
 
-    def sweep_away(self, chunk: tuple[U64, U32]) -> None:
+    def sweep_away(self, chunk: tuple[U64, U32], renew: Callable[[I32], None]) -> None:
         """See Rows."""
         keys_U, words_UW = chunk
         suspect_U = self._departed(keys_U, words_UW, found_out=False)
         if suspect_U.any():
             with self.still:
                 keys_U = keys_U[suspect_U]
+                with self.removing():
+                    renew(self.look_up(keys_U))
                 self._stored(keys_U[self.resident(keys_U) == kernels.EMPTY])  # as they are now
 
     def forget_away(self, keys_U: U64) -> None:
@@ -208,12 +210,16 @@ class BoundedRows(Rows):
 
     def _brought(self, keys_U: U64, group_U: U16 | None) -> I32 | None:
         """As `_pinned`, with what is missing brought in; None: there is no room. Others are kept still meanwhile."""
-        rows_U = self.resident(keys_U)
-        missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
-        found_M, words_FW = self._stored(keys_U[missing_U])
-        fresh_U = missing_U[~found_M] if group_U is not None else missing_U[:0]
-        with self._numbering:
+        with self._numbering:  # a sweep, which is not kept still, must find them pinned
+            rows_U = self.look_up(keys_U)
             self._pin(rows_U)
+        missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        try:
+            found_M, words_FW = self._stored(keys_U[missing_U])
+        except BaseException:
+            self._unpin(rows_U)
+            raise
+        fresh_U = missing_U[~found_M] if group_U is not None else missing_U[:0]
         if not self._make_room(len(fresh_U) + len(words_FW)):
             self._unpin(rows_U)
             return None

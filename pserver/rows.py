@@ -246,8 +246,11 @@ class Rows:
         """All rows of the store as it is now, those in memory and departed ones included."""
         return iter(())
 
-    def sweep_away(self, chunk: tuple[U64, U32]) -> None:
-        """Some rows as they were in the store: delete those that departed and did not come back."""
+    def sweep_away(self, chunk: tuple[U64, U32], renew: Callable[[I32], None]) -> None:
+        """Some rows as they were in the store: delete those that departed and did not come back.
+
+        `renew` as in `gather_present`, of those that came into memory as the shrink acted.
+        """
 
     def left(self, num_rows: int) -> None:
         """So many rows that were in the store alone are in memory, or none any more."""

@@ -1,0 +1,109 @@
+"""Sweeps and surveys, which no step waits for, between the very moments of others where they would do harm."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from pserver.aging import Life
+from pserver.overview import Overview
+from pserver.sweeping import run
+from tests.unit.test_pserver_departures import ALL_KEYS, World
+
+
+def cold_and_hot():
+    """A bounded table, some of whose rows are in the store alone, and others in memory."""
+    world = World(bounded=True)
+    for keys_U in np.split(ALL_KEYS[:40], 5):
+        world.learn(keys_U)
+        world.commit()
+    hot_U = ALL_KEYS[:40][world.table._rows.resident(ALL_KEYS[:40]) >= 0]
+    return world, np.setdiff1d(ALL_KEYS[:40], hot_U), hot_U
+
+
+def test_a_batch_that_asks_the_store_keeps_the_numbers_of_rows_that_a_sweep_removes_meanwhile(monkeypatch):
+    world, cold_U, hot_U = cold_and_hot()
+    keys_U, get, swept = np.concatenate([hot_U[:8], cold_U[:8]]), world.store.get, []
+    world.shrink()
+
+    def swept_meanwhile(keys_U):
+        if not swept:
+            swept.append(next(world.table.sweep()))
+        return get(keys_U)
+
+    monkeypatch.setattr(world.store, "get", swept_meanwhile)
+    rows_U = world.reserve(keys_U)
+    assert swept and len(np.unique(rows_U)) == len(keys_U)
+    assert (world.table._rows.resident(keys_U) == rows_U).all()
+    world.version += 1
+    world.push(rows_U)
+    assert world.table.num_rows >= len(keys_U)
+    assert set(keys_U) == set(world.present())
+
+
+def test_a_batch_lets_go_of_its_rows_where_the_store_fails(monkeypatch):
+    world, cold_U, hot_U = cold_and_hot()
+    pins_R = world.table._rows._pins_R.copy()
+    monkeypatch.setattr(world.store, "get", lambda keys_U: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        world.reserve(np.concatenate([hot_U[:8], cold_U[:8]]))
+    assert (world.table._rows._pins_R == pins_R).all()
+
+
+def test_a_batch_that_read_the_store_as_a_shrink_acted_brings_back_nothing_that_it_took(monkeypatch):
+    world, cold_U, _ = cold_and_hot()
+    born = World(bounded=True)
+    asked, answered, found = threading.Event(), threading.Event(), []
+    rows, make_room = world.table._rows, world.table._rows._make_room
+
+    def slowly(num_rows):
+        asked.set()
+        answered.wait(10)
+        return make_room(num_rows)
+
+    monkeypatch.setattr(rows, "_make_room", slowly)
+    loader = threading.Thread(target=lambda: found.append(world.reserve(cold_U[:4])))
+    loader.start()
+    asked.wait(10)
+    world.shrink()
+    pieces = world.table.sweep()
+    next(pieces)  # those in memory
+    sweeper = threading.Thread(target=run, args=(pieces,))
+    sweeper.start()
+    answered.set()
+    for thread in (loader, sweeper):
+        thread.join()
+    assert not world.table.sweeping and world.table.num_rows == 0
+    assert (world.table.gather(found[0]) == born.table.gather(born.reserve(cold_U[:4]))).all()
+
+
+def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
+    world, arrange, sweepers = World(bounded=False), Life._arrange, []
+    world.learn(ALL_KEYS[:8])
+
+    def swept_before(life, *args):
+        if not sweepers:
+            sweepers.append(threading.Thread(target=run, args=(world.table.sweep(),)))
+            sweepers[0].start()
+            sweepers[0].join(0.2)
+        arrange(life, *args)
+
+    monkeypatch.setattr(Life, "_arrange", swept_before)
+    world.shrink()
+    sweepers[0].join()
+    run(world.table.sweep())
+    assert world.table.num_rows == 0 and world.present() == []
+
+
+def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
+    world, present = World(bounded=False), Overview._present
+    world.learn(ALL_KEYS[:8])
+    world.shrink()
+
+    def swept_after(overview):
+        there_R = present(overview)
+        run(world.table.sweep())
+        return there_R
+
+    monkeypatch.setattr(Overview, "_present", swept_after)
+    assert world.table.digest() == World(bounded=False).table.digest()
