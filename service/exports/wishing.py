@@ -36,9 +36,12 @@ def ended(status: Status, stream: str, version: int) -> str | None:
     """How the export of a version ended, in words; None: it has not. Raises ExportFailed."""
     told = status.part("operations").part("exporting").part(stream)
     last, name = told.part("last"), told.part("last").text("name")
-    if not name or int(name.partition("-")[0]) < version:
+    number = int(name.partition("-")[0]) if name else 0
+    if number < version:
         return None
-    if last.text("outcome") != "complete" and int(name.partition("-")[0]) == version:
+    if number > version:
+        return f"that of version {version} has ended, and another one since; the newest is {told.text('name')}"
+    if last.text("outcome") != "complete":
         raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
     if last.flag("current") is False:
         return f"{name} is complete, and not pointed to: {'; '.join(told.raw.get('failed_gates') or ())}"
