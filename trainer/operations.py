@@ -282,7 +282,7 @@ class Operator:
         for decider in self._deciders:
             decider.saw(closing)
         with self._lock:  # 1
-            ordered = list(_acting(again)) if again is not None else self._due(closing)
+            ordered = list(_of_close(version, again)) if again is not None else self._due(closing)
             self._waiting = self._waiting if again is not None else ()
             self._chronicle.close(body)
             self._remember(version, ordered)
@@ -299,7 +299,7 @@ class Operator:
         return Word(None if dense_lr == lr else dense_lr, bool(ordered))
 
     def _due(self, closing: Closing) -> list[Body]:
-        ordered = list(self._waiting)
+        ordered = list(_of_close(closing.version, self._waiting))
         for decider in self._deciders:
             for body in decider.due(closing, tuple(ordered)):
                 self._chronicle.operate(body)
@@ -342,6 +342,11 @@ class Operator:
 
 def _acting(bodies: Iterable[Body]) -> Iterator[Body]:
     return (body for body in bodies if body["op"] not in INERT)
+
+
+def _of_close(version: int, bodies: Iterable[Body]) -> Iterator[Body]:
+    """What acts at a close: of exports those of its version, for a pass may be withdrawn before it is closed."""
+    return (body for body in _acting(bodies) if body["op"] != "export" or body.get("version", version) == version)
 
 
 def cut_of(export: Body) -> Cut:

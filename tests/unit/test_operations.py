@@ -139,6 +139,15 @@ def test_what_is_asked_for_is_logged_at_once_and_acts_at_the_next_close(world):
     assert world.close() == Word(None, False) and len(world.shards.operated) == 1
 
 
+def test_an_export_of_a_pass_that_is_withdrawn_before_its_close_acts_at_no_other(world):
+    world.operator.note({**EXPORT, "version": 1})
+    for _ in range(2):
+        world.restarted()
+        world.number = 1  # pass 1 is withdrawn, and its number not given again
+        world.close()
+        assert world.shards.operated == [] and "acted" not in [heard[0] for heard in world.decider.heard]
+
+
 def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
     world.decider.next = [{"op": "shrink", "id": None, "table": "default", "delete_below": None,
                            "delete_after_days": 3, "at_once": True}]  # fmt: skip
