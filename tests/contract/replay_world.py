@@ -528,9 +528,13 @@ class World:
                 raise AssertionError((kind, words))
 
     def made(self, request: ExportRequest, answer: ExportAnswer) -> None:
-        """An export was made, or was there."""
-        assert answer.outcome == "complete", answer
-        self.law.exported(self, request, answer)
+        """An export was made, or was there; only a parent that somebody removed meanwhile is a reason for none."""
+        if answer.outcome == "complete":
+            self.law.exported(self, request, answer)
+            return
+        assert answer.final and request.parent is not None, answer
+        parent = Path(request.address) / request.job / request.parent.timeline / request.parent.name
+        assert not (parent / "DONE").exists(), answer
 
 
 def _keys(table: str, signs: Sequence[int]) -> Keys:

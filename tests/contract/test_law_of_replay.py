@@ -158,3 +158,14 @@ def test_a_delta_waits_for_what_goes_in_the_background_from_its_very_close():
     ]
     seen = run(passes, streams=["main"], **ALONE)
     assert (seen["base"], seen["delta"]) == (1, 1) and seen["tombstones"], seen
+
+
+def test_a_delta_whose_parent_somebody_removes_before_it_is_made_becomes_a_base():
+    passes = [
+        Pass(learns=(0,), wishes=[PICKY]),
+        Pass(learns=(1,), wishes=[("main", "delta"), PICKY], export="late"),
+        Pass(loses="picky"),
+        Pass(learns=(2,)),
+    ]
+    seen = run(passes, streams=["main", "picky"], **ALONE)
+    assert (seen["base"], seen["delta"]) == (3, 0), seen
