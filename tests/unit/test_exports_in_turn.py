@@ -2,15 +2,21 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded
 from millrace.points import Fault, Point
 from tests.unit.test_exporting import HOUR, World
 from trainer.exports import process
+from trainer.exports.__main__ import answered, turn
 from trainer.exports.config import ExportSection
+from trainer.exports.exporting import Exporting
 from trainer.exports.process import ChildGone, ExporterProcess
 from trainer.exports.request import ExporterConfig
+from trainer.log import Log, Superseded
 from trainer.plan import Plan
 
 SECTION = ExportSection(base=24 * HOUR, delta=HOUR, on_late="wait")
@@ -116,3 +122,51 @@ def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, mon
         while exporter.poll() is None:
             time.sleep(0.01)
     assert told == [(fault,), ()]
+
+
+# Chiefs that were taken for dead and go on
+
+
+def log_of(store, *generations):
+    for generation in generations:
+        Log.claim(store / "log", generation, {"timeline": "t1"}, Deadline.after(5)).close()
+
+
+def test_an_exporter_of_a_generation_that_was_replaced_makes_nothing(tmp_path):
+    log_of(tmp_path, 1, 2)
+    for generation in (2, None):
+        with turn(ExporterConfig(store=tmp_path, generation=generation), Deadline.after(1)):
+            pass
+    with pytest.raises(Superseded), turn(ExporterConfig(store=tmp_path, generation=1), Deadline.after(1)):
+        pass
+    world = World(tmp_path / "job")
+    world.close(0.0)
+    world.close(HOUR)
+    line = world.exporter.requests[0].model_dump_json()
+    answer = answered(line, ExporterConfig(store=tmp_path, generation=1))
+    assert answer.outcome == "failed" and "generation 2 of the workers has claimed" in answer.error
+
+
+def test_two_exporters_make_one_export_after_the_other(tmp_path):
+    config = ExporterConfig(store=tmp_path)
+    with turn(config, Deadline.after(1)):
+        with pytest.raises(DeadlineExceeded, match="exports-stage/lock is locked"), turn(config, Deadline.after(0.05)):
+            pass
+    with turn(config, Deadline.after(1)):
+        pass
+
+
+def test_a_chief_that_was_replaced_takes_nothing_from_the_one_that_follows(tmp_path):
+    log_of(tmp_path, 1)
+    old = World(tmp_path)
+    old.close(0.0)
+    old.close(HOUR)
+    (lease,), stage = old.held().items(), old.exporter.requests[0].stage
+    joblog = Log.claim(tmp_path / "log", 2, {"timeline": "t1"}, Deadline.after(5))
+    setting = replace(old.exporting._setting, exclusive=joblog.exclusive)
+    late = Exporting(setting, old.exporter, old.note)
+    log_of(tmp_path, 3)
+    with pytest.raises(Superseded):
+        late.begin(old.committer, [], 2)
+    assert dict([lease]) == old.held() and (stage / "model.json").exists()
+    joblog.close()

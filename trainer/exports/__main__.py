@@ -12,22 +12,34 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
 from millrace import logs
 from millrace.config import validate
-from millrace.errors import SpecError
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import MillraceError, SpecError
 from millrace.lifecycle import exit_code_of
+from millrace.locks import locked
 from millrace.points import Point, arm
+from trainer.exports.ordering import STAGES
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 from trainer.exports.writing import export
+from trainer.log import Superseded
+from trainer.log_file import newest_generation
 
 NICENESS = 10
 """How far training goes before: on cores that are all busy an exporter gets a tenth of one."""
 POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
 """Where it dies when it is told to; others that its chief is told of are not its own."""
+TURN_S = 600.0
+"""How long a process waits at most, before it begins, until one of another generation has made its last export."""
+LOG, LOCK = "log", "lock"
+"""The store's log; and the file, in the folder of what chiefs prepare, by which one process at a time makes exports."""
 LIVE, SCRATCH = "live", "export-"
 """Where in a store stores of rows are open, and what names of ours begin with."""
 
@@ -45,24 +57,44 @@ def run() -> None:
         return
     config = validate(ExporterConfig, _json(first))
     arm(tuple(fault for fault in config.faults if fault.point in POINTS))
-    clear(config.store)
+    with turn(config, Deadline.after(TURN_S)):
+        clear(config.store)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()
     while True:
-        answer = answered(requests.get(), config.store)
+        answer = answered(requests.get(), config)
         os.write(1, answer.model_dump_json().encode() + b"\n")
 
 
-def answered(line: str, store: Path) -> ExportAnswer:
+def answered(line: str, config: ExporterConfig) -> ExportAnswer:
     """What comes of one request, whatever goes wrong with it."""
     name = ""
     try:
         request = ExportRequest.model_validate_json(line)
         name = request.name
-        return export(request, store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
+        with turn(config, Deadline.after(request.section.deadline)):
+            return export(request, config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
+    except MillraceError as error:
+        return ExportAnswer(name=name, outcome="failed", error=str(error))
     except Exception as error:  # noqa: BLE001  # the rim: a bug in one export is not the end of all
         log.exception("export %s failed", name)
         return ExportAnswer(name=name, outcome="failed", error=f"a bug in the exporter: {error!r}; see the log")
+
+
+@contextmanager
+def turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
+    """Hold the job's exports against exporters of other generations. Raises Superseded, DeadlineExceeded, Unwritable.
+
+    A chief that was taken for dead may go on for a while, and so does its exporter: both write to the same folder.
+    """
+    folder = config.store / STAGES
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK, deadline):
+        newest = newest_generation(config.store / LOG)
+        if config.generation is not None and newest > config.generation:
+            raise Superseded(config.store / LOG, config.generation, newest)
+        yield
 
 
 def clear(store: Path) -> None:

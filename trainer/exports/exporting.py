@@ -7,6 +7,7 @@ of the version that is exported. Imports no torch.
 
 import logging
 import math
+import os
 import shutil
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from trainer.exports.ordering import Setting, export_body, exported_body, facts_
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.schedule import Due, Now, decide, usual
 from trainer.exports.telling import status_of, tell
-from trainer.log import LogFull
+from trainer.log import LogFull, Superseded
 from trainer.operations import Closing
 
 STOP_S = 120.0
@@ -102,11 +103,12 @@ class Exporting:
         for body in logged:
             if body["op"] == "exported":
                 self._ends[body["stream"], body["timeline"], body["name"]] = body
-        for stream in self._streams:
-            if (flight := self._in_flight(stream)) is not None:
-                self._resume(stream, flight, version)
-        release_others(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
-        remove_stages(self._setting.store, [request.stage for request in self._attempts])
+        with self._setting.exclusive():  # a chief that was replaced has no say in what is another's
+            for stream in self._streams:
+                if (flight := self._in_flight(stream)) is not None:
+                    self._resume(stream, flight, version)
+            release_others(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
+            remove_stages(self._setting.store, [request.stage for request in self._attempts])
 
     def _resume(self, stream: str, flight: Link, version: int) -> None:
         request, name = self._request(stream), commit_of(self._commits, stream, flight)
@@ -296,16 +298,18 @@ class Exporting:
 
     def _stage(self, request: ExportRequest) -> None:
         """What only the chief knows of this version, whole or not there. An export goes on without it."""
-        path, unfinished = request.stage, request.stage.with_suffix(".unfinished")
+        path, unfinished = request.stage, request.stage.with_suffix(f".{os.getpid()}.unfinished")
         try:
-            for each in (path, unfinished):
-                shutil.rmtree(each, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             with writing(unfinished):
                 unfinished.mkdir(parents=True)
             self._setting.stage(request, unfinished)
-            with writing(path):
+            with self._setting.exclusive(), writing(path):
                 REAL.sync_folder(unfinished)
+                shutil.rmtree(path, ignore_errors=True)
                 unfinished.rename(path)
+        except Superseded:
+            raise
         except MillraceError as error:
             log.warning("export %s of %s goes without what the chief adds: %s", request.name, request.stream, error)
 

@@ -9,7 +9,7 @@ from trainer.commits import Commits, order_of
 from trainer.exports.chain import Link
 from trainer.exports.ordering import STAGES
 
-_STAGE = re.compile(r".+-\d{10,}(\.unfinished)?")
+_STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
 HOLDER = "export-"
 """Before a stream's name: who holds a commit that is exported."""
 

@@ -1,7 +1,7 @@
 """Puts the exports of a job together, on the chief."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import nn
@@ -65,10 +65,10 @@ def open_exporting(
         tables=lambda: chief.operator.tables,
         forks=lambda: sum(bool(found) for _, found in chief.chronicle.compared),
         stage=stage,
+        exclusive=nullcontext if chief.beginning.joblog is None else chief.beginning.joblog.exclusive,
     )
-    exporting = Exporting(
-        setting, ExporterProcess(ExporterConfig(store=config.store, faults=config.faults)), chief.operator.note
-    )
+    told = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
+    exporting = Exporting(setting, ExporterProcess(told), chief.operator.note)
     chief.operator.add(exporting)
     try:
         yield exporting

@@ -5,6 +5,7 @@ Pure but for what `Setting` is given. When one is due is trainer.exports.schedul
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,8 @@ class Setting:
     """How many passes that were trained again came out otherwise, so far."""
     stage: Callable[[ExportRequest, Path], None]
     """Writes what only the chief knows of the version that is closed into an empty folder, as far as it can."""
+    exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Holds the store against other chiefs. Raises Superseded where this one was replaced: nothing is its own then."""
 
     def __post_init__(self) -> None:
         """Raises SpecError."""

@@ -102,5 +102,7 @@ class ExporterConfig(Section):
 
     store: Path
     """The job's store: what is open while an export is made lies in its folder `live`."""
+    generation: int | None = None
+    """The chief's: once a newer one has claimed the job, nothing is made for it any more. None: not looked at."""
     faults: tuple[Fault, ...] = ()
     """Where the process is to die, in runs that show what that costs."""
