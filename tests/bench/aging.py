@@ -24,7 +24,7 @@ from tests.bench import filled
 from tests.bench.w1 import ROOT
 
 STEP_ROWS, STEPS = 20_000, 100
-HOT_ROWS, COLD_ROWS = 500_000, 50
+HOT_ROWS, COLD_ROWS = 200_000, 50
 """Of a table: rows that steps fall on; of a step: rows that lie elsewhere, so that some come out of a store."""
 GOING = 0.3
 """Of the rows."""
