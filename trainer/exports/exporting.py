@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -81,6 +82,7 @@ class Exporting:
         """Ends that are logged and have not acted yet: by stream, timeline and name of the export."""
         self._unlogged: deque[tuple[Body, ExportRequest]] = deque()
         """Ends that the log had no room for yet."""
+        self._wishing = threading.Lock()
         self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
         self._low_s: float | None = None
         """Lowest event time of all passes."""
@@ -167,10 +169,11 @@ class Exporting:
             raise SpecError(f'{kind!r} is no kind of export: "base" or "delta"')
         if kind == "delta" and stream.section.delta is None:
             raise SpecError("is not set, so commits do not keep what changes", f"exports.{name}.delta")
-        if id_ not in self._granted:
-            stream.wish = stream.wish or (kind or usual(stream.section), id_)
-            if stream.wish[1] != id_:
-                raise NotYet(f"another export of {name} is asked for, and comes first")
+        with self._wishing:
+            if id_ not in self._granted:
+                stream.wish = stream.wish or (kind or usual(stream.section), id_)
+                if stream.wish[1] != id_:
+                    raise NotYet(f"another export of {name} is asked for, and comes first")
         raise NotYet(f"an export of {name} is cut at the next close")
 
     def saw(self, close: Closing) -> None:
@@ -211,9 +214,10 @@ class Exporting:
             if name not in exported:
                 due = self._decide(name, time_s, ended=close.ended, sweeping={*self._sweeping(), *going})
             if due is not None:
-                wish, stream.wish = stream.wish, None
-                id_ = None if wish is None else wish[1]
-                self._granted.extend(() if id_ is None else (id_,))
+                with self._wishing:
+                    wish, stream.wish = stream.wish, None
+                    id_ = None if wish is None else wish[1]
+                    self._granted.extend(() if id_ is None else (id_,))
                 bodies.append(dict(export_body(self._setting, name, due, close, time_s, id_)))
         return bodies
 

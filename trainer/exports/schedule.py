@@ -78,10 +78,15 @@ def _called(section: ExportSection, chain: Chain, now: Now) -> tuple[Kind, str] 
 
 
 def entered(interval_s: float | None, last_s: float | None, begun_s: float | None, now_s: float | None) -> bool:
-    """Whether another interval began since the last one that counts, in whole ones since the epoch, UTC."""
+    """Whether another interval began since the last one that counts, in whole ones since the epoch, UTC.
+
+    Also where a clock that was wrong is set back by more than one: it must not be waited for until it is so late again.
+    """
     since_s = begun_s if last_s is None else last_s
     if interval_s is None or since_s is None or now_s is None:
         return False
+    if now_s < since_s - interval_s:
+        return True
     return math.floor(now_s / interval_s) > math.floor(since_s / interval_s)
 
 
