@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
+LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threads=1
 
 .PHONY: demo test check bench soak faults proto format clean
 
@@ -36,6 +37,11 @@ faults: $(READY)
 	$(BIN)/python -c 'from pathlib import Path; from tests.integration.stream_job import write_job; write_job(Path("build/faults"), num_lines=700)'
 	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set store.mirror=mirror $(SMALL)
 	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set 'cluster={trainers=3,shards=2}' $(SMALL)
+	rm -rf build/living && mkdir -p build/living
+	$(BIN)/python -c 'from pathlib import Path; from tests.integration.stream_job import write_living_job; write_living_job(Path("build/living"), num_lines=700)'
+	$(BIN)/millrace faults build/living/job.toml --rounds 2 $(LIVING)
+	$(BIN)/millrace faults build/living/job.toml --rounds 2 --set 'cluster={trainers=3,shards=2}' $(LIVING)
+	$(BIN)/millrace faults build/living/job.toml --rounds 1 --operator $(LIVING)
 
 proto: $(READY)
 	$(BIN)/python -m millrace.proto.generate
