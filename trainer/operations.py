@@ -6,8 +6,9 @@ thread. What tables do with an operation is pserver.operations' and the tables' 
 """
 
 import threading
+import time
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +36,8 @@ MAX_KEPT = 100
 """Operations that acted and are remembered, so that they are not asked for twice."""
 MAX_TOLD = 20
 """Those that a status tells of."""
+SWEEP_LOOK_S = 0.02
+"""How often a replay that waits for sweeps looks whether they are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +278,8 @@ class Operator:
         """Log the close of a pass, and have operations act.
 
         1. Deciders see the pass; what is due is logged, then the close: an operation logged later acts at a later one.
-        2. Tables act, in the log's order. 3. Deciders hear of it.
+        2. Tables act, in the log's order. 3. Deciders hear of it. An export was cut while no table was swept: a replay,
+        whose sweeps may be later, waits for them.
         """
         version, again = closing.version, self._chronicle.operations(closing.version)
         self.day = closing.day
@@ -290,6 +294,9 @@ class Operator:
         lr = self._now.train.dense_optimizer.lr
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
+        if again is not None:
+            exported = {table for each in ordered if each["op"] == "export" for table in each.get("tables", ())}
+            self._await_sweeps(exported, closing.stats)
         for each in ordered:  # 3
             for decider in self._deciders:
                 decider.acted(version, each, again is not None)
@@ -297,6 +304,12 @@ class Operator:
             reach(Point.OPERATED)
         dense_lr = self._now.train.dense_optimizer.lr
         return Word(None if dense_lr == lr else dense_lr, bool(ordered))
+
+    def _await_sweeps(self, tables: Collection[str], stats: Mapping[str, TableStats]) -> None:
+        deadline = Deadline.after(self._close_s)
+        while any(stats[table].sweeping for table in tables if table in stats) and not deadline.passed():
+            time.sleep(SWEEP_LOOK_S)
+            stats = self._shards.stats(deadline)
 
     def _due(self, closing: Closing) -> list[Body]:
         ordered = list(_of_close(closing.version, self._waiting))

@@ -10,8 +10,10 @@ from millrace.config import load_toml, validate
 from millrace.deadline import Deadline
 from millrace.errors import NotYet, SpecError
 from millrace.keys import key_of_reference
+from pserver.client import TableStats
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
 from tests.unit.test_spec import NEWS, NO_TIME
+from trainer import operations
 from trainer.chronicle import Chronicle, Journal, Logged
 from trainer.config import TrainerJob
 from trainer.history import History
@@ -89,14 +91,14 @@ class World:
         self.operator.add(self.decider)
         return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
 
-    def close(self, day=0):
+    def close(self, day=0, stats=None):
         self.number += 1
         self.chronicle.take(0)
         body = {
             "number": self.number, "day": day, "events": 1, "samples": 1, "rejected": {}, "digests": {},
         }  # fmt: skip
         closing = Closing(
-            version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats={},
+            version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
             positions={}, metrics={}, num_samples=1, ended=False,
         )  # fmt: skip
         return self.operator.close(closing, body)
@@ -146,6 +148,18 @@ def test_an_export_of_a_pass_that_is_withdrawn_before_its_close_acts_at_no_other
         world.number = 1  # pass 1 is withdrawn, and its number not given again
         world.close()
         assert world.shards.operated == [] and "acted" not in [heard[0] for heard in world.decider.heard]
+
+
+def test_a_replayed_export_is_cut_once_its_tables_are_swept_as_it_was(world, monkeypatch):
+    monkeypatch.setattr(operations, "SWEEP_LOOK_S", 0.0)
+    world.operator.note({**EXPORT, "version": 1, "tables": ["a"]})
+    world.close()
+    world.restarted()
+    swept, sweeping = TableStats(0, 0, 0, {}), TableStats(0, 0, 0, {}, sweeping=True)
+    looks = [{"a": sweeping, "b": sweeping}, {"a": swept, "b": sweeping}]
+    world.shards.stats = lambda deadline: looks.pop(0)
+    world.close(stats={"a": sweeping, "b": sweeping})
+    assert looks == [] and ("acted", 1, "export", True) in world.decider.heard
 
 
 def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
