@@ -26,8 +26,8 @@ from pserver.row_words import groups_of
 from pserver.rows import I32, U32, Rows
 from pserver.slot_classes import NUM_GROUPS
 
-PIECE_ROWS = 1 << 14
-"""Rows looked at while steps wait."""
+PIECE_ROWS = 1 << 12
+"""Rows looked at while steps wait: for about a millisecond where all of them go, longer where a store is asked."""
 
 
 class Departures:
@@ -121,12 +121,16 @@ class Departures:
         while self._life.shrinks:
             upto = self._life.shrinks[-1].version
             for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
+                self.gone.make_room(PIECE_ROWS)
                 with self.rows.removing():
                     self.renew_alone(self._piece(begin))
                 yield
-            for chunk in self.rows.stored():
-                self.rows.sweep_away(chunk, self.renew_alone)
-                yield
+            for keys_U, words_UW in self.rows.stored():
+                for begin in range(0, len(keys_U), PIECE_ROWS):
+                    self.gone.make_room(PIECE_ROWS)
+                    piece = keys_U[begin : begin + PIECE_ROWS], words_UW[begin : begin + PIECE_ROWS]
+                    self.rows.sweep_away(piece, self.renew_alone)
+                    yield
             self._life.swept(upto)
 
     def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pserver import kernels
+from pserver.arrays import frozen, moved
 from pserver.client import U16, U64
-from pserver.rows import MAX_LOAD, empty_index, frozen
+from pserver.rows import I32, MAX_LOAD, empty_index
 
 START_KEYS = 64
 
@@ -38,6 +39,19 @@ class Gone:
         if len(keys_U):
             with self._lock:
                 self._waiting.add(keys_U, group_U)
+
+    def make_room(self, num_keys: int) -> None:
+        """Have room for so many more before anybody waits for them: many millions take long to move."""
+        waiting = self._waiting
+        count = waiting.count
+        if waiting.room >= count + num_keys:
+            return
+        larger = waiting.larger(count, count + num_keys)
+        with self._lock:
+            if self._waiting is waiting:  # else a snapshot took them
+                keys_U, group_U = waiting.all()
+                larger.add(keys_U[count:], group_U[count:])
+                self._waiting = larger
 
     def contains(self, keys_U: U64) -> NDArray[np.bool_]:
         """(U,) whether each waits or is in flight."""
@@ -78,13 +92,31 @@ class _Keys:
         self._index_I = empty_index(START_KEYS)
         self._keys_R, self._group_R = np.empty(START_KEYS, np.uint64), np.empty(START_KEYS, np.uint16)
 
+    @property
+    def room(self) -> int:
+        """Keys that fit."""
+        return min(len(self._keys_R), int(MAX_LOAD * len(self._index_I)))
+
+    def larger(self, count: int, num_keys: int) -> "_Keys":
+        """A copy of the first `count` with room for so many, and for twice as many as now; others may add meanwhile."""
+        copy = _Keys()
+        copy._index_I, copy._keys_R, copy._group_R = self._moved(count, num_keys)
+        copy.count = count
+        return copy
+
+    def _moved(self, count: int, num_keys: int) -> tuple[I32, U64, U16]:
+        keys_R, group_R = self._keys_R, self._group_R
+        room = max(num_keys, 2 * len(keys_R))
+        index_I, keys_R, group_R = empty_index(room), moved(keys_R, count, room), moved(group_R, count, room)
+        kernels.rebuild_index(index_I, keys_R, count)
+        return index_I, keys_R, group_R
+
     def add(self, keys_U: U64, group_U: U16) -> None:
         keys_U, group_U = frozen(keys_U), frozen(group_U)
         rows_U, done = np.empty(len(keys_U), np.int32), 0
         while True:
-            room = min(len(self._keys_R), int(MAX_LOAD * len(self._index_I)))
             done, self.count = kernels.find_or_reserve(
-                self._index_I, self._keys_R, self._group_R, keys_U, group_U, rows_U, done, self.count, room
+                self._index_I, self._keys_R, self._group_R, keys_U, group_U, rows_U, done, self.count, self.room
             )
             if done == len(keys_U):
                 return
@@ -103,10 +135,4 @@ class _Keys:
 
     def _grow(self) -> None:
         """Have room for twice as many."""
-        num_keys = 2 * len(self._keys_R)
-        keys_R, group_R = np.empty(num_keys, np.uint64), np.empty(num_keys, np.uint16)
-        keys_R[: self.count], group_R[: self.count] = self._keys_R[: self.count], self._group_R[: self.count]
-        self._keys_R, self._group_R = keys_R, group_R
-        if num_keys > int(MAX_LOAD * len(self._index_I)):
-            self._index_I = empty_index(num_keys)
-            kernels.rebuild_index(self._index_I, keys_R, self.count)
+        self._index_I, self._keys_R, self._group_R = self._moved(self.count, 0)

@@ -130,6 +130,10 @@ class Rows:
         with self._numbering:
             return self._hold(self.look_up(keys_U))
 
+    def find_ahead(self, keys_U: U64) -> I32:
+        """As `find`; EMPTY, too, where other batches that are ahead leave the step in hand no room for rows."""
+        return self.find(keys_U)
+
     def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
         """Row number of each key, until `release`; it is given one where it has none.
 
@@ -211,10 +215,13 @@ class Rows:
 
         Within `removing`.
         """
-        held_R = np.zeros(self.num_numbers, np.bool_)
+        if not len(rows_U):
+            return
+        begin, end = int(rows_U.min()), int(rows_U.max()) + 1
+        held_R = np.zeros(end - begin, np.bool_)  # of what lies in between, which is little where a sweep removes
         for held_U in self._held.values():
-            held_R[held_U[held_U != kernels.EMPTY]] = True
-        self._remove(rows_U, held_R[rows_U])
+            held_R[held_U[(begin <= held_U) & (held_U < end)] - begin] = True
+        self._remove(rows_U, held_R[rows_U - begin])
 
     def _remove(self, rows_U: I32, held_U: NDArray[np.bool_]) -> None:
         self.floats.free(rows_U)

@@ -132,3 +132,25 @@ def test_threads_add_while_others_ask_and_commit():
     for thread in threads:
         thread.join()
     assert not wrong and committed | taken(gone).keys() == set(all_U.tolist())
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "room", "take", "fail", "settle"]), st.integers(1, 5 * START_KEYS))))
+def test_room_made_ahead_changes_nothing(acts):
+    ahead, plain, in_flight = Gone(), Gone(), False
+    for what, number in acts:
+        if what == "add":
+            for gone in (ahead, plain):
+                added(gone, *range(number, 2 * number), group=number % 7)
+        elif what == "room":
+            ahead.make_room(number)
+            assert ahead._waiting.room >= len(ahead) + number
+        elif what == "take" and not in_flight:
+            in_flight = True
+            assert taken(ahead) == taken(plain)
+        elif what in ("fail", "settle") and in_flight:
+            in_flight = False
+            for gone in (ahead, plain):
+                gone.settle(what == "settle")
+        assert len(ahead) == len(plain)
+        assert has(ahead, *range(0, 900, 7)) == has(plain, *range(0, 900, 7))
