@@ -21,6 +21,8 @@ from trainer.history import History
 from trainer.log import read
 from trainer.operations import INERT
 
+MAX_WISHES = 40
+"""Of one run: while there are wishes a stream that is at its end goes on with passes of no events."""
 MAX_PAUSE_S = 0.3
 """Between two wishes, at most."""
 AGAIN_S = 0.05
@@ -64,7 +66,7 @@ class Operators:
             thread.join()
 
     def _work(self) -> None:
-        while not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
+        while len(self.wishes) < MAX_WISHES and not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
             wish = Wish({**self._draw(), "id": f"wish-{len(self.wishes):04d}"})
             self.wishes.append(wish)
             while not self._over.is_set() and wish.version is None and not wish.refused:
