@@ -100,6 +100,8 @@ class BoundedRows(Rows):
         self._departed, self._forgotten = departed, forgotten
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
+        self._num_pins = 0
+        """Of all rows together."""
         self._hand = 0
         self._room = threading.Condition()
         self._num_room_made = 0
@@ -117,6 +119,12 @@ class BoundedRows(Rows):
         """See Rows. Rows in the store come into memory."""
         return self._pinned(keys_U, None)
 
+    def find_ahead(self, keys_U: U64) -> I32:
+        """See Rows: a step makes rows of keys that are admitted, so that it needs room, too."""
+        if self._num_pins + len(keys_U) > self.max_rows // 2:
+            return np.full(len(keys_U), kernels.EMPTY, np.int32)
+        return self.find(keys_U)
+
     def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
         """See Rows. Raises OutOfMemory."""
         assert start
@@ -129,11 +137,13 @@ class BoundedRows(Rows):
 
     def _pin(self, rows_U: I32) -> None:
         sound = eviction.pin(frozen(rows_U), self._pins_R, self._uses_R)
+        self._num_pins += int(np.count_nonzero(rows_U != kernels.EMPTY))
         assert sound, f"table {self._name!r}: {FREE:,} batches hold one row; are they never released?"
 
     def _unpin(self, rows_U: I32) -> None:
         with self._numbering:
             sound = eviction.unpin(frozen(rows_U), self._pins_R)
+            self._num_pins -= int(np.count_nonzero(rows_U != kernels.EMPTY))
         assert sound, f"table {self._name!r}: rows released that no batch held"
 
     def made_room(self) -> None:
@@ -265,6 +275,7 @@ class BoundedRows(Rows):
         rows_U = super()._numbered(keys_U)
         self._uses_R[rows_U] = 0
         self._pins_R[rows_U] = 1
+        self._num_pins += len(rows_U)
         return rows_U
 
     # --- leaving -----------------------------------------------------------------------------------------------------

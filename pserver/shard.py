@@ -85,7 +85,8 @@ class Shard:
             if learn and not table.selective:
                 rows[name] = table.reserve(keys.keys_U, keys.group_U)
             else:
-                rows[name], again[name] = table.find(keys.keys_U), keys
+                find = table.find_ahead if learn else table.find
+                rows[name], again[name] = find(keys.keys_U), keys
         return Batch(learn, rows, again)
 
     def rows(self, batch: Batch) -> dict[str, F32]:

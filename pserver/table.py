@@ -111,6 +111,10 @@ class Table:
         """Row number of each key, until `release`; EMPTY for a key without one."""
         return self._rows.find(keys_U)
 
+    def find_ahead(self, keys_U: U64) -> I32:
+        """As `find`, of a batch of a selective table that will learn: `read_again` finds what is left out."""
+        return self._rows.find_ahead(keys_U)
+
     def reserve(self, keys_U: U64, group_U: U16) -> I32:
         """Row number of each key, until `release`; reserved at its initial value for a key without one.
 

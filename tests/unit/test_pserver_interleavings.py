@@ -1,12 +1,21 @@
 """Sweeps and surveys, which no step waits for, between the very moments of others where they would do harm."""
 
 import threading
+import time
+from queue import SimpleQueue
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from pserver import residency
 from pserver.aging import Life
+from pserver.client import Gradients, Keys
+from pserver.config import CountEntry, TableSection
 from pserver.overview import Overview
+from pserver.residency import Bound
+from pserver.shard import Push, Shard
+from pserver.store.memory import MemoryRows
 from pserver.sweeping import run
 from tests.unit.test_pserver_departures import ALL_KEYS, World
 
@@ -107,3 +116,32 @@ def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
 
     monkeypatch.setattr(Overview, "_present", swept_after)
     assert world.table.digest() == World(bounded=False).table.digest()
+
+
+@pytest.mark.parametrize("admission", [(), (CountEntry(kind="count", n=1, exact=True),)])
+def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admission, monkeypatch):
+    monkeypatch.setattr(residency, "ROOM_WAIT_S", 60.0)
+    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(60, 1000)):
+        shard = Shard({"t": TableSection(dim=2, memory=8 << 20, admission=admission)}, 1)
+    table, draw, ready = shard.tables["t"], np.random.default_rng(1), SimpleQueue()
+    table.attach(store := MemoryRows(table.num_words), {})
+    batches = [Keys(draw.choice(ALL_KEYS, 8, replace=False), np.zeros(8, np.uint16)) for _ in range(60)]
+
+    def load():
+        for keys in batches:
+            ready.put(shard.resolve({"t": keys}, learn=True))
+
+    threading.Thread(target=load, daemon=True).start()
+    for number, _ in enumerate(batches, 1):
+        batch = ready.get(timeout=120)
+        time.sleep(0.002)  # the loader fills what it may
+        shard.open_pass()
+        rows_UD, one_U = shard.rows(batch)["t"], np.ones(8, np.float32)
+        shard.apply([Push(batch, {"t": Gradients(rows_UD, one_U, one_U)}, 8)], number)
+        shard.release(batch)
+        shard.close_pass(0)
+        taken = table.snapshot()
+        store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
+        table.settle(True)
+    assert table.num_rows == len(np.unique(np.concatenate([keys.keys_U for keys in batches])))
+    assert table._rows._num_pins == 0
