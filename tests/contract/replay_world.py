@@ -43,7 +43,7 @@ from trainer.operations import Closing, cut_of
 
 GROUPS = {"a": 0, "b": 1, "c": 2, "d": 3}
 SLOTS = {"plain": ("a", "b"), "choosy": ("c", "d")}
-NUM_SIGNS = 16
+NUM_SIGNS = 12
 KEYS = {
     table: [(key_of_reference(sign, GROUPS[slots[sign % 2]]), GROUPS[slots[sign % 2]]) for sign in range(NUM_SIGNS)]
     for table, slots in SLOTS.items()

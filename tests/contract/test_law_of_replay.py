@@ -10,12 +10,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from millrace.deadline import Deadline
 from tests.contract.replay_law import Law
 from tests.contract.replay_world import NUM_SIGNS, SLOTS, STREAMS, Death, Pass, World
 
-EXAMPLES = int(os.environ.get("MILLRACE_REPLAY_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("MILLRACE_REPLAY_EXAMPLES", "80"))
 """Histories in make test; `make soak` draws SOAK times as many, and longer ones."""
 SOAK = 20
+SHRINK_S = 100.0
+"""How long a smaller history is looked for."""
 
 SIGNS = st.lists(st.integers(0, NUM_SIGNS - 1), unique=True, max_size=6).map(tuple)
 TABLE = st.sampled_from(list(SLOTS))
@@ -72,7 +75,8 @@ def check(setting, passes):
     try:
         run(passes, **setting)
     except Exception as error:
-        small = smallest(passes, lambda fewer: _breaks(setting, fewer))
+        patience = Deadline.after(SHRINK_S)
+        small = smallest(passes, lambda fewer: not patience.passed() and _breaks(setting, fewer))
         told = "\n".join(f"    {one!r}," for one in small)
         raise AssertionError(f"run([\n{told}\n], **{setting!r}) breaks: {error!r}") from error
     finally:
@@ -107,6 +111,7 @@ def smallest(passes, breaks):
     return kept
 
 
+@pytest.mark.timeout(400)
 @settings(max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
 @given(SETTING, st.lists(PASS, min_size=1, max_size=12))
 def test_any_history_obeys_the_law(setting, passes):
@@ -169,3 +174,20 @@ def test_a_delta_whose_parent_somebody_removes_before_it_is_made_becomes_a_base(
     ]
     seen = run(passes, streams=["main", "picky"], **ALONE)
     assert (seen["base"], seen["delta"]) == (3, 0), seen
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("memory", [False, True])
+def test_what_went_in_a_commit_that_failed_is_in_the_next_delta(shards, memory):
+    passes = [
+        Pass(learns=(0, 1, 2), wishes=[("main", "delta")]),
+        Pass(learns=(3,), operations=(("forget", "plain", 0), ("forget", "plain", 1)), commit="fails"),
+        Pass(learns=(1,), death=Death(at="logged")),
+        Pass(learns=(4,), operations=(("forget", "plain", 2),), wishes=[("main", "delta")], commit="fails"),
+        Pass(learns=(5,), wishes=[("main", "delta")]),
+    ]
+    seen = run(passes, streams=["main"], **(ALONE | {"shards": shards, "memory": memory}))
+    assert seen["delta"] == 1 and seen["tombstones"] == 2, seen
+    survived = [passes[0], passes[1], Pass(learns=(1,), wishes=[("main", "delta")])]
+    seen = run(survived, streams=["main"], **(ALONE | {"shards": shards, "memory": memory}))
+    assert seen["delta"] == 1 and seen["tombstones"] == 1, seen
