@@ -211,7 +211,7 @@ class PassCloser:
             wall_s=time.time(),
             stats=self._stats,
             positions=self._progress.positions | plan.positions(),
-            metrics=metrics or self._said.get("metrics", {}),
+            metrics=metrics or self._said.get("metrics") or self._observer.report(),  # as restored, where none is new
             num_samples=reading.num_samples,
             ended=plan.last,
         )
