@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md")
 DOCS = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
-SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics")
+SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics", "exports")
 every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
 service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_text())
 
@@ -97,8 +97,9 @@ def keys_of(schema, definitions):
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
         yield from keys_of(choice, definitions)
     inner = {**schema.get("properties", {})}
-    if isinstance(schema.get("additionalProperties"), dict):
-        inner["*"] = schema["additionalProperties"]
+    for named in (schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()):
+        if isinstance(named, dict):
+            inner["*"] = named
     for name, child in inner.items():
         yield name
         yield from (f"{name}.{key}" for key in keys_of(child, definitions))
@@ -123,7 +124,7 @@ def test_every_key_of_the_spec_named_is_there(doc, keys):
 def test_every_setting_of_a_command_is_a_key(doc, keys):
     for key in re.findall(r"--set '?([a-z_.]+)=", (ROOT / doc).read_text()):
         names = key.split(".")
-        if names[0] in ("tables", "sources"):
+        if names[0] in ("tables", "sources", "exports"):
             names[1] = "*"
         assert ".".join(names) in keys or key.startswith("model.settings"), key
 
