@@ -24,7 +24,9 @@ MODEL = {
 
 @pytest.fixture
 def commit(tmp_path):
-    save_file({"model.w": np.float32([[0.125]]), "optimizer.m": np.zeros(1, np.float32)}, tmp_path / "dense.safetensors")
+    save_file(
+        {"model.w": np.float32([[0.125]]), "optimizer.m": np.zeros(1, np.float32)}, tmp_path / "dense.safetensors"
+    )
     return tmp_path
 
 

@@ -150,8 +150,8 @@ MISTAKES = {
     f'{NO_TIME} ; exports.main={{clock="event"}}': 'exports.main.clock: the source has no event_time; use "wall"',
     "exports.a.delta_threshold=1 ; exports.b.delta_threshold=2": "exports.b.delta_threshold: stream 'a' has one above "
     "0 already, and its exports begin the count anew; only one may",
-    'exports.a={path="out"} ; exports.b={path="out"}': "exports.a.path: stream 'b' has the same: each needs a folder of "
-    "its own, for its current.json",
+    'exports.a={path="out"} ; exports.b={path="out"}': "exports.a.path: stream 'b' has the same: each needs a folder "
+    "of its own, for its current.json",
     'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base: there would be no delta",
     "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
     "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
