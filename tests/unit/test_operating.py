@@ -266,9 +266,13 @@ def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
     assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
 
 
+COUNTED = {
+    "kind": "count", "exact": False, "n": 3, "estimate": 2.0, "agrees": False, "too_high_by_at_most": 1.0,
+    "with_probability": 0.98, "bucket_units": 7,
+}  # fmt: skip
 ROW = {
     "slot": "user", "sign": 5, "table": "default", "group": 0, "key": 99, "bucket": 3, "row": True, "day": 9,
-    "sweeping": False, "admission": [{"kind": "count", "n": 3, "seen": 4, "admits": True}], "show": 4.0, "click": 1.0,
+    "sweeping": False, "admission": [COUNTED], "show": 4.0, "click": 1.0,
     "score": 1.3, "delta_score": 0.5, "last_seen_day": 7, "unseen_days": 2, "changed_version": 12,
     "weights": [0.25, -1.0], "leaves_after_days": 28,
 }  # fmt: skip
@@ -278,13 +282,15 @@ def test_what_is_known_of_a_key_in_words():
     assert list(explaining.told(ROW)) == [
         "slot user, sign 5: table default, group 0",
         "key 99, bucket 3",
-        "admission: kind count, n 3, seen 4, admits True",
+        "admission: admitted; would have to be again if its row went",
+        "admission: count 3: seen about 2 times (sketch, at most +1 too high)",
         "score 1.3: shows 4, clicks 1",
         "delta_score 0.5; changed in version 12",
         "last seen on day 7, 2 days ago",
         "if it is never seen again, a shrink takes it in 28 days",
         "weights 0.25 -1",
     ]
+    assert "last seen on day 7, 1 day ago" in explaining.told({**ROW, "unseen_days": 1})
     assert "the next shrink takes it" in explaining.told({**ROW, "leaves_after_days": 0})
     assert any("it stays" in line for line in explaining.told({**ROW, "leaves_after_days": None}))
 
@@ -296,3 +302,26 @@ def test_what_is_known_of_a_key_without_a_row_in_words():
         "it has no row: it was never pushed, or it went",
     ]
     assert list(explaining.told({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (
+            {"kind": "probability", "p": 0.1, "lot": 0.43, "agrees": False},
+            "probability 0.1: its lot is 0.43, which does not admit it",
+        ),
+        (
+            {"kind": "count", "exact": True, "n": 2, "estimate": 1.0, "agrees": False, "bucket_dropped_keys": 0},
+            "count 2: seen 1 time (exact)",
+        ),
+        (
+            {"kind": "show_click", "exact": True, "score": 1.5, "estimate": 1.2, "agrees": False,
+             "bucket_dropped_keys": 4},
+            "show_click 1.5: its score is 1.2 (exact; its bucket was full, 4 keys were dropped from it)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_entry_of_admission_says_is_a_sentence(entry, words):
+    without = {**ROW, "row": False, "admission": [entry]}
+    assert list(explaining.told(without))[2:] == [f"admission: {words}", "it has no row"]

@@ -1,0 +1,158 @@
+"""Which exports a key is in: of each stream the newest complete one, and all that it builds on.
+
+Keys are looked for where they must be, as files are sorted: a few row groups of a few files are read, and of them the
+keys only. Files of an object store come whole, so what may be fetched has a bound; a stream beyond it is passed over.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from pserver.store.base import order_of
+from service.exports.listing import Stream, opened
+from service.spec import LoadedJob
+from trainer.exports import reading
+from trainer.exports.places import ExportUnusable, Place
+from trainer.exports.reading import Export
+
+MAX_FETCHED_BYTES = 512 << 20
+"""How much of one stream's exports may be fetched to look for one key."""
+KINDS = {"rows": "row", "tombstones": "tombstone"}
+
+
+class TooMuch(MillraceError):
+    """Looking would fetch too much."""
+
+
+def held_by(job: LoadedJob, table: str, key: int, deadline: Deadline) -> list[dict[str, Any]]:
+    """In which exports of each stream the key is, as JSON-able data.
+
+    "stream"; "newest": None where no export is complete; "chain": how many it builds on, and itself; "in": of those that
+    have the key "name", "version" and "as", oldest first; "problem": why it cannot be told, or None.
+    """
+    found: list[dict[str, Any]] = []
+    for name in job.spec.exports:
+        told: dict[str, Any] = {"stream": name, "newest": None, "chain": 0, "in": [], "problem": None}
+        try:
+            with opened(job, name) as [stream], tempfile.TemporaryDirectory(prefix="millrace-explain-") as scratch:
+                told |= _of_stream(stream, table, key, Path(scratch), deadline)
+        except MillraceError as error:
+            told["problem"] = str(error)
+        found.append(told)
+    return found
+
+
+def _of_stream(stream: Stream, table: str, key: int, scratch: Path, deadline: Deadline) -> dict[str, Any]:
+    complete = [each.path for each in stream.present() if each.complete]
+    if not complete:
+        return {}
+    chain = reading.chain_of(reading.opened(Place(stream.outlet.url(complete[-1]), scratch)))
+    search = Search(table, key, deadline)
+    places = [{"name": each.name, "version": each.version, "as": kind} for each in chain if (kind := search.kind(each))]
+    return {"newest": complete[-1], "chain": len(chain), "in": places}
+
+
+class Search:
+    """For one key of one table, in exports of one stream. Raises ExportUnusable, TooMuch, DeadlineExceeded."""
+
+    def __init__(self, table: str, key: int, deadline: Deadline, max_fetched: int = MAX_FETCHED_BYTES) -> None:
+        self._table, self._deadline, self._left = table, deadline, max_fetched
+        self._place = order_of(np.array([key], np.uint64))[0]
+
+    def kind(self, export: Export) -> str | None:
+        """ "row" or "tombstone": what an export has of the key; None: nothing, it says nothing of it."""
+        return next((word for kind, word in KINDS.items() if self._in_files(export, kind)), None)
+
+    def _in_files(self, export: Export, kind: str) -> bool:
+        """Files are sorted, one after another: the key can be in the last one that begins at it or before."""
+        pattern = re.compile(rf"{kind}-{re.escape(self._table)}-(\d+)\.parquet")
+        numbered = sorted((int(match[1]), path) for path in export.files if (match := pattern.fullmatch(path)))
+        paths = [path for _, path in numbered]
+        begin, end = 0, len(paths)
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            begin, end = (middle, end) if self._begins_before(export, paths[middle]) else (begin, middle)
+        return bool(paths) and self._in_file(export, paths[begin])
+
+    def _begins_before(self, export: Export, path: str) -> bool:
+        with self._opened(export, path) as parquet:
+            return bool(self._starts(parquet, 0))
+
+    def _in_file(self, export: Export, path: str) -> bool:
+        """Row groups likewise."""
+        with self._opened(export, path) as parquet:
+            begin, end = 0, parquet.num_row_groups
+            while end - begin > 1:
+                middle = (begin + end) // 2
+                begin, end = (middle, end) if self._starts(parquet, middle) else (begin, middle)
+            return end > 0 and bool((self._places(parquet, begin) == self._place).any())
+
+    def _starts(self, parquet: "_Parquet", group: int) -> bool:
+        places_R = self._places(parquet, group)
+        return bool(len(places_R) and places_R[0] <= self._place)
+
+    def _places(self, parquet: "_Parquet", group: int) -> Any:
+        self._deadline.check("looking for the key in exports")
+        return order_of(parquet.keys(group))
+
+    def _opened(self, export: Export, path: str) -> "_Parquet":
+        if "://" in export.place.address:
+            self._left -= int(export.files[path]["bytes"])
+            if self._left < 0:
+                raise TooMuch(f"more than {MAX_FETCHED_BYTES >> 20} MiB would have to be fetched to look for one key")
+        return _Parquet(export, path)
+
+
+class _Parquet:
+    """A file of an export; a context. Raises ExportUnusable."""
+
+    def __init__(self, export: Export, path: str) -> None:
+        self._what = f"{export.place.address}: {path}"
+        local = export.file(path)
+        try:
+            self._file = pq.ParquetFile(local)
+        except (OSError, pa.ArrowException) as error:
+            raise ExportUnusable(f"{self._what} cannot be read: {error}") from error
+
+    def __enter__(self) -> "_Parquet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def num_row_groups(self) -> int:
+        """How many pieces it has."""
+        return int(self._file.num_row_groups)
+
+    def keys(self, group: int) -> Any:
+        """(R,) the keys of a row group."""
+        try:
+            column = self._file.read_row_group(group, columns=["key"]).column("key")
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise ExportUnusable(f"{self._what} cannot be read: {error}") from error
+        return column.to_numpy().astype(np.uint64, copy=False)
+
+
+def told(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """In words, a line for each stream."""
+    for stream in found:
+        name = f"exports of {stream['stream']}"
+        if stream["problem"]:
+            yield f"{name}: cannot be looked into: {stream['problem']}"
+        elif stream["newest"] is None:
+            yield f"{name}: none is complete yet"
+        elif not stream["in"]:
+            yield f"{name}: it is in none of the {stream['chain']} that make up {stream['newest']}"
+        else:
+            places = ", ".join(f"{each['name']} (as a {each['as']})" for each in stream["in"])
+            there = "has it" if stream["in"][-1]["as"] == "row" else "does not have it any more"
+            yield f"{name}: in {places}; a server that follows them up to {stream['newest']} {there}"
