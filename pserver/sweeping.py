@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 
 from millrace.errors import MillraceError, Unavailable
-from pserver.errors import PserverError
 from pserver.operations import Shrink, Survey
 from pserver.table import Table
 
@@ -62,8 +61,8 @@ class Sweeper:
         self._surveys: dict[Shrink, _Count] = {}
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self.error: PserverError | None = None
-        """Why rows of a store could not be removed; whoever asks next is told."""
+        self.error: Exception | None = None
+        """Why rows could not be removed; whoever asks next is told."""
 
     def sweep(self, table: Table) -> None:
         """Remove what shrinks of a table took, in the background."""
@@ -112,5 +111,5 @@ class Sweeper:
                     if self._stopping.is_set():
                         break
                     time.sleep(PAUSE_S)
-            except PserverError as error:
+            except Exception as error:  # noqa: BLE001  # a bug, too, must end the job rather than this thread alone
                 self.error = error

@@ -68,6 +68,8 @@ class Shrinking:
         logged = {body["table"] for body in ordered if body["op"] == "shrink"}
         found = []
         for table in sorted(self._wanted.keys() - logged):
+            if close.stats[table].sweeping:  # what the shrink before took would be counted once more
+                continue
             at_once = close.ended or self._small(table)
             survey = self._shards.survey(Shrink(table=table, at_once=at_once), Deadline.after(SURVEY_S))
             if survey is None:

@@ -29,13 +29,13 @@ class Shards:
 class World:
     def __init__(self):
         self.tables = {"default": TableSection(delete_below=1.0, delete_after_days=9), "bare": TableSection()}
-        self.shards, self.version, self.rows = Shards(), 0, 100
+        self.shards, self.version, self.rows, self.sweeping = Shards(), 0, 100, False
         self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards)
 
     def close(self, day, *, ordered=(), replayed=False, ended=False):
         """A pass closes on this day; what is to be logged. In a replay `ordered` is what acts."""
         self.version += 1
-        stats = {name: TableStats(self.rows, 0, 0, {}) for name in self.tables}
+        stats = {name: TableStats(self.rows, 0, 0, {}, sweeping=self.sweeping) for name in self.tables}
         close = Closing(
             version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats,
             positions={}, metrics={}, num_samples=1, ended=ended,
@@ -74,6 +74,13 @@ def test_at_the_end_of_a_stream_nothing_is_waited_for(world):
     world.close(1)
     assert world.shrinking.wants_pass(True)
     assert world.close(1, ended=True) == [{**DAILY, "at_once": True}]
+
+
+def test_rows_that_the_shrink_before_took_are_not_counted_once_more(world):
+    world.rows, world.sweeping = SMALL_ROWS, True
+    assert world.close(1) == [] and world.shards.asked == [] and world.shrinking.wants_pass(False)
+    world.sweeping = False
+    assert world.close(1) == [{**DAILY, "at_once": False}]
 
 
 def test_where_no_row_would_go_nothing_is_logged(world):
