@@ -4,9 +4,11 @@ Shapes: as in trainer.models.contract.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dataset.batch import Samples
@@ -61,11 +63,16 @@ def inputs_of(
         vectors_BFD = _stack([by_slot[slot.name] for slot in pooled_slots], num_samples, device) if same else None
         columns = [first_order[name] for name in order]
         first_order_BF = torch.stack(columns, 1) if columns else torch.zeros((num_samples, 0), device=device)
-    dense = [torch.from_numpy(samples.dense[slot.name]) for slot in schema.dense]
+    dense = [torch.from_numpy(writable(samples.dense[slot.name])) for slot in schema.dense]
     dense_BC = torch.cat(dense, 1).to(device) if dense else torch.zeros((num_samples, 0), device=device)
     return Inputs(
         {slot.name: by_slot[slot.name] for slot in pooled_slots}, vectors_BFD, first_order_BF, sequences, dense_BC
     )
+
+
+def writable(values: NDArray[Any]) -> NDArray[Any]:
+    """`values`, or a copy where they may not be written, as those of a batch from Arrow: torch warns of such."""
+    return values if values.flags.writeable else values.copy()
 
 
 def _stack(vectors: Sequence[Tensor], num_samples: int, device: torch.device) -> Tensor:
