@@ -98,10 +98,9 @@ def told_export(found: Mapping[str, Any]) -> Iterator[str]:
     for partition, position in (found["positions"] or {}).items():
         yield f"position {partition} {position}"
     for table, facts in found["tables"].items():
-        yield from _told_table(table, facts)
+        yield from _told_table(table, facts, is_base=found["kind"] == "base")
     for name, gate in found["gates"].items():
-        state = "passed" if gate.get("passed") else "FAILED"
-        yield f"gate {name}: {state}: {gate.get('value')}, limit {gate.get('limit')}"
+        yield f"gate {name}: {_gate(name, gate)}"
     for name in ("onnx", "golden"):
         told = found[name] or {}
         yield f"{name}: {'there' if told.get('ok') else 'none: ' + str(told.get('why') or 'no reason given')}"
@@ -112,19 +111,52 @@ def told_export(found: Mapping[str, Any]) -> Iterator[str]:
     elif len(found["chain"]) > 1:
         yield f"chain: {' -> '.join(found['chain'])}"
     for table, moved in (found["movers"] or {}).items():
-        yield f"table {table}: {count(moved['new'])} new rows, {count(moved['changed'])} changed, largest moves:"
+        yield f"table {table}: {count(moved['new'])} new rows, {count(moved['changed'])} changed" + (
+            ", largest moves:" if moved["largest"] else ""
+        )
         for move in moved["largest"]:
             yield f"  {move['distance']:.6g}: slot {move['slot']}, sign {move['sign']}"
 
 
-def _told_table(table: str, facts: Mapping[str, Any]) -> Iterator[str]:
+def _gate(name: str, gate: Mapping[str, Any]) -> str:
+    """How a gate came out, in words; its numbers where there are any."""
+    if not gate.get("passed"):
+        return f"FAILED: {gate.get('why') or _compared(gate)}"
+    if name == "finite":
+        return "passed: all exported weights are finite"
+    if name == "golden":  # what it found is a text, and its limit no number
+        return f"passed: {gate['value']}" if gate.get("value") else "passed: the export gives its golden predictions"
+    return f"passed: {_compared(gate)}"
+
+
+def _compared(gate: Mapping[str, Any]) -> str:
+    value = gate.get("value")
+    found = "there is nothing to compare with" if value is None else _numbers(value)
+    return f"{found}, limit {_numbers(gate.get('limit'))}"
+
+
+def _numbers(value: Any) -> str:
+    """Numbers as they may be in a gate: one, two limits, some by name."""
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case [low, high]:
+            return f"{_numbers(low)} to {_numbers(high)}"
+        case dict():
+            return ", ".join(f"{_numbers(each)} ({name})" for name, each in value.items()) or "none"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _told_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Iterator[str]:
+    gone = "" if is_base else f"{count(facts['tombstones'])} tombstones, "
     yield (
-        f"table {table}: {count(facts['rows'])} rows, {count(facts['tombstones'])} tombstones, "
-        f"{count(facts['pending'])} pending, {count(facts['model_rows'])} in the model; dim {facts['dim']}, "
-        f"{facts['dtype']}"
+        f"table {table}: {count(facts['rows'])} rows, {gone}{count(facts['pending'])} pending, "
+        f"{count(facts['model_rows'])} in the model; dim {facts['dim']}, {facts['dtype']}"
     )
     for slot, counts in facts["by_slot"].items():
-        yield f"  slot {slot}: {count(counts['rows'])} rows, {count(counts['tombstones'])} tombstones"
+        gone = f", {count(counts['tombstones'])} tombstones" if counts["tombstones"] else ""
+        yield f"  slot {slot}: {count(counts['rows'])} rows{gone}"
 
 
 def _told_soundness(damage: Mapping[str, str]) -> Iterator[str]:

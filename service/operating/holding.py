@@ -35,8 +35,8 @@ class TooMuch(MillraceError):
 def held_by(job: LoadedJob, table: str, key: int, deadline: Deadline) -> list[dict[str, Any]]:
     """In which exports of each stream the key is, as JSON-able data.
 
-    "stream"; "newest": None where no export is complete; "chain": how many it builds on, and itself; "in": of those that
-    have the key "name", "version" and "as", oldest first; "problem": why it cannot be told, or None.
+    "stream"; "newest": None where no export is complete; "chain": how many it builds on, and itself; "in": of those
+    that have the key "name", "version" and "as", oldest first; "problem": why it cannot be told, or None.
     """
     found: list[dict[str, Any]] = []
     for name in job.spec.exports:

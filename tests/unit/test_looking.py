@@ -69,12 +69,13 @@ def test_a_base_is_told_in_words(chain, says):
         "0000000001-base: base of job small, stream main",
         "version 1 of timeline t1, day 0",
         "event time 1970-01-01T00:00:00+00:00 to 1970-01-01T01:00:00+00:00",
-        "table default: 3 rows, 0 tombstones, 0 pending, 3 in the model; dim 4, float32",
-        "  slot a: 2 rows, 0 tombstones",
+        "table default: 3 rows, 0 pending, 3 in the model; dim 4, float32",
+        "  slot a: 2 rows\n",
         "onnx: none: by hand",
         "sound: every file is as written",
     ):
         assert words in said
+    assert "tombstones" not in said, "a base has none"
 
 
 def test_a_delta_tells_what_moved_farthest(chain, says):
@@ -87,7 +88,9 @@ def test_a_delta_tells_what_moved_farthest(chain, says):
     }  # fmt: skip
     code, said = says("inspect", chain[1])
     assert said.index("  3: slot a, sign 1") < said.index("  1: slot b, sign 1")
-    assert "1 new rows, 2 changed" in said
+    assert "1 new rows, 2 changed, largest moves:" in said and "  slot a: 1 rows, 1 tombstones" in said
+    code, said = says("inspect", chain[1], "--top", "0")
+    assert "1 new rows, 2 changed\n" in said and "largest moves" not in said
 
 
 def test_damage_and_a_broken_chain_are_told_and_the_exit_code_says_so(chain, says):
@@ -103,6 +106,26 @@ def test_gates_are_told(tmp_path, says):
     gates = {"min_auc": {"passed": False, "value": 0.4, "limit": 0.5}}
     _, said = says("inspect", write_export(tmp_path, "base", 1, BASE, gates=gates))
     assert "gate min_auc: FAILED: 0.4, limit 0.5" in said
+
+
+def test_gates_are_told_in_plain_words(tmp_path, says):
+    gates = {
+        "finite": {"passed": True, "value": 0, "limit": 0},
+        "golden": {"passed": True, "value": "", "limit": True},
+        "min_auc": {"passed": True, "value": {"ctr": 0.71}, "limit": 0.5},
+        "calibration": {"passed": False, "value": {"ctr": 2.0}, "limit": [0.5, 1.5], "why": "calibration: 2 (ctr)"},
+        "max_row_change": {"passed": True, "value": None, "limit": 0.25},
+        "min_rows": {"passed": True, "value": 1200, "limit": 1000},
+    }
+    _, said = says("inspect", write_export(tmp_path, "base", 1, BASE, gates=gates))
+    assert [line for line in said.splitlines() if line.startswith("gate ")] == [
+        "gate finite: passed: all exported weights are finite",
+        "gate golden: passed: the export gives its golden predictions",
+        "gate min_auc: passed: 0.71 (ctr), limit 0.5",
+        "gate calibration: FAILED: calibration: 2 (ctr)",
+        "gate max_row_change: passed: there is nothing to compare with, limit 0.25",
+        "gate min_rows: passed: 1,200, limit 1,000",
+    ]
 
 
 def test_what_is_no_export_is_an_error(tmp_path, says):
