@@ -13,7 +13,7 @@ import grpc
 
 from millrace import rpc
 from millrace.deadline import Deadline
-from millrace.errors import MillraceError, NotYet
+from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2, role_pb2_grpc
 
 CLOSE_S = 1.0
@@ -59,6 +59,7 @@ class _Servicer:
             reply = {"answer": _finite(self._answer(json.loads(request.request_json)))}
         except MillraceError as error:
             reply = {"error": str(error), "again": error.exit_code == NotYet.exit_code}
+            reply["wrong"] = isinstance(error, SpecError)
         return role_pb2.OperateReply(reply_json=json.dumps(reply, allow_nan=False).encode())
 
 
@@ -137,11 +138,15 @@ class RoleClient:
         self._call(self._stub.Commit, role_pb2.CommitRequest(), deadline)
 
     def operate(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """Ask the chief something. Raises NotYet where it is to be asked again, MillraceError where it says no."""
+        """Ask the chief something.
+
+        Raises NotYet where it is to be asked again, MillraceError where it says no: SpecError, if the wish is wrong.
+        """
         asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
         reply = json.loads(self._call(self._stub.Operate, asked, deadline).reply_json)
         if "error" in reply:
-            raise (NotYet if reply["again"] else MillraceError)(reply["error"])
+            refusal = SpecError if reply.get("wrong") else MillraceError
+            raise (NotYet if reply["again"] else refusal)(reply["error"])
         answer: dict[str, Any] = reply["answer"]
         return answer
 

@@ -11,6 +11,7 @@ from typing import Any
 from dataset.schema import Schema
 from millrace.config import validate
 from millrace.errors import SpecError
+from millrace.mistakes import nearest
 from trainer.config import TrainerJob
 from trainer.lives import check_lives
 
@@ -95,6 +96,19 @@ def is_hot(key: str) -> bool:
     return any(_fits(parts, pattern.split(".")) for pattern in HOT)
 
 
+def _meant(job: TrainerJob, key: str) -> str:
+    """A hint at the hot key most like one that no job file has; nothing for one that is only not hot."""
+    if any(_below(name, (key,)) for name, _ in flat(job.model_dump(mode="json"))):
+        return ""
+    parts = key.split(".")
+    names = [
+        ".".join(parts[i] if part in ("*", "#") and i < len(parts) else part for i, part in enumerate(hot.split(".")))
+        for hot in HOT
+    ]
+    hint = nearest(key, names)
+    return f"{hint} " if hint.startswith("did you mean") else ""
+
+
 def _fits(parts: list[str], pattern: list[str]) -> bool:
     pairs = zip(parts, pattern, strict=False)
     return len(parts) == len(pattern) and all(
@@ -120,7 +134,7 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
         raise SpecError("nothing is set: give KEY=VALUE")
     for key in keys:
         if not is_hot(key):
-            raise SpecError(f"cannot be set while the job runs; what can: {', '.join(HOT)}", key)
+            raise SpecError(f"cannot be set while the job runs; {_meant(job, key)}what can: {', '.join(HOT)}", key)
     before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})
     for key in (key for key in keys if key.endswith(".extend_at")):
         if None in (_extend_at(before, key), _extend_at(changed, key)):
@@ -148,7 +162,8 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
             node = node[int(name)]
             continue
         if depth == 1 and name not in node:
-            raise SpecError(f"there is no {'table' if sections[0] == 'tables' else 'section'} {name!r}", path)
+            what = "table" if sections[0] == "tables" else "section"
+            raise SpecError(f"there is no {what} {name!r}; {nearest(name, node)}", path)
         if name == "first_order_optimizer" and node[name] is None:
             node[name] = dict(node["optimizer"])
         node = node.setdefault(name, {})

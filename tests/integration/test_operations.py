@@ -136,7 +136,7 @@ def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
     assert "it has no row" in told
     refused = say(followed, job.store, "forget", "aa", "7", code=2)
     assert "there is no sparse slot 'aa'; did you mean 'a'?" in refused
-    refused = say(followed, job.store, "set", "tables.default.dim=8", code=1)
+    refused = say(followed, job.store, "set", "tables.default.dim=8", code=2)
     assert "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr" in refused
 
 

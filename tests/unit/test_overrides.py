@@ -67,6 +67,11 @@ REFUSED = {
     "seed": (8, "seed: cannot be set while the job runs; "),
     "tables.default.optimizer": ({"kind": "sgd"}, "tables.default.optimizer: cannot be set while the job runs"),
     "tables..decay": (0.5, "tables..decay: cannot be set while the job runs"),
+    "tables.default.optimzer.lr": (
+        0.5,
+        f"tables.default.optimzer.lr: cannot be set while the job runs; did you mean {LR!r}? what can: tables.*.optim",
+    ),
+    "tables.defualt.decay": (0.5, "tables.defualt: there is no table 'defualt'; did you mean 'default'?"),
     LR: (-1, f"{LR}: Input should be greater than 0 (got -1)"),
     "tables.default.decay": ("fast", "tables.default.decay: Input should be a valid number (got 'fast')"),
     "tables.other.decay": (0.5, "tables.other: there is no table 'other'"),

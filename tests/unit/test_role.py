@@ -70,6 +70,8 @@ def test_a_chief_answers_what_it_is_asked_says_no_or_is_to_be_asked_again(tmp_pa
         match request:
             case {"do": "fail"}:
                 raise SpecError("is too large", "a.b")
+            case {"do": "too much"}:
+                raise MillraceError("is too much")
             case {"do": "wait"}:
                 raise NotYet("counting")
         return {"heard": request, "auc": math.nan}
@@ -77,8 +79,11 @@ def test_a_chief_answers_what_it_is_asked_says_no_or_is_to_be_asked_again(tmp_pa
     with serve_role(dict, print, "secret", tmp_path / "address", answer=answer) as server:
         client = RoleClient(server.address, "secret")
         assert client.operate({"do": "x", "n": [1]}, soon()) == {"heard": {"do": "x", "n": [1]}, "auc": None}
-        with pytest.raises(MillraceError, match=r"^a\.b: is too large$"):
+        with pytest.raises(SpecError, match=r"^a\.b: is too large$"):
             client.operate({"do": "fail"}, soon())
+        with pytest.raises(MillraceError, match="^is too much$") as refused:
+            client.operate({"do": "too much"}, soon())
+        assert refused.value.exit_code == 1, "a wish that is right, and cannot be"
         with pytest.raises(NotYet, match="^counting$"):
             client.operate({"do": "wait"}, soon())
         client.close()
