@@ -15,6 +15,7 @@ Threads: any number may reserve, find and release; gather, apply, close, operate
 settle, sweep, survey and explain.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
@@ -42,6 +43,8 @@ from pserver.snapshots import TableSnapshot as TableSnapshot
 from pserver.store.base import RowStore
 
 ALL_BUCKETS = (0, 4096)
+
+log = logging.getLogger(__name__)
 
 
 class Table:
@@ -261,7 +264,8 @@ class Table:
         settings = RowSettings.of(section, self._groups)
         self._rows.set(settings)
         self._life.set(section, self._groups)
-        self._selection.set(settings.classes)
+        if anew := self._selection.set(settings.classes):
+            log.warning("table %r: admission of %s is counted in another way now, and begins anew", self.name, anew)
 
     @property
     def sweeping(self) -> bool:

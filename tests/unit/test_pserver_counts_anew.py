@@ -1,0 +1,21 @@
+"""A threshold of admission that is set beyond what its counters hold begins the counts anew, and that is said."""
+
+import logging
+
+import pytest
+
+from pserver.config import TableSection
+from pserver.operations import SetTables
+from pserver.table import Table
+
+
+def section(n):
+    return TableSection(dim=2, admission=[{"kind": "count", "n": n}])
+
+
+@pytest.mark.parametrize(("n", "anew"), [(4, False), (3000, True)])
+def test_counts_that_begin_anew_are_told_of(caplog, n, anew):
+    table = Table("t", section(3), seed=1)
+    with caplog.at_level(logging.WARNING):
+        table.operate(SetTables(tables={"t": section(n).model_dump(mode="json")}), 1)
+    assert ("is counted in another way now, and begins anew" in caplog.text) == anew
