@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millrace import logs
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.durable import writing
@@ -43,12 +42,15 @@ LOG, LOCK = "log", "lock"
 LIVE, SCRATCH = "live", "export-"
 """Where in a store stores of rows are open, and what names of ours begin with."""
 
+FORMAT = "%(levelname)s: %(message)s"
+"""Of a record: when it came, and of whom, the chief's log says, through which it goes."""
+
 log = logging.getLogger(__name__)
 
 
 def run() -> None:
     """Answer requests until the input ends."""
-    logs.setup("exporter")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=FORMAT)
     os.nice(NICENESS)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(2)

@@ -80,7 +80,8 @@ def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str) -> list
     for path in gone:
         discard(outlet, path)
     if gone:
-        log.info("removed %d exports that are not kept any more, the newest %s", len(gone), gone[0])
+        what = "1 export that is" if len(gone) == 1 else f"{len(gone):,} exports that are"
+        log.info("removed %s not kept any more, the newest %s", what, gone[0])
     return gone
 
 
