@@ -32,10 +32,16 @@ def chosen(tables: Mapping[str, bool], name: str | None, *, ruled: bool) -> Sequ
 
 
 def shrink(store: Path, tables: Sequence[str], wish: Rule, deadline: Deadline) -> None:
-    """Have rows go, and say from which version on they have. Raises MillraceError at the first table refused."""
+    """Have rows go, and say how many were counted before, and from which version on they have.
+
+    Raises MillraceError at the first table refused.
+    """
     for table in tables:
-        version = carried_out(store, {"op": "shrink", "table": table, **wish}, deadline)
-        print(f"table {table} is shrunk from version {version} on")
+        operation = {"table": table, **wish}
+        found = answered(store, {"do": "dry_run", "operation": operation}, deadline)
+        version = carried_out(store, {"op": "shrink", **operation}, deadline)
+        going = f"{count(found['going'])} of {count(found['rows'])} rows met the rule when they were counted"
+        print(f"table {table} is shrunk from version {version} on; {going}")
 
 
 def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Deadline, *, as_json: bool) -> None:
@@ -49,10 +55,11 @@ def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Dead
 def told(answer: Mapping[str, Any]) -> list[str]:
     """A dry run in words: a line for the table, then one for each slot that would lose rows."""
     too_many = answer["fraction"] > answer["max_fraction"]
-    note = f"; more than {answer['max_fraction']:.1%} needs --allow" if too_many else ""
+    limit = f"max_shrink_fraction = {answer['max_fraction']:.1%}"
+    note = f"more than {limit}: needs --allow" if too_many else f"within {limit}"
     lines = [
         f"table {answer['table']}: {count(answer['going'])} of {count(answer['rows'])} rows would go "
-        f"({answer['fraction']:.1%}{note})"
+        f"({answer['fraction']:.1%}; {note})"
     ]
     below, unseen = answer["below"], answer["unseen"]
     slots = [*below, *(slot for slot in unseen if slot not in below)]

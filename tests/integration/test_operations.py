@@ -149,7 +149,7 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
     held = status["operations"]["shrinking"]["held"]["default"]
     assert held["fraction"] == 1.0 and held["rows"] == status["tables"]["default"]["rows"] > 0
     dry = say(followed, job.store, "shrink", "--dry-run")
-    assert f"{held['rows']:,} of {held['rows']:,} rows would go (100.0%; more than 1.0% needs --allow)" in dry
+    assert f"{held['rows']:,} of {held['rows']:,} rows would go (100.0%; more than max_shrink_fraction = 1.0%" in dry
     refused = say(followed, job.store, "shrink", code=1)
     assert "a shrink would take" in refused and "--allow" in refused
     assert "is shrunk from version" in say(followed, job.store, "shrink", "--allow")

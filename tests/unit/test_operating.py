@@ -246,14 +246,24 @@ def test_a_dry_run_in_words():
         "below": {"user": 250}, "unseen": {"user": 20, "item": 30},
     }  # fmt: skip
     assert shrinking.told(answer) == [
-        "table default: 300 of 1,000 rows would go (30.0%; more than 20.0% needs --allow)",
+        "table default: 300 of 1,000 rows would go (30.0%; more than max_shrink_fraction = 20.0%: needs --allow)",
         "  slot   score below        unseen",
         "  user           250            20",
         "  item             0            30",
     ]
     assert shrinking.told({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
-        "table default: 0 of 1,000 rows would go (0.0%)"
+        "table default: 0 of 1,000 rows would go (0.0%; within max_shrink_fraction = 20.0%)"
     ]
+
+
+def test_a_shrink_says_how_many_rows_were_counted(chiefs, capsys):
+    chiefs.run(1)
+    chiefs.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
+    shrinking.shrink(chiefs.store, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+    assert capsys.readouterr().out == (
+        "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted\n"
+    )
+    assert [asked["do"] for asked in chiefs.asked] == ["dry_run", "dry_run", "ask"]
 
 
 def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
