@@ -19,6 +19,10 @@ operating = typer.Typer()
 
 Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait at most.")]
 Slot = Annotated[str, typer.Argument(help="A sparse slot.", show_default=False)]
+ANEW = (
+    "where counters of another width are needed (thresholds below 256, 65,536, 2**32), the counts begin anew, "
+    "which the log tells"
+)
 NONE = "none"
 """As a value: nothing is set."""
 
@@ -39,7 +43,13 @@ def set_(
     keys = dict(_pair(text) for text in values)
     version = carried_out(ran(job, overrides).store, {"op": "set", "keys": keys}, Deadline.after(timeout))
     for key, value in keys.items():
-        print(f"{key} = {NONE if value is None else value} acts from version {version} on")
+        print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting(key)}")
+
+
+def _counting(key: str) -> str:
+    """What to know of a threshold of admission that is counted up to."""
+    counts = ".admission." in key and key.endswith(".n")
+    return f"; {ANEW}" if counts else ""
 
 
 def _pair(text: str) -> tuple[str, object]:

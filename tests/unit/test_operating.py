@@ -13,7 +13,7 @@ from millrace.locks import locked
 from millrace.role import serve_role
 from service.alarms import Alarm, alarms
 from service.operating import explaining, shrinking
-from service.operating.commands import _pair
+from service.operating.commands import _counting, _pair
 from service.operating.forgetting import drop, holds, still_held
 from service.operating.signs import sign_of
 from service.operating.wishes import Unfinished, answered, carried_out, day_of
@@ -192,6 +192,11 @@ def test_a_sign_is_a_number_or_the_hash_of_a_text():
             sign_of(numbers, "user", wrong)
     with pytest.raises(SpecError, match="there is no sparse slot 'usr'; did you mean 'user'?"):
         sign_of(numbers, "usr", "3")
+
+
+def test_a_threshold_that_is_counted_up_to_may_begin_the_counts_anew():
+    assert "the counts begin anew" in _counting("tables.default.admission.0.n")
+    assert _counting("tables.default.admission.0.p") == _counting("tables.default.optimizer.lr") == ""
 
 
 # -- dead letters
