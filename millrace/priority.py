@@ -1,4 +1,4 @@
-"""How urgent a thread is: work done ahead stands behind all other threads until someone waits for it.
+"""How urgent a thread is: work done ahead stands behind all others until someone waits for it; long work rests.
 
 Why: the threads of a matrix product wait for the slowest of them, so a thread that shares their cores for a few
 milliseconds delays every step. Linux only, and only where the process may take the word back (as root, or with
@@ -7,6 +7,7 @@ RLIMIT_NICE): a thread that could not would starve on a busy machine. Elsewhere 
 
 import os
 import threading
+import time
 from functools import cache
 
 POLICIES = ("SCHED_IDLE", "SCHED_OTHER")
@@ -64,3 +65,18 @@ class Yielding:
                 policy = os.SCHED_IDLE if is_ahead else os.SCHED_OTHER
                 os.sched_setscheduler(self._thread_id, policy, os.sched_param(0))
                 self._is_ahead = is_ahead
+
+
+class Pace:
+    """Lets one thread's long work rest now and then, for a share of the time that it worked.
+
+    Where training has every core, whatever runs beside it holds up all threads of a matrix product, niced or not.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share, self._rested_s = share, time.thread_time()
+
+    def rest(self) -> None:
+        """Sleep for the share of what this thread worked since its last rest."""
+        time.sleep(self._share * (time.thread_time() - self._rested_s))
+        self._rested_s = time.thread_time()

@@ -1,12 +1,13 @@
-"""A thread steps back while its work is ahead, and forth when it is awaited."""
+"""A thread steps back while its work is ahead, and forth when it is awaited; long work rests."""
 
 import os
 import threading
+import time
 
 import pytest
 
 from millrace import priority
-from millrace.priority import Yielding, can_yield
+from millrace.priority import Pace, Yielding, can_yield
 
 
 def policy_after(*steps):
@@ -47,3 +48,15 @@ def test_a_thread_that_has_ended_is_left_alone():
     yielding.end()
     yielding.ahead()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_long_work_rests_for_its_share_of_the_time_worked():
+    pace, began_s = Pace(0.5), time.thread_time()
+    while time.thread_time() - began_s < 0.02:
+        pass
+    before_s = time.monotonic()
+    pace.rest()
+    assert time.monotonic() - before_s >= 0.01
+    before_s = time.thread_time()
+    pace.rest()
+    assert time.thread_time() - before_s < 0.01, "what was rested for is not rested for again"

@@ -31,8 +31,8 @@ from trainer.exports.writing import export
 from trainer.log import Superseded
 from trainer.log_file import newest_generation
 
-NICENESS = 10
-"""How far training goes before: on cores that are all busy an exporter gets a tenth of one."""
+NICENESS = 19
+"""How far training goes before: an exporter lives off what its chief's threads leave of the cores."""
 POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
 """Where it dies when it is told to; others that its chief is told of are not its own."""
 TURN_S = 600.0

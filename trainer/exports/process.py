@@ -50,7 +50,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # it ends its whole group when we are gone
+                process_group=0,  # its group ends with us; our session, so that its niceness counts
             )
         except OSError as error:
             raise ChildGone(f"cannot be started: {error}") from error

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from millrace.deadline import Deadline
 from millrace.keys import signs_of
 from millrace.points import Point, reach
+from millrace.priority import Pace
 from pserver.client import U16, U64
 from pserver.config import TableSection
 from pserver.row_words import groups_of
@@ -34,6 +35,8 @@ from trainer.exports.values import Dtype, Values, written
 
 MAX_FILE_ROWS = 1_000_000
 """After so many rows a file ends, at the end of a chunk at the latest."""
+REST_SHARE = 0.25
+"""How long work on rows rests, of the time that it takes: training keeps four fifths of its rate beside it."""
 NUM_GROUPS = 1 << 16
 ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 
@@ -156,12 +159,14 @@ class TableWriter:
     def _rows(self, chunks: Generator[Rows, None, None], counts: Counts) -> Iterator[Rows]:
         """Write each chunk, then hand it on."""
         # Closed even after an error: a store is held open by whoever is in the middle of reading it.
+        pace = Pace(REST_SHARE)
         with closing(chunks), Files(self.open, f"rows-{self.table}", self._schema()) as files:
             for chunk in chunks:
                 group_U = groups_of(chunk.words_UW)
                 values = written(weights_of(chunk.words_UW, self.num_weights), self.section.first_order, self.dtype)
                 files.write([*self._head(chunk.keys_U, group_U), *_columns(values, self.section.dim)])
                 counts.take(values, group_U, chunk.num_considered, self.num_weights)
+                pace.rest()
                 yield chunk
 
     def _head(self, keys_U: U64, group_U: U16) -> list[pa.Array]:
