@@ -1,0 +1,66 @@
+"""What a service's owner writes about access: who may ask, how it is encrypted, what specs may name."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from millrace.config import Section
+
+RoleWord = Literal["viewer", "operator", "admin"]
+ANY_MORE = "..."
+"""Last word of an allowed command: whatever arguments may follow."""
+CommandWords = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class TlsSection(Section):
+    """How the API is encrypted; both keys, or neither."""
+
+    cert: Path | None = None
+    """PEM file with the certificate and those between it and the root."""
+    key: Path | None = None
+    """PEM file with its key; nobody but its owner may read it."""
+
+    @model_validator(mode="after")
+    def _both(self) -> "TlsSection":
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("needs both cert and key, or neither")
+        return self
+
+
+class AccessSection(Section):
+    """Who may ask for something."""
+
+    anonymous: RoleWord | Literal["none"] = "none"
+    """The role of callers without a token."""
+    unprotected: bool = False
+    """Listen elsewhere than on loopback although there is no TLS, or although callers without a token have a role:
+    something in front must see to both."""
+    hosts: tuple[str, ...] = ()
+    """Names under which others reach the service; it answers under these, 127.0.0.1 and localhost, no others."""
+    max_failures: int = Field(default=20, ge=1, le=100_000)
+    """Wrong tokens that one address may try in a row before it must wait."""
+    failures_per_s: float = Field(default=0.5, gt=0, le=1000)
+    """So many more a second."""
+
+
+class AllowSection(Section):
+    """What specs may name; whatever else one names, it is refused."""
+
+    pipe_commands: tuple[CommandWords, ...] = ()
+    """Commands for `pipe.command`, word for word; a last word "..." lets any arguments follow."""
+    models: tuple[str, ...] | None = None
+    """Models for `model.name`, and classes "package.module:Class" for `model.class`; unless set, Millrace's own."""
+    export_commands: tuple[CommandWords, ...] = ()
+    """Commands for `exports.<s>.command`, as above."""
+    roots: tuple[str, ...] = ()
+    """Folders and "s3://bucket/prefix" below which specs may read and write; their job's own folder always."""
+    bootstrap_servers: tuple[str, ...] | None = None
+    """Brokers that Kafka sources may name, "host:port"; unless set, any."""
+
+    @model_validator(mode="after")
+    def _more_is_last(self) -> "AllowSection":
+        for command in (*self.pipe_commands, *self.export_commands):
+            if ANY_MORE in command[:-1] or command[0] == ANY_MORE:
+                raise ValueError(f'"{ANY_MORE}" may only be the last word of a command')
+        return self

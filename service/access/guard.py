@@ -1,0 +1,139 @@
+"""The door of the routes: who asks, whether they may, and what they are told if not.
+
+Looking tokens up is service.access.tokens' work, counting failures service.access.limiting's.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+
+from service.access.config import AccessSection
+from service.access.limiting import Failures
+from service.access.roles import Caller, Role
+
+ANONYMOUS = "anonymous"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAME_SITE = ("none", "same-origin")
+"""What a browser says of a request that no page of another site had it make; other programs say nothing."""
+
+
+class Lookup(Protocol):
+    """Who a token belongs to. Any thread."""
+
+    def caller(self, token: str) -> Caller | None:
+        """Its holder; None where it is unknown, wrong, expired or revoked, which are not told apart."""
+        ...
+
+
+class NoTokens:
+    """The Lookup of a foreground run: it has no tokens."""
+
+    def caller(self, token: str) -> Caller | None:
+        """None."""
+        return None
+
+
+class Refusal(Exception):
+    """What a caller is told who may not."""
+
+    def __init__(self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+class Guard:
+    """Tells who asks, and whether they may. Any thread."""
+
+    def __init__(
+        self,
+        access: AccessSection,
+        tokens: Lookup,
+        *,
+        granted: Collection[str] = (),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`granted`: acts that callers without a token may do whatever their role is."""
+        self._anonymous = Caller(ANONYMOUS, None if access.anonymous == "none" else Role.of(access.anonymous))
+        self._tokens, self._granted, self._now = tokens, frozenset(granted), now
+        self._failures = Failures(access.max_failures, access.failures_per_s)
+
+    @classmethod
+    def of_a_run(cls) -> "Guard":
+        """Of a foreground run on loopback: everybody on this machine reads, and may have it commit."""
+        return cls(AccessSection(anonymous="viewer"), NoTokens(), granted=("commit",))
+
+    def caller(self, authorizations: list[str], client: str) -> Caller:
+        """Who asks from the address `client`, by the `Authorization` headers. Raises Refusal (401, 429).
+
+        A right token is let in however many wrong ones came from its address: others may share that, and none of 256
+        random bits is found by trying.
+        """
+        if not authorizations:
+            return self._anonymous
+        found = self._tokens.caller(_bearer(authorizations))
+        if found is not None:
+            return found
+        wait_s = self._failures.failed(client, self._now())
+        if wait_s > 0:
+            seconds = int(wait_s) + 1
+            told = f"too many wrong tokens from this address; try again in {seconds} s"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, told, {"Retry-After": str(seconds)})
+        raise _unknown("this token is not known here: it is wrong, has expired, or was revoked")
+
+    def admit(self, caller: Caller, role: Role, act: str = "") -> Caller:
+        """`caller`, where they may do what `role` may, or were granted `act`. Raises Refusal (401, 403)."""
+        if caller.role is not None and caller.role >= role:
+            return caller
+        if caller == self._anonymous:
+            if act and act in self._granted:
+                return caller
+            raise _unknown(f'this needs a token of role {role.word} or above: "Authorization: Bearer mlr_..."')
+        has = caller.role.word if caller.role is not None else "none"
+        told = f"this needs the role {role.word}; the token {caller.name!r} has {has}"
+        raise Refusal(HTTPStatus.FORBIDDEN, told)
+
+
+def require(role: Role, act: str = "") -> Callable[[Request], Caller]:
+    """A dependency of FastAPI: the caller, who has at least `role`, or was granted `act`; others get a problem.
+
+    The guard is `request.app.state.guard`. What changes something is refused to pages of other sites.
+    """
+
+    def caller(request: Request) -> Caller:
+        try:
+            if request.method not in SAFE_METHODS:
+                check_site(request.headers)
+            return admitted(request, role, act)
+        except Refusal as refusal:
+            raise HTTPException(refusal.status, refusal.detail, refusal.headers) from None
+
+    return caller
+
+
+def admitted(request: Request, role: Role, act: str = "") -> Caller:
+    """The caller of `request`, who has at least `role`, or was granted `act`. Raises Refusal."""
+    guard: Guard = request.app.state.guard
+    client = request.client.host if request.client is not None else ""
+    return guard.admit(guard.caller(request.headers.getlist("authorization"), client), role, act)
+
+
+def check_site(headers: Mapping[str, str]) -> None:
+    """Refuse what a page of another site has its reader's browser ask for. Raises Refusal."""
+    origin = headers.get("origin")
+    elsewhere = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if elsewhere or headers.get("sec-fetch-site", "none") not in SAME_SITE:
+        raise Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here")
+
+
+def _bearer(authorizations: list[str]) -> str:
+    """The token; text that is none where the header is another kind, or is there twice."""
+    scheme, _, token = authorizations[0].partition(" ")
+    return token.strip() if len(authorizations) == 1 and scheme.lower() == "bearer" else ""
+
+
+def _unknown(detail: str) -> Refusal:
+    return Refusal(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})

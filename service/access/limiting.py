@@ -1,0 +1,61 @@
+"""How often one address may fail: a bucket of tries for each, refilled over time. Pure but for what it remembers."""
+
+import ipaddress
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+MAX_ADDRESSES = 4096
+"""Remembered at a time; beyond it the one is forgotten that failed longest ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tries that are left."""
+
+    tries: float
+    at_s: float
+    """When there were so many."""
+
+    def after_failure(self, now_s: float, capacity: float, per_s: float) -> tuple["Bucket", float]:
+        """The bucket after one more failure, and the seconds until the next is allowed: 0 where this one was."""
+        tries = min(capacity, self.tries + max(0.0, now_s - self.at_s) * per_s)
+        if tries >= 1:
+            return Bucket(tries - 1, now_s), 0.0
+        return Bucket(tries, now_s), (1 - tries) / per_s
+
+
+class Failures:
+    """Failures by address. Any thread."""
+
+    def __init__(self, capacity: int, per_s: float, max_addresses: int = MAX_ADDRESSES) -> None:
+        self._capacity, self._per_s, self._max = float(capacity), per_s, max_addresses
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def failed(self, address: str, now_s: float) -> float:
+        """Note a failure. -> seconds to wait; 0 where it is within the limit."""
+        whose = network_of(address)
+        with self._lock:
+            full = Bucket(self._capacity, now_s)
+            bucket, wait_s = self._buckets.pop(whose, full).after_failure(now_s, self._capacity, self._per_s)
+            self._buckets[whose] = bucket
+            if len(self._buckets) > self._max:
+                self._buckets.popitem(last=False)
+        return wait_s
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+def network_of(address: str) -> str:
+    """Whom a failure is counted against: an IPv4 address, or an IPv6 network of 64 bits, which one person has whole."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False))
