@@ -61,7 +61,10 @@ def show(
 @exports.command()
 def point(job: SpecFile, stream: StreamName, name: Name, overrides: Overrides = []) -> None:  # noqa: B006
     """Have current.json name an export, be it an older one, until the job points to its next."""
-    listing.point_to(load_job(job, overrides), stream, name)
+    pointed = listing.point_to(load_job(job, overrides), stream, name)
+    print(f"{pointed.url} is current")
+    if pointed.failed_gates:
+        print(f"it failed its gates: {', '.join(pointed.failed_gates)}")
 
 
 @exporting.command()

@@ -159,20 +159,31 @@ def _remark(entry: Mapping[str, Any]) -> str:
 
 def show_export(job: LoadedJob, stream: str, text: str, *, as_json: bool) -> None:
     """Print what one holds; as JSON, its whole manifest."""
-    with opened(job, stream) as [found]:
-        path = found.chosen(text)
-        told, url = found.manifest(path), found.outlet.url(path)
-        current = found.current()
-    if as_json:
-        print(json.dumps(told, indent=2))
-        return
-    for line in _shown(told, url, current=path == current):
+    found = shown(job, stream, text)
+    for line in [json.dumps(found.manifest, indent=2)] if as_json else _told(found):
         print(line)
 
 
-def _shown(told: Mapping[str, Any], url: str, *, current: bool) -> Iterator[str]:
-    parent = told["parent"]
-    yield f"{url}{' (current)' if current else ''}"
+@dataclass(frozen=True)
+class Shown:
+    """One complete export."""
+
+    path: str
+    url: str
+    manifest: Mapping[str, Any]
+    current: bool
+
+
+def shown(job: LoadedJob, stream: str, text: str) -> Shown:
+    """The export that `text` means. Raises SpecError, ManifestUnusable, Unavailable."""
+    with opened(job, stream) as [found]:
+        path = found.chosen(text)
+        return Shown(path, found.outlet.url(path), found.manifest(path), path == found.current())
+
+
+def _told(shown: Shown) -> Iterator[str]:
+    told, parent = shown.manifest, shown.manifest["parent"]
+    yield f"{shown.url}{' (current)' if shown.current else ''}"
     yield f"  {told['kind']} of version {told['version']}, made {told['made_at']}: {told['why']}"
     if parent is not None:
         yield f"  builds on {parent['timeline']}/{parent['name']}"
@@ -186,12 +197,20 @@ def _shown(told: Mapping[str, Any], url: str, *, current: bool) -> Iterator[str]
     yield f"  files: {len(told['files'])}, {count(sum(file['bytes'] for file in told['files'].values()))} bytes"
 
 
-def point_to(job: LoadedJob, stream: str, text: str) -> None:
+@dataclass(frozen=True)
+class Pointed:
+    """What was made current."""
+
+    path: str
+    url: str
+    failed_gates: list[str]
+
+
+def point_to(job: LoadedJob, stream: str, text: str) -> Pointed:
     """Have current.json name an export, whatever its gates said, until the job points to its next one."""
     with opened(job, stream) as [found]:
         path = found.chosen(text)
         told = found.manifest(path)
         pointing.point(found.outlet, told, pointing.chain_of(found.outlet, told, ()))
-        print(f"{found.outlet.url(path)} is current")
-    if failed := [gate for gate, each in told["gates"].items() if not each["passed"]]:
-        print(f"it failed its gates: {', '.join(failed)}")
+        url = found.outlet.url(path)
+    return Pointed(path, url, [gate for gate, each in told["gates"].items() if not each["passed"]])

@@ -3,6 +3,7 @@
 Each waits until what it asks for has acted: at the close of a pass, from whose version on it holds.
 """
 
+import json
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
-from service.operating.wishes import carried_out, day_of
+from service.operating.wishes import carried_out, ticked
 from service.past.commands import ran
 
 operating = typer.Typer()
@@ -82,7 +83,8 @@ def shrink(
     if dry_run:
         shrinking.print_dry_run(store, tables, rule, deadline, as_json=as_json)
     else:
-        shrinking.shrink(store, tables, {**rule, "allow": allow}, deadline)
+        for shrunk in shrinking.shrink(store, tables, {**rule, "allow": allow}, deadline):
+            print(shrunk)
 
 
 @operating.command()
@@ -94,7 +96,8 @@ def forget(
     timeout: Timeout = 120.0,
 ) -> None:
     """Delete one value's row from a running job, and the dead letters that hold it; say what holds it still."""
-    forgetting.forget(ran(job, overrides), slot, value, Deadline.after(timeout))
+    for line in forgetting.forget(ran(job, overrides), slot, value, Deadline.after(timeout)):
+        print(line)
 
 
 @operating.command("day-tick")
@@ -107,9 +110,7 @@ def day_tick(
     timeout: Timeout = 120.0,
 ) -> None:
     """Have the next day begin for a running job whose events have no time."""
-    store, deadline = ran(job, overrides).store, Deadline.after(timeout)
-    day = day_of(store, deadline) + 1 if to is None else to
-    version = carried_out(store, {"op": "day_tick", "to": day}, deadline)
+    day, version = ticked(ran(job, overrides).store, to, Deadline.after(timeout))
     print(f"day {day} begins with version {version}")
 
 
@@ -123,4 +124,5 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Print all that a running job knows of one sign: where its row is, why it has one or none, and when that goes."""
-    explaining.explain(ran(job, overrides), slot, sign, Deadline.after(timeout), as_json=as_json)
+    known = explaining.explained(ran(job, overrides), slot, sign, Deadline.after(timeout))
+    print(json.dumps(known) if as_json else "\n".join(explaining.told(known)))

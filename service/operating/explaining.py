@@ -3,7 +3,6 @@
 Which exports it is in, is looked up where they lie (service.operating.holding).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +14,12 @@ from service.operating.wishes import answered
 from service.spec import LoadedJob
 
 
-def explain(job: LoadedJob, slot: str, value: str, deadline: Deadline, *, as_json: bool) -> None:
-    """Print all that is known of a sign."""
+def explained(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> dict[str, Any]:
+    """All that is known of a sign."""
     sign = sign_of(job.spec, slot, value)
     known = answered(job.store, {"do": "explain", "slot": slot, "sign": sign}, deadline)
     known["exports"] = holding.held_by(job, known["table"], known["key"], deadline)
-    print(json.dumps(known) if as_json else "\n".join(told(known)))
+    return known
 
 
 def told(known: Mapping[str, Any]) -> Iterator[str]:

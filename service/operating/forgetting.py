@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.deadline import Deadline
@@ -19,21 +20,20 @@ LETTERS = "dead_letters"
 """Folder of the store: see dataset.dead_letters."""
 
 
-def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> None:
-    """Delete the row of `value` in `slot`, then letters that hold its text.
+def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterator[str]:
+    """Delete the row of `value` in `slot`, then letters that hold its text; a line as each is done.
 
     1. The row goes at a close. 2. A commit is made: no restart reads the passes before it again, and makes their
     letters anew. 3. Letters go. Raises MillraceError.
     """
     sign = sign_of(job.spec, slot, value)
     version = carried_out(job.store, {"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
-    print(f"slot {slot}: sign {sign} has no row from version {version} on, unless it is seen again")
+    yield f"slot {slot}: sign {sign} has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
     with locked(job.store / "log" / LOCK, deadline):
         dropped = sum(drop(path, value) for path in sorted((job.store / LETTERS).glob("pass-*.jsonl")))  # 3
-    print(f"dead letters with this value, dropped: {count(dropped)}")
-    for line in still_held(job, version):
-        print(line)
+    yield f"dead letters with this value, dropped: {count(dropped)}"
+    yield from still_held(job, version)
 
 
 def drop(path: Path, value: str) -> int:

@@ -1,7 +1,8 @@
 """`millrace shrink`: which tables, what would go, and that it goes. Deciding and counting are the chief's."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,40 @@ def chosen(tables: Mapping[str, bool], name: str | None, *, ruled: bool) -> Sequ
     return found
 
 
-def shrink(store: Path, tables: Sequence[str], wish: Rule, deadline: Deadline) -> None:
-    """Have rows go, and say how many were counted before, and from which version on they have.
+@dataclass(frozen=True)
+class Shrunk:
+    """A table whose rows went."""
 
-    Raises MillraceError at the first table refused.
-    """
+    table: str
+    version: int
+    """From which on they have."""
+    going: int
+    """How many met the rule when they were counted."""
+    rows: int
+    """How many there were then."""
+
+    def __str__(self) -> str:
+        going = f"{count(self.going)} of {count(self.rows)} rows met the rule when they were counted"
+        return f"table {self.table} is shrunk from version {self.version} on; {going}"
+
+
+def shrink(store: Path, tables: Sequence[str], wish: Rule, deadline: Deadline) -> Iterator[Shrunk]:
+    """Have rows go, table by table. Raises MillraceError at the first one refused."""
     for table in tables:
-        operation = {"table": table, **wish}
-        found = answered(store, {"do": "dry_run", "operation": operation}, deadline)
-        version = carried_out(store, {"op": "shrink", **operation}, deadline)
-        going = f"{count(found['going'])} of {count(found['rows'])} rows met the rule when they were counted"
-        print(f"table {table} is shrunk from version {version} on; {going}")
+        found = dry_run(store, table, wish, deadline)
+        version = carried_out(store, {"op": "shrink", "table": table, **wish}, deadline)
+        yield Shrunk(table, version, int(found["going"]), int(found["rows"]))
+
+
+def dry_run(store: Path, table: str, wish: Rule, deadline: Deadline) -> dict[str, Any]:
+    """What would go of a table now."""
+    return answered(store, {"do": "dry_run", "operation": {"table": table, **wish}}, deadline)
 
 
 def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Deadline, *, as_json: bool) -> None:
     """Print what would go now."""
     for table in tables:
-        asked = {"do": "dry_run", "operation": {"table": table, **rule}}
-        answer = answered(store, asked, deadline)
+        answer = dry_run(store, table, rule, deadline)
         print(json.dumps(answer) if as_json else "\n".join(told(answer)))
 
 

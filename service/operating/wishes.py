@@ -83,6 +83,12 @@ def answered(store: Path, request: Mapping[str, Any], deadline: Deadline) -> dic
             _wait(deadline, False, str(error))
 
 
+def ticked(store: Path, to: int | None, deadline: Deadline) -> tuple[int, int]:
+    """Have the next day begin, or the day `to` -> the day, and the version with which it does."""
+    day = day_of(store, deadline) + 1 if to is None else to
+    return day, carried_out(store, {"op": "day_tick", "to": day}, deadline)
+
+
 def day_of(store: Path, deadline: Deadline) -> int:
     """The running job's day, once a pass is closed."""
     while True:

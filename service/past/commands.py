@@ -9,12 +9,13 @@ from millrace.deadline import Deadline
 from service.arguments import Json, Overrides, SpecFile
 from service.display import show_here
 from service.past import commits as work
+from service.past import steering
 from service.past.asking import make_commit
 from service.past.records import print_log
 from service.past.rerun import rerun_job
-from service.past.steering import rewind_job, skip_job
 from service.spec import LoadedJob, load_job
 from service.store import check_run, stopped
+from trainer.commits import Commits
 from trainer.partitions import Skip
 
 past = typer.Typer()
@@ -69,13 +70,13 @@ def verify(
 @commits.command()
 def pin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
     """Keep a commit from being pruned."""
-    work.pin(ran(job, overrides).store, name, who)
+    print(f"{work.pin(ran(job, overrides).store, name, who)} is kept by {who}")
 
 
 @commits.command()
 def unpin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
     """Let a pinned commit go, when its turn comes to be pruned."""
-    work.unpin(ran(job, overrides).store, name, who)
+    print(f"{work.unpin(ran(job, overrides).store, name, who)} is no longer kept by {who}")
 
 
 @commits.command()
@@ -89,7 +90,10 @@ def prune(
     """Remove all but the newest commits and the pinned ones, of a job that is stopped."""
     loaded = ran(job, overrides)
     with stopped(loaded.store, loaded.spec.name):
-        work.prune(loaded.store, keep or loaded.spec.commit.keep)
+        gone = work.prune(loaded.store, keep or loaded.spec.commit.keep)
+    for name in gone:
+        print(f"{name} is removed")
+    print(f"{len(gone)} commits removed, {len(Commits(loaded.store).names())} left")
 
 
 @past.command()
@@ -106,7 +110,8 @@ def rewind(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Have a stopped job go on from a commit, on a new timeline: what came after it is trained again as new passes."""
-    rewind_job(ran(job, overrides), to)
+    for line in steering.told_rewound(steering.rewind_job(ran(job, overrides), to)):
+        print(line)
 
 
 @past.command()
@@ -119,7 +124,9 @@ def skip(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Have a stopped job go past a bad range of a partition, which it has not trained yet."""
-    skip_job(ran(job, overrides), Skip(partition, begin, end), reason)
+    wanted = Skip(partition, begin, end)
+    for line in steering.told_skipped(wanted, steering.skip_job(ran(job, overrides), wanted, reason)):
+        print(line)
 
 
 @past.command()

@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from service.lines import count
 from service.past.choosing import begins_at, chosen, lineage
 from service.past.leases import LOCK_S, clear, hold, leased, scratch
 from service.past.verify import damage_of, sharing
+from service.store import stopped
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, order_of
 from trainer.log import LOCK
 
 WIDE = 240
 """Columns of a table that no terminal shows."""
+PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
+"""Counters of a manifest, and what they count."""
 HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -84,41 +88,69 @@ def _table(entries: list[dict[str, Any]]) -> Table:
 
 def show_commit(store: Path, name: str, *, as_json: bool) -> None:
     """Print what a commit's manifest says of it."""
-    commit = chosen(store, name)
     if as_json:
-        print(json.dumps(commit.manifest, indent=2))
+        print(json.dumps(chosen(store, name).manifest, indent=2))
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for key, value in _facts(commit, Commits(store).holders().get(commit.name, [])):
+    for key, value in _facts(details_of(store, name)):
         table.add_row(Text(key), Text(value))
     _console().print(table)
 
 
-def _facts(commit: Commit, held_by: list[str]) -> Iterator[tuple[str, str]]:
-    manifest, progress = commit.manifest, commit.state.get("progress", {})
-    yield "name", commit.name
-    yield "job", str(manifest["job"])
-    yield "version", f"{commit.version} of timeline {commit.timeline}"
-    yield "made", f"{manifest['made_at']} by generation {manifest['generation']}, of {manifest['world']} trainers"
-    yield "parent", str(manifest["parent"] or "none")
-    yield "held by", ", ".join(held_by) or "nobody"
-    yield "replay", f"needs the log from record {commit.log_from} on"
-    for key, what in (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps")):
-        if key in progress:
-            yield what, count(progress[key])
-    if any(progress.get("rejected", {}).values()):
-        yield "rejected", ", ".join(f"{reason} {count(n)}" for reason, n in progress["rejected"].items() if n)
-    for partition, position in manifest["positions"].items():
+def details_of(store: Path, text: str) -> dict[str, Any]:
+    """What the manifest of the commit that `text` means says of it. Raises SpecError, CommitDamaged."""
+    commit = chosen(store, text)
+    manifest, progress, holders = commit.manifest, commit.state.get("progress", {}), Commits(store).holders()
+    return {
+        **_entry(Commits(store), commit.name, holders.get(commit.name, [])),
+        "next": commit.name == begins_at(Commits(store).names(), lineage(store)),
+        "job": str(manifest["job"]),
+        "parent": manifest["parent"],
+        "trainers": int(manifest["world"]),
+        "log_from": commit.log_from,
+        "progress": {key: progress[key] for key, _ in PROGRESS if key in progress},
+        "rejected": {reason: n for reason, n in progress.get("rejected", {}).items() if n},
+        "positions": dict(manifest["positions"]),
+        "skips": [
+            {"partition": name, "begin": begin, "end": end} for name, begin, end in commit.state.get("skips", ())
+        ],
+        "parts": [
+            {
+                "folder": part.folder,
+                "buckets": list(part.buckets),
+                "rows": {table: int(facts["rows"]) for table, facts in part.tables.items()},
+            }
+            for part in commit.shards
+        ],
+        "files": len(commit.files),
+        "made_with": {key: str(value) for key, value in manifest["fingerprint"].items()},
+    }
+
+
+def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "name", found["name"]
+    yield "job", found["job"]
+    yield "version", f"{found['version']} of timeline {found['timeline']}"
+    yield "made", f"{found['made_at']} by generation {found['generation']}, of {found['trainers']} trainers"
+    yield "parent", str(found["parent"] or "none")
+    yield "held by", ", ".join(found["held_by"]) or "nobody"
+    yield "replay", f"needs the log from record {found['log_from']} on"
+    for key, what in PROGRESS:
+        if key in found["progress"]:
+            yield what, count(found["progress"][key])
+    if found["rejected"]:
+        yield "rejected", ", ".join(f"{reason} {count(n)}" for reason, n in found["rejected"].items())
+    for partition, position in found["positions"].items():
         yield "position", f"{partition} {position}"
-    for partition, begin, end in commit.state.get("skips", ()):
-        yield "gone past", f"{partition} {begin}-{end}"
-    for part in commit.shards:
-        rows = ", ".join(f"{table} {count(facts['rows'])}" for table, facts in part.tables.items())
-        yield part.folder, f"buckets {part.buckets[0]}-{part.buckets[1]}; rows: {rows}"
-    yield "files", f"{count(len(commit.files))}, {count(commit.num_bytes)} bytes, {count(_own_bytes(commit))} its own"
-    yield "made with", ", ".join(f"{key} {value}" for key, value in manifest["fingerprint"].items())
+    for skip in found["skips"]:
+        yield "gone past", f"{skip['partition']} {skip['begin']}-{skip['end']}"
+    for part in found["parts"]:
+        rows = ", ".join(f"{table} {count(number)}" for table, number in part["rows"].items())
+        yield part["folder"], f"buckets {part['buckets'][0]}-{part['buckets'][1]}; rows: {rows}"
+    yield "files", f"{count(found['files'])}, {count(found['bytes'])} bytes, {count(found['own_bytes'])} its own"
+    yield "made with", ", ".join(f"{key} {value}" for key, value in found["made_with"].items())
 
 
 def verify_commits(store: Path, name: str | None, *, as_json: bool) -> None:
@@ -127,15 +159,16 @@ def verify_commits(store: Path, name: str | None, *, as_json: bool) -> None:
     names = commits.names() if name is None else [chosen(store, name).name]
     if not names and not as_json:
         print(f"{store} holds no commit")
-    found: dict[str, dict[str, str]] = {}
+    verdicts: list[Verdict] = []
     for each in names:
-        found[each] = verified(store, each)
+        verdicts.append(verdict_on(store, each))
         if not as_json:
-            _tell_verified(commits, each, found[each])
+            _tell_verdict(verdicts[-1])
     if as_json:
-        print(json.dumps([{"name": each, "sound": not found[each], "damage": found[each]} for each in names], indent=2))
-    if damaged := [each for each in names if found[each]]:
-        sound = begins_at([each for each in commits.names() if not found.get(each)], lineage(store))
+        told = [{"name": each.name, "sound": each.sound, "damage": dict(each.damage)} for each in verdicts]
+        print(json.dumps(told, indent=2))
+    if damaged := [each.name for each in verdicts if not each.sound]:
+        sound = begins_at([each for each in commits.names() if each not in damaged], lineage(store))
         begin = f"the next run begins at {sound}" if sound else "no other one is left to begin at"
         raise CommitDamaged(f"{len(damaged)} of {len(names)} commits are damaged; {begin}")
 
@@ -150,33 +183,74 @@ def verified(store: Path, name: str) -> dict[str, str]:
             return {MANIFEST: str(error)}
 
 
-def _tell_verified(commits: Commits, name: str, damage: dict[str, str]) -> None:
-    if not damage:
-        commit = commits.read(name)
-        print(f"{name}: sound; {count(len(commit.files))} files, {count(commit.num_rows)} rows")
+@dataclass(frozen=True)
+class Verdict:
+    """How a commit that was read back is."""
+
+    name: str
+    damage: Mapping[str, str]
+    """What is wrong, by file or table."""
+    shared: Mapping[str, list[str]]
+    """By damaged file: the other commits that it is part of."""
+    files: int
+    rows: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.damage
+
+
+def verdict_on(store: Path, name: str) -> Verdict:
+    """Read a commit back; it is held meanwhile."""
+    commits, damage = Commits(store), verified(store, name)
+    if MANIFEST in damage:
+        return Verdict(name, damage, {}, 0, 0)
+    commit = commits.read(name)
+    others = [other for other in commits.whole() if other.name != name] if damage else []
+    shared = {file: list(sharing(commit, file, others)) for file in damage}
+    return Verdict(name, damage, shared, len(commit.files), commit.num_rows)
+
+
+def _tell_verdict(found: Verdict) -> None:
+    if found.sound:
+        print(f"{found.name}: sound; {count(found.files)} files, {count(found.rows)} rows")
         return
-    print(f"{name}: damaged")
-    others = [other for other in commits.whole() if other.name != name]
-    for file, problem in damage.items():
-        also = [] if file == MANIFEST else list(sharing(commits.read(name), file, others))
+    print(f"{found.name}: damaged")
+    for file, problem in found.damage.items():
+        also = found.shared.get(file)
         print(f"  {file} {problem}" + (f"; the same file is part of {', '.join(also)}" if also else ""))
 
 
-def pin(store: Path, name: str, who: str) -> None:
-    """Keep a commit from being pruned until it is unpinned."""
+def pin(store: Path, name: str, who: str) -> str:
+    """Keep a commit from being pruned until it is unpinned; its name."""
     commit = chosen(store, name)
     hold(Commits(store), commit.name, _holder(who))
-    print(f"{commit.name} is kept by {who}")
+    return commit.name
 
 
-def unpin(store: Path, name: str, who: str) -> None:
-    """Let a commit go that was pinned."""
+def unpin(store: Path, name: str, who: str) -> str:
+    """Let a commit go that was pinned; its name."""
     commits = Commits(store)
     found = name if name in commits.holders() else chosen(store, name).name
     if not commits.release(found, _holder(who)):
         holders = ", ".join(commits.holders().get(found, [])) or "nobody"
         raise MillraceError(f"{found} is not kept by {who}; it is kept by {holders}")
-    print(f"{found} is no longer kept by {who}")
+    return found
+
+
+def remove(store: Path, job: str, text: str) -> str:
+    """Remove one commit of a job that is stopped; its name. Raises MillraceError where something needs it."""
+    with stopped(store, job):
+        commits, name = Commits(store), chosen(store, text).name
+        clear(store)
+        if holders := commits.holders().get(name):
+            raise MillraceError(f"commit {name} is kept by {', '.join(holders)}; have them let it go first")
+        if name == begins_at(commits.names(), lineage(store)):
+            raise MillraceError(f"the next run begins at commit {name}; it can go once there is another")
+        lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
+        commits.prune(0, lock, held=[each for each in commits.names() if each != name])
+    return name
 
 
 def _holder(who: str) -> str:
@@ -185,18 +259,15 @@ def _holder(who: str) -> str:
     return who
 
 
-def prune(store: Path, keep: int) -> None:
-    """Remove all but the newest `keep` commits, those held, and the one that the next run begins at."""
+def prune(store: Path, keep: int) -> list[str]:
+    """Remove all but the newest `keep` commits, those held, and the one that the next run begins at; what went."""
     commits = Commits(store)
     if not commits.names():
         raise MillraceError(f"{store} holds no commit")
     clear(store)
     start = begins_at(commits.names(), lineage(store))
     lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
-    gone = commits.prune(keep, lock, held=[start] if start else [])
-    for name in gone:
-        print(f"{name} is removed")
-    print(f"{len(gone)} commits removed, {len(commits.names())} left")
+    return commits.prune(keep, lock, held=[start] if start else [])
 
 
 def _console() -> Console:

@@ -9,16 +9,20 @@ from trainer.log import LogDamaged, Place, Record, read
 from trainer.log_file import listed, record_of
 
 
+def good_records(folder: Path) -> tuple[list[Record], LogDamaged | None]:
+    """The records of the log in `folder`; of a damaged one those before the damage, and that."""
+    try:
+        return read(folder), None
+    except LogDamaged as error:
+        return good_before(folder, error), error
+
+
 def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
     """Print every record of the log in `folder`, or the `last` ones: a line each.
 
     Raises LogDamaged after printing the good records before the damage.
     """
-    damage: LogDamaged | None = None
-    try:
-        records = read(folder)
-    except LogDamaged as error:
-        records, damage = good_before(folder, error), error
+    records, damage = good_records(folder)
     if not records and damage is None:
         raise MillraceError(f"{folder} holds no log: nothing was ever run in this store; `millrace run` begins one")
     begin = 0 if last is None else max(0, len(records) - last)

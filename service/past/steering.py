@@ -1,5 +1,9 @@
 """`millrace rewind` and `millrace skip`: what a stopped job does next. What they write is trainer.rewind's."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.lines import count
@@ -18,8 +22,24 @@ MIRROR_S = 300.0
 """How long the mirror may take to say what it holds."""
 
 
-def rewind_job(job: LoadedJob, to: str) -> None:
-    """Have the next run go on from the commit that `to` means, on a new timeline; say what is left behind.
+@dataclass(frozen=True)
+class Rewound:
+    """Where the next run goes on."""
+
+    timeline: str
+    commit: str
+    version: int
+    left: str | None
+    """The commit up to which something is left behind; None: nothing is."""
+    left_timeline: str
+    damaged: str
+    """Where a damaged log was found so; empty: it was not."""
+    aside: Path | None
+    """Where that log is kept."""
+
+
+def rewind_job(job: LoadedJob, to: str) -> Rewound:
+    """Have the next run go on from the commit that `to` means, on a new timeline.
 
     Raises CommitDamaged where it is not sound, SpecError where there is no such commit or the job runs.
     """
@@ -31,20 +51,28 @@ def rewind_job(job: LoadedJob, to: str) -> None:
             raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` tells which commits are sound")
         left = begins_at(commits.names(), past)
         timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
+        damaged, aside = "", None
         try:
             read(job.store / "log")
         except LogDamaged as error:
-            aside = rewind_anew(job.store, commit, timeline)
-            print(
-                f"the log is damaged ({error.path.name}, byte {error.byte}), and begun anew; the old one is in {aside}"
-            )
+            damaged, aside = f"{error.path.name}, byte {error.byte}", rewind_anew(job.store, commit, timeline)
         else:
             rewind(job.store, commit, timeline)
-    print(f"timeline {timeline} begins at commit {commit.name}, version {commit.version}; `millrace run` goes on there")
-    if left is not None and left != commit.name:
-        print(
-            f"left behind: what came after it on timeline {past.timeline}, up to commit {left}. While that is there, "
-            f"`millrace rewind --to {left}` comes back to it; `millrace commits pin` keeps it from being pruned"
+    behind = left if left != commit.name else None
+    return Rewound(timeline, commit.name, commit.version, behind, past.timeline, damaged, aside)
+
+
+def told_rewound(done: Rewound) -> Iterator[str]:
+    """A rewind in lines."""
+    if done.aside is not None:
+        yield f"the log is damaged ({done.damaged}), and begun anew; the old one is in {done.aside}"
+    begins = f"timeline {done.timeline} begins at commit {done.commit}, version {done.version}"
+    yield f"{begins}; `millrace run` goes on there"
+    if done.left is not None:
+        yield (
+            f"left behind: what came after it on timeline {done.left_timeline}, up to commit {done.left}. While that "
+            f"is there, `millrace rewind --to {done.left}` comes back to it; `millrace commits pin` keeps it from being "
+            "pruned"
         )
 
 
@@ -56,22 +84,25 @@ def _mirrored(job: LoadedJob) -> list[str]:
     return [commit.name for commit in catalog.commits]
 
 
-def skip_job(job: LoadedJob, wanted: Skip, reason: str) -> None:
-    """Have the job go past some positions of a partition, and say which passes are withdrawn for it.
+def skip_job(job: LoadedJob, wanted: Skip, reason: str) -> list[int]:
+    """Have the job go past some positions of a partition; which passes are withdrawn for it.
 
     Raises NotPossible where it has trained them, SpecError where there is no such range or the job runs.
     """
     if not reason.strip():
         raise MillraceError("--reason says nothing; the log keeps it for whoever asks later why events are missing")
     with stopped(job.store, job.spec.name):
-        withdrawn = skip(job.store, _newest(job), wanted, reason)
-    print(
+        return list(skip(job.store, _newest(job), wanted, reason))
+
+
+def told_skipped(wanted: Skip, withdrawn: list[int]) -> Iterator[str]:
+    """A skip in lines."""
+    yield (
         f"{wanted.partition}: {count(wanted.end - wanted.begin)} positions are gone past, {wanted.begin}-{wanted.end}; "
         "the next run reads on behind them"
     )
     if withdrawn:
-        numbers = ", ".join(map(str, withdrawn))
-        print(f"passes withdrawn, to be planned anew without them: {numbers}")
+        yield f"passes withdrawn, to be planned anew without them: {', '.join(map(str, withdrawn))}"
 
 
 def _newest(job: LoadedJob) -> Commit | None:

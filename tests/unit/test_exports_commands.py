@@ -42,7 +42,6 @@ def folder(job):
 
 def test_a_list_tells_of_each_export_in_order_of_time(job, folder, capsys):
     listing.point_to(job, "main", "t1/0000000003-base")
-    capsys.readouterr()
     listing.list_exports(job, None, as_json=False)
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [
@@ -75,9 +74,10 @@ def test_an_export_is_named_by_its_path_name_or_version(job, folder, capsys):
         listing.show_export(job, "main", "6", as_json=False)
 
 
-def test_pointing_says_what_serving_gets_and_which_gates_it_failed(job, folder, capsys):
-    listing.point_to(job, "main", "0000000005-delta")
-    assert capsys.readouterr().out.splitlines()[-1] == "it failed its gates: min_auc"
+def test_pointing_says_what_serving_gets_and_which_gates_it_failed(job, folder):
+    pointed = listing.point_to(job, "main", "0000000005-delta")
+    assert (pointed.path, pointed.failed_gates) == ("t1/0000000005-delta", ["min_auc"])
+    assert pointed.url == str(folder / pointed.path)
     current = json.loads((folder / "current.json").read_text())
     assert (current["path"], current["chain"]) == ("t1/0000000005-delta", ["t1/0000000003-base", "t1/0000000005-delta"])
 

@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
+from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
+from millrace.locks import locked
 from service.past import commits as work
 from service.past import leases
 from service.past.choosing import chosen_name
@@ -193,10 +195,26 @@ def test_a_pruning_keeps_the_newest_and_the_pinned(past, said):
     work.prune(past.store, 1)
     assert names(past) == [first, third]
     work.unpin(past.store, "1", "pin")
-    work.prune(past.store, 1)
+    assert work.prune(past.store, 1) == [first]
     assert names(past) == [third]
     assert not (past.store / "commits" / first).exists()
-    assert f"{first} is removed\n1 commits removed, 1 left" in said()
+
+
+def test_one_commit_is_removed_unless_something_needs_it(past):
+    first, second, third = names(past)
+    work.pin(past.store, first, "ann")
+    with pytest.raises(MillraceError, match=f"commit {first} is kept by ann"):
+        work.remove(past.store, "news", first)
+    with pytest.raises(MillraceError, match=f"the next run begins at commit {third}"):
+        work.remove(past.store, "news", third)
+    with locked(past.store / "lock", Deadline.after(5)), pytest.raises(SpecError, match="is in use"):
+        work.remove(past.store, "news", second)
+    assert work.remove(past.store, "news", "2") == second
+    assert names(past) == [first, third]
+    past.end()
+    rewind(past.store, Commits(past.store).read(first), "t2")
+    work.remove(past.store, "news", third)  # the newest there is, and left behind
+    assert names(past) == [first]
 
 
 def test_a_pruning_keeps_the_commit_that_the_next_run_begins_at(past, said):

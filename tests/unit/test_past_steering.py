@@ -8,7 +8,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
-from service.past.steering import rewind_job, skip_job
+from service.past.steering import rewind_job, skip_job, told_rewound, told_skipped
 from service.spec import LoadedJob, load_job
 from tests.fakes.past import Past
 from trainer.commits import CommitDamaged, Commits
@@ -42,21 +42,21 @@ def past(job):
     return made
 
 
-def test_a_rewind_says_where_it_begins_and_how_to_come_back(past, job, capsys):
-    rewind_job(job, "1")
-    assert capsys.readouterr().out.splitlines() == [
+def test_a_rewind_says_where_it_begins_and_how_to_come_back(past, job):
+    assert list(told_rewound(rewind_job(job, "1"))) == [
         "timeline t2 begins at commit t1-0000000001-g1, version 1; `millrace run` goes on there",
         "left behind: what came after it on timeline t1, up to commit t1-0000000002-g1. While that is there, "
         "`millrace rewind --to t1-0000000002-g1` comes back to it; `millrace commits pin` keeps it from being pruned",
     ]
 
 
-def test_a_rewind_to_the_newest_commit_leaves_no_commit_behind(past, job, capsys):
-    rewind_job(job, "2")
-    assert "left behind" not in capsys.readouterr().out
+def test_a_rewind_to_the_newest_commit_leaves_no_commit_behind(past, job):
+    done = rewind_job(job, "2")
+    assert (done.timeline, done.commit, done.left) == ("t2", "t1-0000000002-g1", None)
+    assert len(list(told_rewound(done))) == 1
 
 
-def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path, capsys):
+def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path):
     mirror = tmp_path / "mirror" / "commits"
     mirror.mkdir(parents=True)
     name = "t4-0000000002-g9"
@@ -66,16 +66,15 @@ def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path, capsy
     past.write_manifest(name, 2, commit.shards, commit.files)
     shutil.move(Commits(job.store).folder / name / "manifest.json", mirror / f"{name}.json")
     shutil.rmtree(Commits(job.store).folder / name)
-    rewind_job(job_in(tmp_path, f"store.mirror={mirror.parent}"), "1")
-    assert "timeline t5 begins" in capsys.readouterr().out
+    assert rewind_job(job_in(tmp_path, f"store.mirror={mirror.parent}"), "1").timeline == "t5"
 
 
-def test_a_job_with_a_damaged_log_is_rewound_with_a_log_begun_anew(past, job, capsys):
+def test_a_job_with_a_damaged_log_is_rewound_with_a_log_begun_anew(past, job):
     path = job.store / "log" / "00000001-0001.log"
     path.write_bytes(path.read_bytes().replace(b'"number":2', b'"number":9', 1))
-    rewind_job(job, "2")
+    said = next(told_rewound(rewind_job(job, "2")))
     aside = path.parent / "damaged-before-g2"
-    assert f"the log is damaged (00000001-0001.log, byte {read_at(aside)})" in capsys.readouterr().out
+    assert f"the log is damaged (00000001-0001.log, byte {read_at(aside)})" in said
     now = History.of(read(path.parent))
     assert (now.timeline, now.base, now.closed) == ("t2", "t1-0000000002-g1", 2)
 
@@ -92,9 +91,9 @@ def test_a_commit_that_is_damaged_is_not_rewound_to(past, job):
     assert newest_generation(job.store / "log") == 1
 
 
-def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job, capsys):
-    skip_job(job, Skip("a", 250, 260), "half a line")
-    assert capsys.readouterr().out.splitlines() == [
+def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job):
+    wanted = Skip("a", 250, 260)
+    assert list(told_skipped(wanted, skip_job(job, wanted, "half a line"))) == [
         "a: 10 positions are gone past, 250-260; the next run reads on behind them",
         "passes withdrawn, to be planned anew without them: 3",
     ]
