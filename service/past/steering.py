@@ -71,8 +71,8 @@ def told_rewound(done: Rewound) -> Iterator[str]:
     if done.left is not None:
         yield (
             f"left behind: what came after it on timeline {done.left_timeline}, up to commit {done.left}. While that "
-            f"is there, `millrace rewind --to {done.left}` comes back to it; `millrace commits pin` keeps it from being "
-            "pruned"
+            f"is there, `millrace rewind --to {done.left}` comes back to it; `millrace commits pin` keeps it from "
+            "being pruned"
         )
 
 
