@@ -1,0 +1,1 @@
+"""What the service remembers: its jobs, operations, tokens, and who did what."""
