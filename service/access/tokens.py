@@ -1,0 +1,217 @@
+"""Bearer tokens: made, hashed, found again, let go. Where they are kept is behind `TokenRows`; who asks is the guard's.
+
+A token is `mlr_<id>_<secret>`: the id, which is no secret, names it in lists and logs; the secret is 256 random bits
+and is shown once. At rest there is its hash by BLAKE2b under a salt. A slow hash (scrypt) defends what people choose,
+which can be guessed; 256 random bits cannot be, however fast the hash, and a slow one would let anybody who sends wrong
+tokens use our processors up.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from millrace.errors import SpecError, Unavailable
+from service.access.roles import Caller, Role
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENS = 1000
+"""Live ones at a time; at the bound another is refused until one is revoked."""
+RELOAD_S = 1.0
+"""So long a token made or revoked by another process may go unnoticed."""
+NOTE_USE_S = 60.0
+"""The last use of a token is written at most so often."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+RESERVED = ("anonymous", "service")
+"""Names under which the audit log tells of those who have no token."""
+FORM = re.compile(r"mlr_([0-9a-f]{16})_([0-9a-f]{64})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of a token."""
+
+    id: str
+    name: str
+    """Whose it is: what audit log and records call its holder."""
+    role: Role
+    hash: str = field(repr=False)
+    salt: str = field(repr=False)
+    created_at: datetime
+    expires_at: datetime | None = None
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def live(self, now: datetime) -> bool:
+        """Whether it still opens anything."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class TokenRows(Protocol):
+    """Where tokens are kept. Any thread. Raises Unavailable where they cannot be reached now."""
+
+    def all(self) -> list[Token]:
+        """All, the revoked and expired too, in the order of their making."""
+        ...
+
+    def add(self, token: Token, now: datetime) -> None:
+        """Keep a new one. Raises SpecError where a live one has its name, or there are MAX_TOKENS."""
+        ...
+
+    def revoke(self, token_id: str, now: datetime) -> bool:
+        """Let it open nothing any more; whether there is one with this id."""
+        ...
+
+    def used(self, token_id: str, now: datetime) -> None:
+        """Note that it was used."""
+        ...
+
+
+class MemoryRows:
+    """TokenRows of this process alone: the twin for tests."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, Token] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Token]:
+        """See TokenRows."""
+        with self._lock:
+            return list(self._tokens.values())
+
+    def add(self, token: Token, now: datetime) -> None:
+        """See TokenRows."""
+        with self._lock:
+            check_room(token.name, [other.name for other in self._tokens.values() if other.live(now)])
+            self._tokens[token.id] = token
+
+    def revoke(self, token_id: str, now: datetime) -> bool:
+        """See TokenRows."""
+        with self._lock:
+            token = self._tokens.get(token_id)
+            if token is not None and token.revoked_at is None:
+                self._tokens[token_id] = replace(token, revoked_at=now)
+            return token is not None
+
+    def used(self, token_id: str, now: datetime) -> None:
+        """See TokenRows."""
+        with self._lock:
+            if token_id in self._tokens:
+                self._tokens[token_id] = replace(self._tokens[token_id], last_used_at=now)
+
+
+def check_room(name: str, live: list[str]) -> None:
+    """Whether one called `name` may be added to those `live`. Raises SpecError."""
+    if name in live:
+        raise SpecError(f"there is a token {name!r}; revoke it first, or choose another name", "name")
+    if len(live) >= MAX_TOKENS:
+        raise SpecError(f"there are {MAX_TOKENS} tokens, the most there may be; revoke one first", "name")
+
+
+def mint(name: str, role: Role, now: datetime, lifetime: timedelta | None = None) -> tuple[Token, str]:
+    """A new token: what is kept of it, and its text, which nobody can be told again. Raises SpecError."""
+    if NAME.fullmatch(name) is None or name in RESERVED:
+        told = f"{name!r} is no name for a token: letters, digits, '.', '_', '-', '@', at most 64, and not "
+        raise SpecError(told + " or ".join(RESERVED), "name")
+    if lifetime is not None and lifetime <= timedelta(0):
+        raise SpecError("it would have expired already", "expires")
+    token_id, secret, salt = secrets.token_hex(8), secrets.token_hex(32), secrets.token_hex(16)
+    expires_at = None if lifetime is None else now + lifetime
+    return Token(token_id, name, role, hashed(secret, salt), salt, now, expires_at), f"mlr_{token_id}_{secret}"
+
+
+def hashed(secret: str, salt: str) -> str:
+    """What is kept of a secret; `salt` is 16 bytes in hexadecimal."""
+    digest = hashlib.blake2b(secret.encode(), digest_size=32, salt=bytes.fromhex(salt), person=b"millrace-token")
+    return digest.hexdigest()
+
+
+NOBODY = Token("", "", Role.VIEWER, hashed("", "0" * 32), "0" * 32, datetime.min.replace(tzinfo=UTC))
+"""Compared with where there is no such token, so that this takes as long as a wrong secret."""
+
+
+class Tokens:
+    """Who holds which token; a copy in memory, so that wrong tokens cost no question to the database. Any thread."""
+
+    def __init__(
+        self,
+        rows: TokenRows,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` tells the date, `now` the seconds that the copy is old."""
+        self.rows = rows
+        self._clock, self._now = clock, now
+        self._known: Mapping[str, Token] = {}
+        self._loaded_s: float | None = None
+        self._noted_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def caller(self, token: str) -> Caller | None:
+        """The token's holder; None where it is unknown, wrong, expired or revoked. Raises Unavailable."""
+        match = FORM.fullmatch(token)
+        token_id, secret = match.groups() if match is not None else ("", "")
+        known = self._current().get(token_id, NOBODY)
+        right = hmac.compare_digest(hashed(secret, known.salt), known.hash)
+        if not right or known is NOBODY or not known.live(self._clock()):
+            return None
+        self._note(known)
+        return Caller(known.name, known.role)
+
+    def any_live(self) -> bool:
+        """Whether there is a token that opens something. Raises Unavailable."""
+        now = self._clock()
+        return any(token.live(now) for token in self._current().values())
+
+    def create(self, name: str, role: Role, lifetime: timedelta | None = None) -> tuple[Token, str]:
+        """A new token and its text, to be shown once. Raises SpecError, Unavailable."""
+        now = self._clock()
+        token, text = mint(name, role, now, lifetime)
+        self.rows.add(token, now)
+        self.forget()
+        return token, text
+
+    def revoke(self, which: str) -> Token:
+        """Let the token with this id, or the live one with this name, open nothing any more. Raises SpecError."""
+        now, there = self._clock(), self.rows.all()
+        found = [token for token in there if token.id == which or (token.name == which and token.live(now))]
+        if not found:
+            names = ", ".join(token.name for token in there if token.live(now)) or "none"
+            raise SpecError(f"there is no token {which!r}; there are: {names}", "name")
+        self.rows.revoke(found[0].id, now)
+        self.forget()
+        return replace(found[0], revoked_at=found[0].revoked_at or now)
+
+    def forget(self) -> None:
+        """Look at what is kept before the next answer."""
+        with self._lock:
+            self._loaded_s = None
+
+    def _current(self) -> Mapping[str, Token]:
+        """All tokens by id, as they were at most RELOAD_S ago."""
+        with self._lock:
+            now_s = self._now()
+            if self._loaded_s is not None and now_s - self._loaded_s < RELOAD_S:
+                return self._known
+            self._known = {token.id: token for token in self.rows.all()}
+            self._loaded_s = now_s
+            return self._known
+
+    def _note(self, token: Token) -> None:
+        with self._lock:
+            now_s, noted_s = self._now(), self._noted_s.get(token.id)
+            if noted_s is not None and now_s - noted_s < NOTE_USE_S:
+                return
+            self._noted_s[token.id] = now_s
+        try:
+            self.rows.used(token.id, self._clock())
+        except Unavailable as error:  # who has a right token is let in all the same
+            log.warning("the use of token %s was not noted: %s", token.id, error)

@@ -1,0 +1,176 @@
+"""Tokens: made, kept as hashes alone, found again, expired, revoked; the same in memory and in records."""
+
+import hmac
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from millrace.errors import SpecError, Unavailable
+from service.access import tokens as module
+from service.access.roles import Caller, Role
+from service.access.stored import StoredTokens
+from service.access.tokens import MAX_TOKENS, NOTE_USE_S, RELOAD_S, MemoryRows, Tokens, check_room, mint
+from service.records.database import opened
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Time:
+    """Both clocks, moved by hand."""
+
+    def __init__(self):
+        self.s = 0.0
+
+    def date(self):
+        return START + timedelta(seconds=self.s)
+
+    def now(self):
+        return self.s
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture(params=["memory", "records"])
+def rows(request, tmp_path):
+    if request.param == "memory":
+        yield MemoryRows()
+    else:
+        with opened(f"sqlite:///{tmp_path / 'records.db'}") as records:
+            yield StoredTokens(records)
+
+
+@pytest.fixture
+def tokens(rows, time):
+    return Tokens(rows, time.date, time.now)
+
+
+def test_a_token_is_its_holder_and_a_changed_one_nobody(tokens):
+    token, text = tokens.create("anne", Role.OPERATOR)
+    assert tokens.caller(text) == Caller("anne", Role.OPERATOR)
+    last = "0" if text[-1] != "0" else "1"
+    other = "mlr_" + "0" * 16 + text[20:]
+    for wrong in (text[:-1] + last, text[:-1], text + "0", other, text.upper(), f" {text}", f"{text}\n", "", token.id):
+        assert tokens.caller(wrong) is None, wrong
+
+
+def test_two_tokens_have_nothing_in_common_and_256_bits_each():
+    (first, text), (second, other) = (mint("anne", Role.VIEWER, START) for _ in range(2))
+    assert first.id != second.id and first.salt != second.salt and first.hash != second.hash
+    assert len(bytes.fromhex(text.rpartition("_")[2])) == 32 and text != other
+
+
+def test_the_secret_is_kept_nowhere_and_not_shown(tokens, tmp_path):
+    token, text = tokens.create("anne", Role.OPERATOR)
+    secret = text.rpartition("_")[2]
+    assert secret not in repr(token) and token.hash not in repr(token)
+    assert all(secret not in str(vars_of(kept)) for kept in tokens.rows.all())
+    assert all(secret.encode() not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def vars_of(token):
+    return {name: getattr(token, name) for name in token.__slots__}
+
+
+def test_a_token_ends_when_it_expires_to_the_second(tokens, time):
+    _, text = tokens.create("anne", Role.VIEWER, timedelta(hours=1))
+    time.s = 3599
+    assert tokens.caller(text) is not None
+    time.s = 3600
+    assert tokens.caller(text) is None
+    assert not tokens.any_live()
+
+
+def test_a_revoked_token_opens_nothing_from_then_on_and_its_name_is_free(tokens):
+    token, text = tokens.create("anne", Role.VIEWER)
+    with pytest.raises(SpecError, match="there is a token 'anne'"):
+        tokens.create("anne", Role.ADMIN)
+    assert tokens.revoke("anne").id == token.id
+    assert tokens.caller(text) is None
+    _, second = tokens.create("anne", Role.ADMIN)
+    assert tokens.caller(second) == Caller("anne", Role.ADMIN) and tokens.caller(text) is None
+    assert [kept.revoked_at is None for kept in tokens.rows.all()] == [False, True]
+
+
+def test_a_token_is_revoked_by_its_id_also_twice_and_who_is_unknown_is_told_the_names(tokens, time):
+    token, _ = tokens.create("anne", Role.VIEWER)
+    first = tokens.revoke(token.id).revoked_at
+    time.s = 10
+    assert tokens.revoke(token.id).revoked_at == first == tokens.rows.all()[0].revoked_at
+    tokens.create("bert", Role.VIEWER)
+    with pytest.raises(SpecError, match="no token 'anna'; there are: bert"):
+        tokens.revoke("anna")
+
+
+def test_what_another_process_revokes_is_noticed_within_a_second(tokens, rows, time):
+    token, text = tokens.create("anne", Role.VIEWER)
+    assert tokens.caller(text) is not None
+    rows.revoke(token.id, time.date())
+    time.s = RELOAD_S
+    assert tokens.caller(text) is None
+
+
+def test_the_last_use_is_noted_but_not_at_every_request(tokens, rows, time):
+    _, text = tokens.create("anne", Role.VIEWER)
+    assert rows.all()[0].last_used_at is None
+    for s in (5.0, 5.5, NOTE_USE_S + 4):
+        time.s = s
+        tokens.caller(text)
+    assert rows.all()[0].last_used_at == START + timedelta(seconds=5)
+    time.s = NOTE_USE_S + 5
+    tokens.caller(text)
+    assert rows.all()[0].last_used_at == time.date()
+
+
+def test_a_right_token_is_let_in_where_its_use_cannot_be_noted(time):
+    class Full(MemoryRows):
+        def used(self, token_id, now):
+            raise Unavailable("the disk is full")
+
+    tokens = Tokens(Full(), time.date, time.now)
+    _, text = tokens.create("anne", Role.VIEWER)
+    assert tokens.caller(text) is not None
+
+
+def test_wrong_tokens_ask_the_database_nothing(time):
+    asked = []
+
+    class Counting(MemoryRows):
+        def all(self):
+            asked.append(1)
+            return super().all()
+
+    tokens = Tokens(Counting(), time.date, time.now)
+    for number in range(100):
+        assert tokens.caller(f"mlr_{number:016x}_{'0' * 64}") is None
+    assert len(asked) == 1
+
+
+def test_unknown_wrong_and_right_tokens_are_each_compared_once_in_constant_time(tokens, monkeypatch):
+    _, text = tokens.create("anne", Role.VIEWER)
+    compared, hashes = [], []
+    compare, hashed = hmac.compare_digest, module.hashed
+    monkeypatch.setattr(module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    monkeypatch.setattr(module, "hashed", lambda *given: hashes.append(given) or hashed(*given))
+    for number, token in enumerate((text, text[:-4] + "0000", f"mlr_{'0' * 16}_{'0' * 64}", "nonsense"), 1):
+        tokens.caller(token)
+        assert len(compared) == len(hashes) == number
+    assert {len(a) == len(b) == 64 for a, b in compared} == {True}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "anonymous", "service", "x" * 65, "a\nb", "ä"])
+def test_a_name_that_would_mislead_in_a_log_is_refused(name):
+    with pytest.raises(SpecError, match="no name for a token"):
+        mint(name, Role.VIEWER, START)
+
+
+def test_a_token_that_is_born_dead_is_refused():
+    with pytest.raises(SpecError, match="expired already"):
+        mint("anne", Role.VIEWER, START, timedelta(0))
+
+
+def test_there_are_no_more_tokens_than_the_bound():
+    with pytest.raises(SpecError, match="revoke one first"):
+        check_room("anne", [f"t{number}" for number in range(MAX_TOKENS)])
