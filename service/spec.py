@@ -3,7 +3,7 @@
 What sections say about each other is checked by service.checks; each section checks itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ class LoadedJob:
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
     """The job at `path`, with each `a.b=value` of `overrides` in its place. Raises SpecError."""
-    raw = load_toml(path, overrides)
+    return job_of(load_toml(path, overrides), path.resolve().parent)
+
+
+def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
+    """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
     spec = validate(Job, raw)
     check_references(spec)
-    folder = path.resolve().parent
-    return LoadedJob(spec=spec, raw=raw, folder=folder, store=(folder / spec.store.path).resolve())
+    return LoadedJob(spec=spec, raw=dict(raw), folder=folder, store=(folder / spec.store.path).resolve())
