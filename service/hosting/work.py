@@ -15,7 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import select, update
 
 from millrace.errors import MillraceError
 from service.hosting.errors import Cancelled, TooMany, UnknownOperation
@@ -71,7 +71,7 @@ class Operation:
 class Progress(Protocol):
     """Takes how far an operation is: from 0 to 1, or None, and in words. Raises Cancelled where it is to end."""
 
-    def __call__(self, progress: float | None, said: str) -> None:
+    def __call__(self, progress: float | None, said: str, /) -> None:
         """See above."""
         ...
 
@@ -160,8 +160,13 @@ class Work:
 
     def list(self, *, job: str | None = None, after: str | None = None, limit: int = 50) -> list[Operation]:
         """The newest operations, the last one first, of all jobs or one; `after` the one of that id."""
+        newest = select(OperationRow).order_by(OperationRow.id.desc()).limit(min(limit, MAX_LISTED))
+        if job is not None:
+            newest = newest.where(OperationRow.job == job)
+        if after is not None:
+            newest = newest.where(OperationRow.id < after)
         with self._records.reading() as session:
-            found = [_operation(row) for row in session.scalars(_newest(job, after, min(limit, MAX_LISTED)))]
+            found = [_operation(row) for row in session.scalars(newest)]
         with self._lock:
             return [self._going[each.id].operation if each.id in self._going else each for each in found]
 
@@ -266,13 +271,6 @@ class Work:
                 .where(OperationRow.state.in_(left))
                 .values(state=State.INTERRUPTED.value, ended_at=self._now())
             )
-
-
-def _newest(job: str | None, after: str | None, limit: int) -> Select[tuple[OperationRow]]:
-    found = select(OperationRow).order_by(OperationRow.id.desc()).limit(limit)
-    if job is not None:
-        found = found.where(OperationRow.job == job)
-    return found if after is None else found.where(OperationRow.id < after)
 
 
 def _operation(row: OperationRow) -> Operation:
