@@ -125,11 +125,12 @@ class Departures:
                 with self.rows.removing():
                     self.renew_alone(self._piece(begin))
                 yield
+            num_stored = self.rows.num_stored  # before they are read: what is written meanwhile is not among them
             for keys_U, words_UW in self.rows.stored():
                 for begin in range(0, len(keys_U), PIECE_ROWS):
                     self.gone.make_room(PIECE_ROWS)
                     piece = keys_U[begin : begin + PIECE_ROWS], words_UW[begin : begin + PIECE_ROWS]
-                    self.rows.sweep_away(piece, self.renew_alone)
+                    self.rows.sweep_away(piece, num_stored, self.renew_alone)
                     yield
             self._life.swept(upto)
 

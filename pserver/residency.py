@@ -167,16 +167,26 @@ class BoundedRows(Rows):
             away_U &= ~self._departed(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
 
-    def sweep_away(self, chunk: tuple[U64, U32], renew: Callable[[I32], None]) -> None:
+    @property
+    def num_stored(self) -> int:
+        """See Rows."""
+        return 0 if self._store is None else self._store.num_writes
+
+    def sweep_away(self, chunk: tuple[U64, U32], num_stored: int, renew: Callable[[I32], None]) -> None:
         """See Rows."""
         keys_U, words_UW = chunk
         suspect_U = self._departed(keys_U, words_UW, found_out=False)
-        if suspect_U.any():
-            with self.still:
-                keys_U = keys_U[suspect_U]
-                with self.removing():
-                    renew(self.look_up(keys_U))
-                self._stored(keys_U[self.resident(keys_U) == kernels.EMPTY])  # as they are now
+        if not suspect_U.any():
+            return
+        with self.still:
+            keys_U, words_UW = keys_U[suspect_U], words_UW[suspect_U]
+            with self.removing():
+                renew(self.look_up(keys_U))
+            away_U = self.resident(keys_U) == kernels.EMPTY
+            if num_stored == self.num_stored:
+                self._departed(keys_U[away_U], words_UW[away_U], found_out=True)
+            else:
+                self._stored(keys_U[away_U])  # as they are now: one may have come in, changed, and left again
 
     def forget_away(self, keys_U: U64) -> None:
         """See Rows."""

@@ -253,8 +253,13 @@ class Rows:
         """All rows of the store as it is now, those in memory and departed ones included."""
         return iter(())
 
-    def sweep_away(self, chunk: tuple[U64, U32], renew: Callable[[I32], None]) -> None:
-        """Some rows as they were in the store: delete those that departed and did not come back.
+    @property
+    def num_stored(self) -> int:
+        """How often the store was written."""
+        return 0
+
+    def sweep_away(self, chunk: tuple[U64, U32], num_stored: int, renew: Callable[[I32], None]) -> None:
+        """Some rows as they were in the store, written so often: delete those that departed and did not come back.
 
         `renew` as in `gather_present`, of those that came into memory as the shrink acted.
         """

@@ -57,6 +57,9 @@ class RowStore(Protocol):
     or fails: what was asked for did not happen, and may be asked for again; StoreDamaged where what is read is wrong.
     """
 
+    num_writes: int
+    """Writes that are over: what was read when there were as many is what is there still."""
+
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
         """Which keys are there, (U,), and the rows of those that are, in the order of the keys: (found, W)."""
         ...

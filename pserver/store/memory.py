@@ -22,6 +22,7 @@ class MemoryRows:
 
     def __init__(self, num_words: int) -> None:
         self.num_words = num_words
+        self.num_writes = 0
         self._rows: dict[int, U32] = {}
 
     @classmethod
@@ -55,6 +56,7 @@ class MemoryRows:
         for key in gone:
             self._rows.pop(key, None)
         self._rows |= dict(zip(keys_U.tolist(), rows_UW.copy(), strict=True))
+        self.num_writes += 1
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
         """See RowStore; in one chunk, or none."""

@@ -196,7 +196,7 @@ def figures(cache: Path) -> dict[str, dict[str, Any]]:
             command = [sys.executable, "-m", "tests.bench.aging", "--rows", "10000000", "--cache", str(cache)]
             command += [*(["--memory", memory] if memory else []), *(["--alone"] if beside == "nothing" else [])]
             said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-            asked = {} if memory else {"sweep_M_rows_s_target": SWEEP_ASKED}
+            asked = {"sweep_M_rows_s_target": SWEEP_ASKED}
             where = f"of {memory}, most rows in RocksDB" if memory else "all in memory"
             found[f"shrink, 10 M rows, {where}, beside {beside}"] = json.loads(said.splitlines()[-1]) | asked
     return found

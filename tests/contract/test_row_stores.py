@@ -466,3 +466,17 @@ def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(sma
     assert contents(store) == written | as_dict(*rows)
     store.checkpoint(small_disk / "c")
     store.close()
+
+
+@KINDS
+def test_writes_that_are_over_are_counted_others_are_not(kind, tmp_path):
+    store = kind.open(tmp_path / "live", None, num_words=WORDS)
+    keys_U, rows_UW = some_rows(5)
+    assert store.num_writes == 0
+    store.write(keys_U, rows_UW)
+    store.write(keys_U[:1], rows_UW[:1], keys_U[1:2])
+    assert store.num_writes == 2
+    with pytest.raises(AssertionError):
+        store.write(keys_U, rows_UW, keys_U)
+    assert store.num_writes == 2
+    store.close()

@@ -86,6 +86,28 @@ def test_a_batch_that_read_the_store_as_a_shrink_acted_brings_back_nothing_that_
     assert (world.table.gather(found[0]) == born.table.gather(born.reserve(cold_U[:4]))).all()
 
 
+def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_stays(monkeypatch):
+    world, cold_U, _ = cold_and_hot()
+    world.shrink()
+    rows, sweep_away = world.table._rows, world.table._rows.sweep_away
+    back_U = cold_U[:4]
+
+    def late(*given):
+        if not (rows.resident(back_U) >= 0).any():
+            world.learn(back_U)
+            world.commit()
+            for keys_U in np.split(ALL_KEYS[40:64], 3) * 2:
+                world.learn(keys_U)
+                world.commit()
+            assert (rows.resident(back_U) < 0).all(), "they have left"
+        sweep_away(*given)
+
+    monkeypatch.setattr(rows, "sweep_away", late)
+    run(world.table.sweep())
+    assert set(back_U) <= set(world.present())
+    assert world.table.num_rows == len(world.present()) == 28
+
+
 def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
     world, arrange, sweepers = World(bounded=False), Life._arrange, []
     world.learn(ALL_KEYS[:8])
