@@ -33,12 +33,21 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """What became of one table. A key is in at most one chunk, and never both in a chunk and in `gone`."""
+    """What became of one table. A key is never both in a chunk and in `gone`."""
 
     rows: Sequence[Rows]
-    """Chunks, none of them empty."""
+    """Chunks, none of them empty, to be applied in order: of a whole update a key may come twice, and counts as it
+    comes last."""
     gone: U64
     """Keys that have no row any more; of a whole update there are none. Some may never have had one here."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["TableUpdate"]) -> "TableUpdate":
+        """Of parts with different keys."""
+        none = np.empty(0, np.uint64)
+        return cls(
+            tuple(rows for part in parts for rows in part.rows), np.concatenate([none, *(p.gone for p in parts)])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class Update:
     onnx: bytes | None
     """The dense part with a named input a slot (trainer.exports.onnx), whose weights are those of `dense` once filled
     in; where `whole` or where it changed, and only if the model could be traced."""
+    golden: bytes | None = None
+    """golden.parquet (trainer.exports.golden): what this version must answer, where its source tells."""
 
 
 class Updates(Protocol):
