@@ -1,0 +1,318 @@
+"""What a spec from elsewhere may name: commands, models, brokers, folders; and that no key of it is forgotten."""
+
+import typing
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from millrace.config import Section, validate
+from millrace.errors import SpecError
+from service.access.allowed import Allowed, Holds, check_spec, declares_text, held, holds_text
+from service.access.config import AllowSection
+from service.access.secrecy import without_secrets
+from service.access.sizes import check_size
+from service.spec import Job, LoadedJob
+from trainer.models.registry import MODELS
+
+FILES = {"kind": "files", "paths": ["events/*.jsonl"]}
+KAFKA = {"kind": "kafka", "topics": ["news"], "options": {"bootstrap_servers": "broker:9092"}}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """An allowed root with the service's own folder below it, and a folder that is nobody's business."""
+    for name in ("data/team/events", "data/millrace/jobs/news", "data/millrace/jobs/other", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def check(place):
+    """Check a spec: the usual one, with the sections given in place of its own."""
+
+    def checked(allow=None, base="data/millrace/jobs/news", **sections):
+        raw = {
+            "name": "news",
+            "sources": {"main": {"kind": "simulated", "events": 10}},
+            "pipe": {"command": ["python", "generator.py"]},
+            "slots": [{"name": "C1"}, {"name": "label", "kind": "meta"}],
+            "tasks": [{"name": "ctr", "label": "label"}],
+            "model": {"name": "deepfm"},
+            "store": {"path": "store"},
+            **sections,
+        }
+        rules = {
+            "pipe_commands": [["python", "generator.py"]],
+            "roots": [str(place / "data"), "s3://bucket/team?region=eu-north-1"],
+            **(allow or {}),
+        }
+        folder, spec = place / base, validate(Job, raw)
+        job = LoadedJob(spec=spec, raw=raw, folder=folder, store=folder / spec.store.path)
+        own, service = place / "data/millrace/jobs/news", place / "data/millrace"
+        check_spec(job, validate(AllowSection, rules), own, private=(service,))
+
+    return checked
+
+
+def refused(check, **given):
+    with pytest.raises(SpecError) as caught:
+        check(**given)
+    return str(caught.value)
+
+
+def test_what_is_allowed_passes(check, place):
+    check()
+    check(base="data/team", sources={"main": FILES})
+    check(store={"path": str(place / "data/team/store"), "mirror": "s3://bucket/team/news?region=eu-north-1"})
+    check(exports={"hourly": {"path": f"file://{place}/data/team/exports"}, "daily": {}})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bash", "-c", "id"],
+        ["python", "generator.py", "--more"],
+        ["python"],
+        ["python", "-c", "import os"],
+        ["/usr/bin/python", "generator.py"],
+        ["python", "./generator.py"],
+        ["python generator.py"],
+    ],
+)
+def test_a_command_that_is_not_word_for_word_an_allowed_one_is_refused_and_told_them(check, words):
+    told = refused(check, pipe={"command": words})
+    assert told.startswith("pipe.command: ")
+    assert "allowed: python generator.py (allow.pipe_commands)" in told
+
+
+def test_dots_at_the_end_of_an_allowed_command_let_any_arguments_follow(check):
+    allow = {"pipe_commands": [["python", "generator.py", "..."]]}
+    check(allow, pipe={"command": ["python", "generator.py"]})
+    check(allow, pipe={"command": ["python", "generator.py", "--days", "3"]})
+    assert "allowed: python generator.py ..." in refused(check, allow=allow, pipe={"command": ["python", "other.py"]})
+    with pytest.raises(SpecError, match="may only be the last word"):
+        check({"pipe_commands": [["...", "x"]]})
+
+
+def test_without_allowed_commands_none_is(check):
+    assert "allowed: none" in refused(check, allow={"pipe_commands": []})
+    told = refused(check, exports={"hourly": {"command": ["curl", "http://evil"]}})
+    assert told.startswith("exports.hourly.command: ") and "allowed: none (allow.export_commands)" in told
+    check({"export_commands": [["notify"]]}, exports={"hourly": {"command": ["notify"]}})
+
+
+def test_a_class_of_the_users_is_refused_unless_named_and_a_model_that_is_not_named_is_too(check):
+    own = {"class": "evil:Model"}
+    assert refused(check, model=own).startswith("model.class: 'evil:Model' is not allowed here; allowed: lr, fm, ")
+    check({"models": ["evil:Model"]}, model=own)
+    assert "model.name: 'deepfm' is not allowed" in refused(check, allow={"models": ["lr"]})
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"store": {"path": "/etc"}}, "store.path"),
+        ({"store": {"path": "../other"}}, "store.path"),
+        ({"store": {"path": "a/../../other"}}, "store.path"),
+        ({"store": {"path": "store\0"}}, "store.path"),
+        ({"store": {"path": ""}}, "store.path"),
+        ({"store": {"path": "x", "mirror": "/var/mirror"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "~/mirror"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "file:///etc"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "file:///data/%2e%2e/etc"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket/team-two?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket/team/../x?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket/team/%2e%2e/x?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket/team//x?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://other/team?region=eu-north-1"}}, "store.mirror"),
+        ({"store": {"path": "x", "mirror": "s3://bucket/team?endpoint_override=evil:1"}}, "store.mirror"),
+        ({"exports": {"hourly": {"path": "/srv"}}}, "exports.hourly.path"),
+        ({"sources": {"main": {**FILES, "paths": ["ok/*", "/etc/pass*"]}}}, "sources.main.paths.1"),
+        ({"sources": {"main": {**FILES, "paths": ["/*/passwd"]}}}, "sources.main.paths.0"),
+        ({"sources": {"main": {**FILES, "paths": ["../*.json"]}}}, "sources.main.paths.0"),
+        ({"sources": {"main": {**FILES, "paths": ["/proc/self/environ"]}}}, "sources.main.paths.0"),
+        ({"sources": {"main": {**FILES, "ready": "../../x"}}}, "sources.main.ready"),
+        ({"sources": {"main": {**KAFKA, "options": {"ssl_cafile": "/etc/ssl/x"}}}}, "sources.main.options.ssl_cafile"),
+        ({"sources": {"main": {**KAFKA, "options": {"proxy_url": "http://x"}}}}, "sources.main.options.proxy_url"),
+        ({"tables": {"../../x": {}}}, "tables"),
+        ({"tables": {"..": {}}}, "tables"),
+        ({"sources": {"a/b": KAFKA}}, "sources"),
+        ({"slots": [{"name": "a/b"}, {"name": "label", "kind": "meta"}]}, "slots.0"),
+        ({"slots": [{"names": ["C1", "x\n"]}, {"name": "label", "kind": "meta"}]}, "slots.0"),
+        ({"tasks": [{"name": "x" * 129, "label": "label"}]}, "tasks.0.name"),
+    ],
+)
+def test_what_leads_out_is_refused_at_its_key(check, sections, key):
+    assert refused(check, **sections).startswith(f"{key}: ")
+
+
+def test_a_link_that_leads_out_is_refused_and_one_that_stays_within_is_not(check, place):
+    (place / "data/out").symlink_to(place / "elsewhere")
+    (place / "data/circle").symlink_to(place / "data/circle")
+    (place / "data/in").symlink_to(place / "data/team")
+    (place / "data/millrace/jobs/news/out").symlink_to(place / "elsewhere")
+    for path in ("out", "out/below", "circle"):
+        assert "store.path" in refused(check, store={"path": str(place / "data" / path)})
+    assert "it leads to" in refused(check, store={"path": str(place / "data/out")})
+    assert "store.path" in refused(check, store={"path": "out/x"})
+    assert "base" in refused(check, base="data/out")
+    check(store={"path": str(place / "data/in/store")})
+
+
+def test_a_link_to_a_root_from_elsewhere_is_refused_as_whoever_made_it_may_change_it(check, place):
+    (place / "elsewhere/link").symlink_to(place / "data")
+    assert "store.path" in refused(check, store={"path": str(place / "elsewhere/link/x")})
+
+
+def test_a_root_that_is_a_link_itself_may_be_named_either_way(check, place):
+    (place / "root").symlink_to(place / "data")
+    for path in ("root/team/x", "data/team/x"):
+        check({"roots": [str(place / "root")]}, store={"path": str(place / path)})
+
+
+def test_a_file_that_a_pattern_matches_may_not_be_a_link_out(check, place):
+    (place / "elsewhere/secret").write_text("x")
+    (place / "data/team/events/a.jsonl").symlink_to(place / "elsewhere/secret")
+    told = refused(check, base="data/team", sources={"main": FILES})
+    assert told.startswith("sources.main.paths.0: ") and "it leads to" in told
+
+
+@pytest.mark.parametrize("path", ["data/millrace", "data/millrace/records.db", "data/millrace/jobs/other", "data"])
+def test_the_services_own_folder_and_other_jobs_are_reached_by_no_spec(check, place, path):
+    assert "the service's own" in refused(check, store={"path": str(place / path)})
+
+
+def test_a_pattern_that_could_match_the_services_own_is_refused(check, place):
+    for pattern in (f"{place}/data/**/*.db", f"{place}/data/m*/records.db", f"{place}/data/{{team}}/x"):
+        assert "the service's own" in refused(check, sources={"main": {**FILES, "paths": [pattern]}})
+
+
+def test_brokers_are_those_named_and_the_services_credentials_are_for_them_alone(check):
+    check(sources={"main": KAFKA})
+    check({"bootstrap_servers": ["broker:9092"]}, sources={"main": KAFKA})
+    several = {**KAFKA, "options": {"bootstrap_servers": "broker:9092,evil:9092"}}
+    listed = {**KAFKA, "options": {"bootstrap_servers": ["broker:9092", "evil:9092"]}}
+    for source in (several, listed):
+        told = refused(check, allow={"bootstrap_servers": ["broker:9092"]}, sources={"main": source})
+        assert "sources.main.options.bootstrap_servers: 'evil:9092' is not allowed" in told
+    iam = {**KAFKA, "options": {**KAFKA["options"], "sasl_mechanism": "AWS_MSK_IAM"}}
+    assert "allow.bootstrap_servers" in refused(check, sources={"main": iam})
+    check({"bootstrap_servers": ["broker:9092"]}, sources={"main": iam})
+
+
+def sections_of(annotation, found):
+    """All sections that an annotation names, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation not in found:
+            found.append(annotation)
+            for field in annotation.model_fields.values():
+                sections_of(field.annotation, found)
+    for part in typing.get_args(annotation):
+        sections_of(part, found)
+    return found
+
+
+def test_every_key_that_can_hold_text_is_known_for_what_it_holds():
+    sections = sections_of(Job, [])
+    texts = [(owner, name) for owner in sections for name in owner.model_fields if declares_text(owner, name)]
+    assert len(texts) > 30
+    assert [f"{owner.__name__}.{name}" for owner, name in texts if held(owner, name) is None] == []
+
+
+def test_settings_of_our_own_models_hold_no_text():
+    for entry in MODELS.values():
+        for owner in sections_of(entry.settings, []):
+            assert [name for name in owner.model_fields if declares_text(owner, name)] == []
+
+
+def test_a_key_that_nobody_has_told_of_is_refused_once_it_is_set(place):
+    class Newcomer(Section):
+        script: str | None = None
+
+    class Deep(Section):
+        parts: dict[str, tuple[Newcomer, ...]] = {}
+
+    rules = Allowed(AllowSection(), place)
+    rules.check(Deep(parts={"a": (Newcomer(),)}), place)
+    with pytest.raises(SpecError, match=r"^parts.a.0.script: cannot be set through the service"):
+        rules.check(Deep(parts={"a": (Newcomer(script="x"),)}), place)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (str, True),
+        (str | None, True),
+        (tuple[str, ...], True),
+        (dict[str, typing.Any], True),
+        (typing.Annotated[Path, 1] | None, True),
+        (list[dict[str, list[str]]], True),
+        (dict[str, int], False),
+        (typing.Literal["a", "b"] | None, False),
+        (Holds, False),
+        (tuple[int, float], False),
+    ],
+)
+def test_which_declarations_can_hold_text(annotation, text):
+    assert holds_text(annotation) is text
+
+
+def test_every_kind_of_text_is_checked(place):
+    """A kind that the check does not handle would raise, or let anything pass."""
+    rules = Allowed(AllowSection(), place)
+    wrong = {
+        Holds.NAME: "a/b",
+        Holds.FOLDER: "/etc",
+        Holds.PLACE: "s3://x/y",
+        Holds.PATTERNS: ("/etc/*",),
+        Holds.PIPE_COMMAND: ("sh",),
+        Holds.EXPORT_COMMAND: ("sh",),
+        Holds.MODEL: "a:B",
+        Holds.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
+    }
+    assert set(Holds) - set(wrong) == {Holds.MODEL_SETTINGS, Holds.SPEC}
+    for holds, value in wrong.items():
+        with pytest.raises(SpecError):
+            rules._check(holds, value, place, "key")
+
+
+def nested(depth):
+    raw = {}
+    for _ in range(depth):
+        raw = {"a": [raw]}
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"x": "a" * (1 << 20)}, "at most 1048576"),
+        (nested(50_000), "more than 24 deep"),
+        ({"x": [0] * 60_000}, "more than 50000 values"),
+        ({"slots": [{"name": "C{1..10000}"}] * 3}, "slots: 30000 are more"),
+        ({"slots": [{"names": ["C{99999999990000..99999999999999}"] * 3}]}, "slots: 30000 are more"),
+        ({"tables": {f"t{n}": {} for n in range(257)}}, "tables: 257 are more"),
+        ({"exports": {f"t{n}": {} for n in range(17)}}, "exports: 17 are more"),
+        ({"tasks": [{}] * 65}, "tasks: 65 are more"),
+        ({"cluster": {"trainers": 64, "shards": 64}}, "cluster: 128 are more"),
+    ],
+)
+def test_a_spec_larger_than_any_that_is_meant_is_refused_before_it_is_read(raw, told):
+    with pytest.raises(SpecError) as caught:
+        check_size(raw)
+    assert told in str(caught.value)
+
+
+def test_a_spec_of_strange_shape_is_left_to_those_who_know_it():
+    for raw in ({}, {"slots": 3, "tables": "x", "cluster": [], "tasks": None}, {"slots": [1, {"names": 2}, {}]}):
+        check_size(raw)
+
+
+def test_nobody_is_shown_a_password():
+    raw = {"sources": {"k": {"options": {"sasl_plain_password": "p", "retries": 1}}}, "list": [{"ssl_password": "p"}]}
+    shown = without_secrets(raw)
+    assert shown["sources"]["k"]["options"] == {"sasl_plain_password": "***", "retries": 1}
+    assert shown["list"] == [{"ssl_password": "***"}]
+    assert raw["list"] == [{"ssl_password": "p"}]
