@@ -19,7 +19,7 @@ class TlsSection(Section):
     cert: Path | None = None
     """PEM file with the certificate and those between it and the root."""
     key: Path | None = None
-    """PEM file with its key; nobody but its owner may read it."""
+    """PEM file with its key, without a password; not for everybody to read."""
 
     @model_validator(mode="after")
     def _both(self) -> "TlsSection":

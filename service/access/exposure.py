@@ -1,0 +1,95 @@
+"""Where the API may listen: on loopback as it likes, elsewhere encrypted and with tokens, unless its owner insists.
+
+Nothing is bound here.
+"""
+
+import ipaddress
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.errors import SpecError
+from service.access.config import AccessSection, TlsSection
+
+LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
+"""Names under which it always answers: a page elsewhere cannot reach it by a name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How the API is reached."""
+
+    host: str
+    port: int
+    names: tuple[str, ...]
+    """The names that requests may call it by."""
+    cert: Path | None = None
+    key: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address, for people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.cert is None else 'https'}://{host}:{self.port}"
+
+
+def exposure_of(listen: str, access: AccessSection, tls: TlsSection, *, any_token: bool) -> Exposure:
+    """How the API is reached at `listen`, "host:port". Raises SpecError where that would let in who should not be."""
+    host, port = _parsed(listen)
+    if tls.cert is not None and tls.key is not None:
+        check_tls(tls.cert, tls.key)
+    loopback = is_loopback(host)
+    if not loopback and not access.unprotected:
+        missing = _missing(access, tls, any_token=any_token)
+        if missing:
+            told = f"{host} is not this machine's loopback, and {'; '.join(missing)}; or say access.unprotected = true"
+            raise SpecError(f"{told} where something in front of it encrypts and asks who is calling", "listen")
+    names = (*LOCAL_NAMES, *access.hosts)
+    if host not in ("0.0.0.0", "::"):
+        names = (*names, host)
+    elif not access.hosts:
+        raise SpecError(f"{host} has no name of its own: say under which ones others reach the service", "access.hosts")
+    return Exposure("127.0.0.1" if host == "localhost" else host, port, tuple(dict.fromkeys(names)), tls.cert, tls.key)
+
+
+def _missing(access: AccessSection, tls: TlsSection, *, any_token: bool) -> list[str]:
+    missing = []
+    if tls.cert is None:
+        missing.append("what is said there could be read on the way: set tls.cert and tls.key")
+    if not any_token:
+        missing.append("nobody has a token: `millrace token create`")
+    if access.anonymous != "none":
+        missing.append(f'callers without a token would be {access.anonymous}: set access.anonymous = "none"')
+    return missing
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name other than localhost could mean anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_tls(cert: Path, key: Path) -> None:
+    """Raise SpecError where the files cannot be read, do not belong together, or the key is there for all to read."""
+    for path, at in ((cert, "tls.cert"), (key, "tls.key")):
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise SpecError(f"{path}: no such file, or it may not be read", at)
+    if key.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise SpecError(f"{key} may be read or written by everybody on this machine: chmod 600 {key}", "tls.key")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key, password=lambda: b"")  # never asks a terminal
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise SpecError(f"{cert} and {key} are no certificate with its key: {reason}", "tls.cert") from None
+
+
+def _parsed(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SpecError(f"{listen!r} is not of the form 127.0.0.1:8080", "listen")
+    return host.removeprefix("[").removesuffix("]"), int(port)
