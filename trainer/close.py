@@ -21,7 +21,7 @@ from pserver.digest import add
 from trainer.batches import Batch
 from trainer.dense import DensePart
 from trainer.leading import Lead
-from trainer.observe import SECONDS_PER_DAY, Observer
+from trainer.observe import SECONDS_PER_DAY, Observer, figures_of
 from trainer.operations import Closing, Word
 from trainer.plan import Plan
 from trainer.progress import Progress, Reading
@@ -222,6 +222,8 @@ class PassCloser:
             "samples": reading.num_samples,
             "rejected": dict(reading.rejected),
             "digests": dict(digests) | {"metrics": self._observer.fingerprint() if plan.num_positions else ""},
+            "event_time_s": self._latest_s,
+            "window": figures_of(metrics.get("window", {})),
         }
         word = self._operator.close(closing, body)
         if word.acted:
@@ -245,6 +247,11 @@ class PassCloser:
     def day(self) -> int:
         """The job's day."""
         return self._day
+
+    @property
+    def latest_event_s(self) -> float | None:
+        """Chief: time of the newest event learnt, unix seconds; None without event time."""
+        return self._latest_s
 
     def _take_stats(self, deadline: Deadline) -> None:
         """Chief: counts of the tables, and whether the next pass, if it is like this one, may find a bound filled."""

@@ -1,6 +1,7 @@
 """What a trainer notes of each batch before learning it: predictions for the meter, days and times for the close."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from trainer.ranks import Ranks
 from trainer.step import Forward
 
 SECONDS_PER_DAY = 86_400
+FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
+"""Measures that the log keeps of each close."""
 
 
 class Observer:
@@ -114,6 +117,14 @@ class Observer:
         if self._schema.by_name[slot].kind is SlotKind.META:
             return samples.meta[slot]
         return first_signs(samples.sparse[slot])
+
+
+def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of a report's scope what the log keeps of a close: by task its FIGURES, where they are numbers."""
+    return {
+        task: {name: found[name] for name in FIGURES if (value := found.get(name)) is not None and math.isfinite(value)}
+        for task, found in tasks.items()
+    }
 
 
 def first_signs(column: Ragged) -> NDArray[np.uint64]:
