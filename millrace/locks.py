@@ -14,11 +14,12 @@ _LOOK_AGAIN_S = 0.005
 
 
 @contextmanager
-def locked(path: Path, deadline: Deadline) -> Iterator[None]:
+def locked(path: Path, deadline: Deadline) -> Iterator[int]:
     """Hold the lock on the file `path`, made if absent, against every other holder, in this process or another.
 
-    It ends with the process that holds it, however that ends. Raises DeadlineExceeded where another kept it too long,
-    and Unwritable where it cannot be made.
+    -> the file's descriptor: a process that inherits it holds the lock, too, from its first instant on. The lock ends
+    with those that hold it, however they end. Raises DeadlineExceeded where another kept it too long, and Unwritable
+    where it cannot be made.
     """
     with writing(path):
         lock = path.open("a")
@@ -30,7 +31,19 @@ def locked(path: Path, deadline: Deadline) -> Iterator[None]:
                     " stopped or waits for its disk; `fuser` names it, end it or let it go on"
                 )
             time.sleep(min(_LOOK_AGAIN_S, deadline.left_s()))
-        yield  # closing the file lets go
+        yield file.fileno()  # closing the file lets go
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock on the file `path` now."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _taken(file: int) -> bool:

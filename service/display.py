@@ -26,6 +26,7 @@ LOG_LINES = 8
 STYLES = {
     "training": "green",
     "replaying": "yellow",
+    "paused": "yellow",
     "draining": "yellow",
     "done": "green",
     "restarting": "yellow",

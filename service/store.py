@@ -3,7 +3,6 @@
 What workers write into it is theirs; nothing here reads it.
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from millrace.deadline import Deadline
 from millrace.durable import REAL, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
-from millrace.locks import locked
+from millrace.locks import is_locked, locked
 
 MARKER = "millrace.json"
 """The file that says: this folder is a store. Without it nothing in a folder is ever removed."""
@@ -32,10 +31,14 @@ LIVE = "live"
 """The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""
 RERUNS = "reruns"
 """Stores of reruns by number, and where commits that are verified are opened."""
+OUTPUT = "output"
+"""What the workers of a job that the service hosts print, see service.hosting.output."""
+PAUSED = "paused"
+"""While it is there the chief plans no pass of events (trainer.planner)."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", "holds", LIVE, RERUNS, "dead_letters", "halves", "model"),
-    *("exports", "exports-stage"),
+    *("exports", "exports-stage", OUTPUT, PAUSED),
 )
 """All that a run leaves in its store, and all that `--fresh` removes."""
 
@@ -79,14 +82,7 @@ def stopped(store: Path, job: str) -> Iterator[None]:
 
 def in_use(store: Path) -> bool:
     """Whether a launcher runs a job in `store` now."""
-    try:
-        with (store / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(store / LOCK)
 
 
 @contextmanager

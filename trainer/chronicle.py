@@ -110,6 +110,11 @@ class Chronicle:
         return any(found for _, found in self.compared)
 
     @property
+    def paused(self) -> bool:
+        """Whether the job is paused, and so nothing new is planned. Any thread."""
+        return self._planner is not None and not self._ahead and self._planner.paused
+
+    @property
     def trouble(self) -> str:
         """Why training waits, for a status; empty where it does not. Any thread."""
         waits = self._patience.trouble

@@ -251,7 +251,7 @@ class Commits:
     # -- pruning
 
     def prune(
-        self, keep: int, exclusive: AbstractContextManager[None], held: Collection[str] = (), spare: str | None = None
+        self, keep: int, exclusive: AbstractContextManager[object], held: Collection[str] = (), spare: str | None = None
     ) -> list[str]:
         """Remove all but the newest `keep` and those held; then folders without a manifest, but for `spare`.
 

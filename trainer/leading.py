@@ -18,7 +18,7 @@ from pserver.client import Shards
 from trainer.chronicle import Chronicle, Journal
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.operations import Body, Operator, Word
-from trainer.planner import Planner
+from trainer.planner import PAUSED, Planner
 from trainer.recovery import Beginning, overrides_of
 from trainer.shrinking import Shrinking, has_rule
 
@@ -101,7 +101,7 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
     if config.until is not None or journal is None:
         return None
     on_gap = next(iter(job.sources.values())).on_gap
-    return Planner(
+    planner = Planner(
         source_of(config, job, beginning.known),
         job.passes,
         config.world,
@@ -112,6 +112,8 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
         skips=beginning.skips,
         max_full_s=job.commit.max_failing,
     )
+    planner.held = (config.store / PAUSED).exists  # before it is asked for anything
+    return planner
 
 
 def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] = ()) -> Source:

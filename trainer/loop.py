@@ -165,7 +165,11 @@ class TrainLoop:
         if self._next is not None:
             return {"go": True}
         self._commit_if_due()
-        return self._poll_plan(IDLE_WAIT_S) or {"wait": True}
+        if (known := self._poll_plan(IDLE_WAIT_S)) is not None:
+            return known
+        parts = self._parts
+        parts.progress.idle(parts.chief is not None and parts.chief.chronicle.paused)
+        return {"wait": True}
 
     def _carry(self) -> Plan | None:
         """Chief: at the end of the stream, a pass of no events where something waits for one."""

@@ -25,6 +25,8 @@ POLL_S = 0.05
 """How often the source is asked while a plan is wanted."""
 IDLE_POLL_S = 1.0
 """How often while none is, for the figures of lag."""
+PAUSED = "paused"
+"""The file in a job's store while which is there no pass of events is planned; whoever pauses the job makes it."""
 LAST_COMMIT_S = 5.0
 """How long the last positions may take to be shown to lag tools, at the end."""
 
@@ -111,6 +113,10 @@ class Planner:
         self._patience = Patience(max_full_s, self._stopping)
         self.wants_pass: Callable[[], bool] = lambda: False
         """Whether a pass of no events is wanted while nothing comes; asked by the thread."""
+        self.held: Callable[[], bool] = lambda: False
+        """Whether the job is paused: no pass of events is planned then, nor the end; asked by the thread."""
+        self.paused = False
+        """What the thread was told last."""
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
@@ -214,7 +220,8 @@ class Planner:
         """The plan, if it may be cut now."""
         partitions = self._partitions
         positions = self._past_gaps(partitions, request.positions)
-        if self._source.bounded and drained(partitions, positions, self.skips):
+        self.paused = self.held()
+        if self._source.bounded and not self.paused and drained(partitions, positions, self.skips):
             return Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
@@ -226,7 +233,7 @@ class Planner:
             due = waiting >= max_events or ended
         else:
             due = waiting >= max_events or (waiting > 0 and waited)
-        if not due:
+        if not due or self.paused:
             if not waited or not self.wants_pass():
                 return None
             max_events = 0

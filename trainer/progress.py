@@ -68,6 +68,13 @@ class Progress:
         """A pass begins."""
         self.current, self.state, self.learning = plan.number, state, plan.learn
 
+    def idle(self, paused: bool) -> None:
+        """No pass is known: the job is paused, or waits for events."""
+        if paused:
+            self.state = "paused"
+        elif self.state == "paused":
+            self.state = "training"
+
     def used(self, number: int) -> None:
         """Numbers up to this one were given to plans, of which some may be void: they are not used again."""
         self.last_planned = max(self.last_planned, number)

@@ -23,8 +23,8 @@ from service.launcher.nursery import Nursery, able
 from service.launcher.process import OnLine
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
+from service.launcher.running import phases, preloaded
 from service.launcher.supervision import Outcome
-from service.running import phases, preloaded
 from service.spec import LoadedJob
 from service.store import WORKERS, claimed
 from trainer.history import History
@@ -40,7 +40,8 @@ LOOK_S = 0.01
 STOPPED_S = 3.0
 """How long a stopped worker stays so at most: it may hold the store's lock, for which the next generation waits."""
 END_S = 60.0
-"""How long a trainer that was taken for dead, and goes on, may take to find out and to end. A shard asks nobody."""
+"""How long a trainer that was taken for dead, and goes on, may take to find out and to end: twice trainer.succession's
+LOOK_S, and what a loaded machine adds. A shard asks nobody."""
 
 
 class TooManyDeaths(MillraceError):

@@ -4,6 +4,7 @@ A generation is service.launcher.generation's; whether one follows another, serv
 """
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -76,6 +77,7 @@ class LocalLauncher:
         self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # what is shown until a chief answers
         self._chief: ChiefLine | None = None
         self._generation: Generation | None = None
+        self._drain_asked = threading.Lock()  # taken once
         self._last_number = 0
         self._version = 0  # the newest that a chief told of
 
@@ -88,6 +90,11 @@ class LocalLauncher:
     def last_lines(self, worker: str) -> list[str]:
         """See Launcher.last_lines."""
         return self._generation.last_lines(worker) if self._generation is not None else []
+
+    def drain(self) -> None:
+        """Ask the job to end after the pass in training, as a first signal does; asked again, nothing. Any thread."""
+        if self._drain_asked.acquire(blocking=False):
+            self._events.put(StopAsked())
 
     def run(self) -> Outcome:
         """Run the job to its end; see Launcher.run."""

@@ -17,10 +17,11 @@ from service.launcher.local import LocalLauncher
 from service.launcher.plan import JobPlan, plan_job
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
+from service.launcher.running import read_report
 from service.lines import count
 from service.past.choosing import chosen, lineage
 from service.past.leases import leased
-from service.running import Show, read_report, tell_end
+from service.running import Show, tell_end
 from service.spec import Job, LoadedJob
 from service.store import REPORT, RERUNS, WORKERS
 from trainer import respec

@@ -29,7 +29,7 @@ from service.launcher.local import LocalLauncher
 from service.launcher.nursery import Nursery
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
-from service.running import phases, preloaded
+from service.launcher.running import phases, preloaded
 from service.spec import Job, LoadedJob
 from service.store import WORKERS, claimed
 from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job

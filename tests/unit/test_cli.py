@@ -13,6 +13,7 @@ import millrace
 from millrace.errors import SpecError
 from service import cli, running
 from service.launcher import plan as planning
+from service.launcher import running as launching
 from service.launcher.supervision import Outcome
 from service.running import PlainShow, run_job
 from service.spec import load_job
@@ -78,7 +79,7 @@ def workers_do(monkeypatch):
                 secret="s",
             )
 
-        monkeypatch.setattr(running, "plan_job", plan_job)
+        monkeypatch.setattr(launching, "plan_job", plan_job)
 
     return set_up
 
@@ -209,12 +210,12 @@ def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
         "trouble": "full",
     }
     report = {"events": 5, "samples": 10, "passes": 3, "metrics": {}, "digest": "x"}
-    assert running.last_status(Outcome(0, "drained"), report, before) == {
+    assert launching.last_status(Outcome(0, "drained"), report, before) == {
         "state": "done", "events": 5, "samples": 10, "metrics": {}, "pass": 3, "version": 3, "lag": {},
         "commit": {"version": 3, "age_s": 0.0, "failing": None, "mirror": None}, "trouble": "",
     }  # fmt: skip
-    assert running.last_status(Outcome(0, "drained"), {}, before) == {"state": "done"}
-    assert running.last_status(Outcome(1, "died"), report, before) == {"state": "failed"}
+    assert launching.last_status(Outcome(0, "drained"), {}, before) == {"state": "done"}
+    assert launching.last_status(Outcome(1, "died"), report, before) == {"state": "failed"}
 
 
 def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):

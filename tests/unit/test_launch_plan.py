@@ -7,7 +7,7 @@ import pytest
 from millrace.config import validate
 from pserver.config import ShardProcess
 from service.launcher.plan import plan_job
-from service.running import next_plan
+from service.launcher.running import next_plan
 from service.spec import load_job
 from trainer.config import WorkerConfig
 

@@ -203,8 +203,9 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
 def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (
-        "import service.config, service.running, importlib, threading, pathlib\n"
-        "for m in service.running.preloaded(service.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
+        "import service.config, importlib, threading, pathlib\n"
+        "from service.launcher.running import preloaded\n"
+        "for m in preloaded(service.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
         "assert threading.active_count() == 1;"
         "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
     )

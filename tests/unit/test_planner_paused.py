@@ -1,0 +1,82 @@
+"""While a job is paused no pass of events is planned, nor the end; what waits for a close still gets one."""
+
+import threading
+
+from tests.unit.test_planner import Stream
+from trainer.config import PassesSection
+from trainer.plan import Plan
+from trainer.planner import PAUSED, Drained, Planner
+from trainer.progress import Progress
+
+
+def planner_of(stream, paused, wants_pass=lambda: False, **passes):
+    planner = Planner(stream, PassesSection(**passes), 1, None)
+    planner.held, planner.wants_pass = paused.is_set, wants_pass
+    return planner
+
+
+def until(condition):
+    """Waits for the planner's thread, which looks every few hundredths of a second."""
+    looked = threading.Event()
+    for _ in range(200):
+        if condition():
+            return
+        looked.wait(0.02)
+    raise AssertionError("not within 4 s")
+
+
+def test_paused_no_pass_is_planned_and_resumed_the_events_that_waited_are():
+    paused = threading.Event()
+    paused.set()
+    planner = planner_of(Stream((25, False)), paused, max_events=10, cut="count")
+    try:
+        planner.request(1, {}, 0)
+        until(lambda: planner.paused)
+        assert planner.take(0.2) is None
+        paused.clear()
+        answer = planner.take(10.0)
+        assert isinstance(answer, Plan) and answer.num_positions == 10 and not planner.paused
+    finally:
+        planner.close()
+
+
+def test_paused_at_its_end_a_bounded_stream_is_not_drained_until_it_is_resumed():
+    paused = threading.Event()
+    paused.set()
+    planner = planner_of(Stream((7, True), bounded=True), paused)
+    try:
+        planner.request(1, {"t/0": 7}, 7)
+        until(lambda: planner.paused)
+        assert planner.take(0.2) is None
+        paused.clear()
+        assert isinstance(planner.take(10.0), Drained)
+    finally:
+        planner.close()
+
+
+def test_paused_what_waits_for_a_close_gets_a_pass_of_no_events():
+    paused = threading.Event()
+    paused.set()
+    planner = planner_of(Stream((25, False)), paused, wants_pass=lambda: True, wait="1ms", max_events=10)
+    try:
+        planner.request(1, {}, 0)
+        answer = planner.take(10.0)
+        assert isinstance(answer, Plan) and answer.num_positions == 0
+    finally:
+        planner.close()
+
+
+def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
+    progress = Progress("clicks")
+    progress.idle(False)
+    assert progress.status()["state"] == "starting"
+    progress.idle(True)
+    assert progress.status()["state"] == "paused"
+    progress.idle(False)
+    assert progress.status()["state"] == "training"
+
+
+def test_the_file_is_the_one_that_the_service_makes():
+    from service import store
+
+    assert store.PAUSED == PAUSED and store.PAUSED in store.MADE_BY_A_RUN
