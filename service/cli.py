@@ -19,6 +19,7 @@ from service.operating.commands import operating
 from service.past.commands import past
 from service.running import run_job
 from service.spec import Job, load_job
+from service.tokens import token
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +29,7 @@ cli = typer.Typer(
 )
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
 cli.add_typer(spec, name="spec")
+cli.add_typer(token, name="token")
 cli.add_typer(past)
 cli.add_typer(exporting)
 cli.add_typer(looking)

@@ -1,0 +1,94 @@
+"""The commands that give tokens and take them back, on the service's own machine. The work is in service.access."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from millrace.config import parse_duration
+from millrace.errors import SpecError
+from service.access.roles import Role
+from service.access.stored import StoredTokens
+from service.access.tokens import Token, Tokens
+from service.arguments import Json
+from service.hosting.config import load_service
+from service.records.database import opened, utc_now
+
+token = typer.Typer(no_args_is_help=True, help="Tokens, by which a service knows who asks.")
+
+Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
+Which = Annotated[str, typer.Argument(metavar="NAME", help="Its name, or its id.", show_default=False)]
+HERE = Path("service.toml")
+
+
+@token.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; the audit log has it.", show_default=False)],
+    role: Annotated[
+        Literal["viewer", "operator", "admin"],
+        typer.Option("--role", help="viewer reads, operator also acts on jobs, admin also makes and deletes them."),
+    ],
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d; else it does not.")
+    ] = None,
+    config: Config = HERE,
+) -> None:
+    """Make a token and print it: this once, it is kept nowhere."""
+    with _tokens(config) as tokens:
+        _, text = tokens.create(name, Role.of(role), _lifetime(expires))
+    print(text)
+
+
+@token.command("list")
+def list_(config: Config = HERE, as_json: Json = False) -> None:
+    """Print the tokens, without what they open with."""
+    with _tokens(config) as tokens:
+        there = [described(one) for one in tokens.rows.all()]
+    if as_json:
+        print(json.dumps(there, indent=2))
+        return
+    for one in there:
+        print(f"{one['id']}  {one['state']:<7}  {one['role']:<8}  {one['name']}{_times(one)}")
+    if not there:
+        print("no tokens; make one with: millrace token create NAME --role viewer")
+
+
+@token.command()
+def revoke(name: Which, config: Config = HERE) -> None:
+    """Let a token open nothing any more, from now on; a service that runs notices within a second."""
+    with _tokens(config) as tokens:
+        gone = tokens.revoke(name)
+    print(f"the token {gone.name!r} ({gone.id}) opens nothing any more")
+
+
+def described(token: Token) -> dict[str, str | None]:
+    """A token as it is listed: all but what it opens with."""
+    now = utc_now()
+    state = "live" if token.live(now) else "expired" if token.revoked_at is None else "revoked"
+    times = {key: getattr(token, key) for key in ("created_at", "last_used_at", "expires_at", "revoked_at")}
+    told = {key: None if at is None else at.isoformat(timespec="seconds") for key, at in times.items()}
+    return {"id": token.id, "name": token.name, "role": token.role.word, "state": state, **told}
+
+
+def _times(token: dict[str, str | None]) -> str:
+    words = {"created_at": "made", "last_used_at": "last used", "expires_at": "expires", "revoked_at": "revoked"}
+    return "".join(f", {word} {token[key]}" for key, word in words.items() if token[key] is not None)
+
+
+@contextmanager
+def _tokens(config: Path) -> Iterator[Tokens]:
+    service = load_service(config)
+    service.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with opened(service.database_url) as records:
+        yield Tokens(StoredTokens(records))
+
+
+def _lifetime(text: str | None) -> timedelta | None:
+    try:
+        return None if text is None else timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError) as error:
+        raise SpecError(str(error), "--expires") from None

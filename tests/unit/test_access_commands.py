@@ -1,0 +1,66 @@
+"""`millrace token`: made, listed, taken back; shown once."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from service.access.roles import Caller, Role
+from service.access.stored import StoredTokens
+from service.access.tokens import Tokens
+from service.cli import cli
+from service.records.database import opened
+
+
+@pytest.fixture
+def millrace(tmp_path):
+    config = tmp_path / "service.toml"
+    config.write_text('root = "kept"\n')
+
+    def run(*words):
+        return CliRunner().invoke(cli, ["token", *words, "--config", str(config)])
+
+    return run
+
+
+def holder(tmp_path, text):
+    with opened(f"sqlite:///{tmp_path / 'kept' / 'records.db'}") as records:
+        return Tokens(StoredTokens(records)).caller(text)
+
+
+def test_a_token_is_printed_alone_and_opens_the_service_until_it_is_revoked(millrace, tmp_path):
+    made = millrace("create", "anne", "--role", "operator")
+    assert made.exit_code == 0 and made.stdout.count("\n") == 1
+    text = made.stdout.strip()
+    assert holder(tmp_path, text) == Caller("anne", Role.OPERATOR)
+    assert "live     operator  anne, made 20" in millrace("list").stdout
+    assert millrace("revoke", "anne").exit_code == 0
+    assert holder(tmp_path, text) is None
+    assert "revoked" in millrace("list").stdout
+
+
+def test_the_list_has_nothing_that_opens(millrace, tmp_path):
+    text = millrace("create", "anne", "--role", "viewer", "--expires", "30d").stdout.strip()
+    (listed,) = json.loads(millrace("list", "--json").stdout)
+    assert listed["name"] == "anne" and listed["role"] == "viewer" and listed["state"] == "live"
+    assert listed["expires_at"] is not None and listed["last_used_at"] is None
+    assert not {"hash", "salt"} & set(listed)
+    assert text.rpartition("_")[2] not in millrace("list").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("create", "anne", "--role", "viewer", "--expires", "soon"), "--expires: 'soon' is not of the form"),
+        (("create", "anne", "--role", "viewer", "--expires", "0s"), "expired already"),
+        (("create", "anne", "--role", "viewer", "--expires", "9" * 30 + "d"), "--expires"),
+        (("create", "../x", "--role", "viewer"), "no name for a token"),
+        (("revoke", "anne"), "there is no token 'anne'; there are: none"),
+    ],
+)
+def test_what_is_wrong_is_told(millrace, words, told):
+    assert told in str(millrace(*words).exception)
+
+
+def test_without_tokens_it_says_how_to_make_one(millrace):
+    assert "millrace token create" in millrace("list").stdout
