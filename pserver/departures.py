@@ -44,6 +44,10 @@ class Departures:
         self.made_G = np.zeros(NUM_GROUPS, np.int64)
         """Rows ever made or loaded, by slot group; whoever adds some is within `moving`."""
         self._went_G = np.zeros(NUM_GROUPS, np.int64)
+        self.went: Callable[[U64], None] = lambda _: None
+        """Told of every row that goes, as it goes: for the live feed (pserver.feed_table)."""
+        self.swept: Callable[[], None] = lambda: None
+        """Told when no shrink has rows left to remove: what the feed holds back for it can go."""
 
     @property
     def rows_by_group(self) -> dict[int, int]:
@@ -76,12 +80,13 @@ class Departures:
     def _remove(self, rows_U: I32) -> None:
         """Rows are no longer; within `removing`."""
         if len(rows_U):
-            group_U = self.rows.columns["group"][rows_U]
+            group_U, keys_U = self.rows.columns["group"][rows_U], self.rows.columns["keys"][rows_U]
             with self.leaving:
-                self.gone.add(self.rows.columns["keys"][rows_U], group_U)
+                self.gone.add(keys_U, group_U)
                 self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
             self._dirty.drop(self.rows.marks_R, rows_U)
             self.rows.remove(rows_U)
+            self.went(keys_U)
 
     def forget(self, keys_U: U64) -> None:
         """Delete rows, wherever they are."""
@@ -113,6 +118,7 @@ class Departures:
         self.gone.add(keys_U, group_U)
         self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
         self.rows.left(len(keys_U))
+        self.went(keys_U)
 
     # --- all rows ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +139,7 @@ class Departures:
                     self.rows.sweep_away(piece, num_stored, self.renew_alone)
                     yield
             self._life.swept(upto)
+        self.swept()
 
     def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
         """What `shrink` would take now, of the rows that the open pass has not changed.

@@ -28,10 +28,12 @@ class EmbeddedShards:
         num_threads: int = 1,
         live: Path | None = None,
         groups: Mapping[str, int] | None = None,
+        generation: int = 1,
     ) -> None:
-        """`live` is where committed rows are kept; without it there are no commits. `groups`: slot groups by slot."""
+        """`live` is where committed rows are kept; without it there are no commits. `groups`: slot groups by slot;
+        `generation`: of the workers."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups)
+        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation)
         self._ledger = Ledger(num_ranks=1)
         self._close_digest = ""
         self._num_taken = 0
@@ -90,7 +92,7 @@ class EmbeddedShards:
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         if self._ledger.close_pass(self._ledger.pass_number, 0, day) is Verdict.ACT:
-            self._close_digest = self._shard.close_pass(day)
+            self._close_digest = self._shard.close_pass(day, self._ledger.pass_number)
             self._ledger.closed()
         return {"0": self._close_digest}
 
@@ -107,6 +109,15 @@ class EmbeddedShards:
     def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
         """See Shards."""
         return self._shard.explain(table, key, group)
+
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """See Shards."""
+        return [self._shard.feed(secret)]
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._ledger.publish(version)
+        self._shard.publish(version)
 
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """See Shards."""

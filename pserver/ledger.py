@@ -149,6 +149,11 @@ class Ledger:
         """The commit of the snapshot in flight is made, or given up."""
         self.in_flight = None
 
+    def publish(self, version: int) -> None:
+        """The chief has subscribers told of `version`; as often as it likes."""
+        if version != self.version or (self.is_open and self.next_step):
+            raise BadRequest(f"version {version} cannot be told of: {self._place()}")
+
     def _place(self) -> str:
         return f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
 

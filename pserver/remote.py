@@ -224,6 +224,17 @@ class RemoteShards:
         told: dict[str, Any] = json.loads(self._connections[shard].call("Explain", request, deadline).json)
         return told | {"shard": shard}
 
+    # --- the live feed
+
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """See Shards."""
+        request = pb.FeedRequest(caller=self._caller, secret=secret)
+        return [connection.call("Feed", request, deadline).address for connection in self._connections]
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._ask("Publish", pb.PublishRequest(caller=self._caller, version=version), deadline)
+
     # --- all rows
 
     def digest(self, deadline: Deadline) -> dict[str, int]:

@@ -198,6 +198,10 @@ class BoundedRows(Rows):
         """See Rows."""
         return self._stored(keys_U)[1]
 
+    def look_away(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+        """See Rows."""
+        return self._stored(keys_U)
+
     def stored(self) -> Iterator[tuple[U64, U32]]:
         """See Rows."""
         return iter(()) if self._store is None else self._store.scan()

@@ -271,6 +271,10 @@ class Rows:
         """(found, W') the words of those keys that have a row which is not in memory; while `still` is held."""
         return np.empty((0, HEAD + self.width), np.uint32)
 
+    def look_away(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+        """Which of some keys that are not in memory have a row, (U,), and their words; while `still` is held."""
+        return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
+
     def forget_away(self, keys_U: U64) -> None:
         """Delete rows of keys that are not in memory; while `still` is held."""
 

@@ -77,6 +77,7 @@ class _Servicer:
             placement=Placement.even(config.num_shards),
             live=config.live,
             groups=config.groups,
+            generation=config.generation,
         )
         self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
@@ -215,7 +216,7 @@ class _Servicer:
                 deadline = _deadline_of(context)
                 self._wait(lambda: self._ledger.has_closed(pass_number), "the close", pass_number, deadline)
             elif verdict is Verdict.ACT:
-                self._close_digest = self._shard.close_pass(request.day)
+                self._close_digest = self._shard.close_pass(request.day, pass_number)
                 self._ledger.closed()
                 self._turn.notify_all()
             return pb.ClosePassReply(digest=self._close_digest)
@@ -242,6 +243,20 @@ class _Servicer:
         _check_chief(request)
         told = self._shard.explain(request.table, request.key, request.group)
         return pb.JsonReply(json=json.dumps(told).encode())
+
+    @_answered
+    def Feed(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
+        with self._announcing:  # not the steps' lock: a port takes a moment
+            return pb.FeedReply(address=self._shard.feed(request.secret))
+
+    @_answered
+    def Publish(self, request: Any, _context: Any) -> Any:
+        _check_chief(request)
+        with self._turn:
+            self._ledger.publish(request.version)
+            self._shard.publish(request.version)
+        return pb.Empty()
 
     @_answered
     def Digest(self, _request: Any, _context: Any) -> Any:

@@ -18,6 +18,8 @@ from pserver.commit import Stores
 from pserver.config import TableSection
 from pserver.digest import add
 from pserver.errors import BadRequest
+from pserver.feed import ShardFeed
+from pserver.feed_server import FeedServer
 from pserver.kernels import EMPTY
 from pserver.merge import merge, merge_by_key
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, Survey, TableOperation
@@ -64,13 +66,18 @@ class Shard:
         pool: ThreadPoolExecutor | None = None,
         live: Path | None = None,
         groups: Mapping[str, int] | None = None,
+        generation: int = 1,
     ) -> None:
         """`live` is where committed rows are kept; without it there are no commits, and rows are in memory only.
-        `groups` are the slot groups of the job's sparse slots, by name."""
+        `groups` are the slot groups of the job's sparse slots, by name; `generation` is that of the workers."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: Table(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         self._stores = None if live is None else Stores(number, buckets, self.tables, live)
         self._sweeper = Sweeper()
+        self._feed = ShardFeed({name: table.feed for name, table in self.tables.items()}, generation)
+        self._feed_server: FeedServer | None = None
+        for table in self.tables.values():
+            table.when_swept(self._feed.swept)
 
     def _table(self, name: str) -> Table:
         if name not in self.tables:
@@ -141,9 +148,12 @@ class Shard:
         for table in self.tables.values():
             table.open_pass()
 
-    def close_pass(self, day: int) -> str:
-        """Give rows touched their day; the digest, in hex, of the rows that the pass's pushes changed."""
-        return f"{add(table.close_pass(day) for table in self.tables.values()):032x}"
+    def close_pass(self, day: int, version: int) -> str:
+        """Make `version`: rows touched get their day; the digest, in hex, of the rows that its pushes changed."""
+        self._feed.seal()  # from here on rows go that were there at the version before
+        digest = add(table.close_pass(day) for table in self.tables.values())
+        self._feed.closed(version)
+        return f"{digest:032x}"
 
     def digest(self) -> dict[str, int]:
         """Hash over all rows, by table."""
@@ -191,6 +201,18 @@ class Shard:
         """All that is known of a key."""
         return self._table(table).explain(key, group)
 
+    # --- the live feed -----------------------------------------------------------------------------------------------
+
+    def feed(self, secret: str) -> str:
+        """Where subscribers who show `secret` are told of this shard: from the first call on, always there."""
+        if self._feed_server is None:
+            self._feed_server = FeedServer(self._feed, secret)
+        return self._feed_server.address
+
+    def publish(self, version: int) -> None:
+        """Between passes: tell subscribers of `version`, whose operations have acted. Nothing where there are none."""
+        self._feed.publish(version)
+
     # --- commits: what may be called when is the caller's matter -----------------------------------------------------
 
     @property
@@ -204,6 +226,7 @@ class Shard:
         """Begin with this shard's rows of a commit of `version`."""
         if parts or self._stores is not None:
             self.stores.restore(folder, parts, version)
+        self._feed.begin(version)
         for table in self.tables.values():
             if table.sweeping:
                 self._sweeper.sweep(table)
@@ -211,6 +234,8 @@ class Shard:
     def close(self) -> None:
         """Let go of files."""
         self._sweeper.stop()
+        if self._feed_server is not None:
+            self._feed_server.close()
         if self._stores is not None:
             self._stores.close()
 

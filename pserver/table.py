@@ -30,6 +30,7 @@ from pserver.client import F32, U16, U64, Gradients, TableStats
 from pserver.config import TableSection
 from pserver.departures import Departures
 from pserver.dirty import Dirty
+from pserver.feed_table import TableFeed
 from pserver.halves import Halves
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, Survey, TableOperation
 from pserver.overview import Overview
@@ -70,6 +71,9 @@ class Table:
         parts = self._rows, self._life, self._selection
         self._snapshots = Snapshots(name, *parts, self._dirty, self._departures, self._halves)
         self._overview = Overview.of(*parts, self._departures, self._halves)
+        self.feed = TableFeed(self._rows, self._life, self._departures)
+        """What subscribers of the live feed are told."""
+        self._departures.went = self.feed.went
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
@@ -236,6 +240,7 @@ class Table:
         with self._rows.moving:
             self._life.close(self._departures.statistics(), touched, before)
             self._dirty.touch(self._rows.marks_R, touched)
+            self.feed.touched(touched)  # before operations: what they remove is told as gone
             self._num_touched, self._rows.open_version = 0, NO_VERSION
             return self._overview.digest_of(touched)
 
@@ -271,6 +276,10 @@ class Table:
     def sweeping(self) -> bool:
         """Whether rows that a shrink took are still to be removed."""
         return bool(self._life.shrinks)
+
+    def when_swept(self, act: Callable[[], None]) -> None:
+        """Have `act` called whenever no shrink has rows left to remove, by whoever removed the last."""
+        self._departures.swept = act
 
     def sweep(self) -> Iterator[None]:
         """Remove the rows that shrinks have taken, a piece at a time. Raises StoreFailed and StoreDamaged."""

@@ -60,10 +60,11 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-class _Payload:
+class Payload:
     """Reads a message's payload from its beginning."""
 
     def __init__(self, message: Any) -> None:
+        """Of a message that has one."""
         self._bytes, self._at = message.payload, 0
 
     def take(self, dtype: Any, *shape: int) -> NDArray[Any]:
@@ -100,7 +101,7 @@ def with_keys(message: Any, tables: Mapping[str, Keys]) -> Loaded:
 
 def keys_from(message: Any) -> dict[str, Keys]:
     """Keys by table."""
-    payload = _Payload(message)
+    payload = Payload(message)
     found = {n: Keys(payload.take(np.uint64, count), payload.take(np.uint16, count)) for n, count in _parts(message)}
     payload.end()
     return found
@@ -117,7 +118,7 @@ def with_gradients(message: Any, tables: Mapping[str, Gradients]) -> Loaded:
 
 def gradients_from(message: Any, widths: Mapping[str, int]) -> dict[str, Gradients]:
     """Gradients by table; `widths` are D of each."""
-    payload, found = _Payload(message), {}
+    payload, found = Payload(message), {}
     for name, count in _parts(message):
         if name not in widths:
             raise BadRequest(f"gradients of table {name!r}, which is not here")
@@ -135,7 +136,7 @@ def with_rows(rows: Mapping[str, F32]) -> Loaded:
 
 def rows_from(reply: Any, widths: Mapping[str, int]) -> dict[str, F32]:
     """(U, D) rows by table of a RowsReply."""
-    payload = _Payload(reply)
+    payload = Payload(reply)
     found = {name: payload.take(np.float32, count, widths[name]) for name, count in _parts(reply)}
     payload.end()
     return found

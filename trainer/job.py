@@ -36,6 +36,7 @@ from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
 from trainer.exports.timelines import newest_timeline
 from trainer.fingerprint import fingerprint
+from trainer.feed import ChiefFeed, Telling, open_feed
 from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
@@ -126,7 +127,6 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
         keeping = _keeping(config, job, schema, chief, shards, model, holders, fingerprint(device))
-        committer, exporting = held.enter_context(keeping)
         parts = Parts(
             job.train,
             job.tasks,
@@ -140,8 +140,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             closer,
             progress,
             chief,
-            committer,
-            exporting,
+            *held.enter_context(keeping),
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
 
@@ -188,10 +187,10 @@ def _keeping(
     model: nn.Module,
     holders: Holders,
     arithmetic: Mapping[str, str],
-) -> Iterator[tuple[Committer | None, Exporting | None]]:
-    """Every rank goes on with what was set and what waits; the chief commits and exports, unless it is a rerun's."""
+) -> Iterator[tuple[Committer | None, Exporting | None, ChiefFeed | None]]:
+    """Every rank goes on with what was set and what waits; the chief commits, exports and feeds, but for a rerun's."""
     with ExitStack() as held:
-        exporting, committer = None, None
+        exporting, committer, feed = None, None, None
         if chief is not None and chief.beginning.joblog is not None:
             parts = (schema, chief, shards, model, holders.dense, holders.observer, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
@@ -200,7 +199,9 @@ def _keeping(
             committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
             committer = held.enter_context(committing)
             begin_exporting(exporting, chief, committer)
-        yield committer, exporting
+            telling = Telling.of(config, job, schema, chief, model, holders)
+            feed = held.enter_context(open_feed(telling, shards, chief))
+        yield committer, exporting, feed
 
 
 @contextmanager
@@ -346,7 +347,7 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
 def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
     if not config.shards:
-        return EmbeddedShards(job.tables, job.seed, config.cores, live=config.live, groups=groups)
+        return EmbeddedShards(job.tables, job.seed, config.cores, config.live, groups, config.generation)
     return RemoteShards(
         config.shards,
         job.tables,

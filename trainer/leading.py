@@ -4,7 +4,7 @@ Built for trainer.job; each part's own work is in its own module. Imports no tor
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataset.schema import Schema
@@ -40,6 +40,8 @@ class Lead:
     operator: Operator
     shrinking: Shrinking
     shards: Shards
+    answers: dict[str, Callable[[Body], dict[str, Any]]] = field(default_factory=dict)
+    """What others answer, by "do": the live feed is put together only after the chief."""
 
     def close(self) -> None:
         """End the planner and its source."""
@@ -61,13 +63,15 @@ class Lead:
         """What people ask a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
 
         "ask": an "operation" to log (Operator.ask); "dry_run": what a shrink would take (Shrinking.dry_run); "tables":
-        whether each has a rule by which rows go; "explain": all that is known of a "slot"'s "sign".
+        whether each has a rule by which rows go; "explain": all that is known of a "slot"'s "sign"; "feed": where the
+        live feed is (trainer.feed).
         """
         answers: Mapping[str, Callable[[Body], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
             "tables": lambda _: {name: has_rule(table) for name, table in self.operator.tables.items()},
             "explain": self._explain,
+            **self.answers,
         }
         what = str(request.get("do"))
         if what not in answers:

@@ -25,6 +25,7 @@ from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
 from trainer.exports.exporting import Exporting
+from trainer.feed import ChiefFeed
 from trainer.leading import Lead
 from trainer.observe import Observer
 from trainer.plan import Plan
@@ -65,6 +66,8 @@ class Parts:
     committer: Committer | None
     """None for a rerun, too: it keeps nothing."""
     exporting: Exporting | None
+    """Likewise."""
+    feed: ChiefFeed | None = None
     """Likewise."""
 
 
@@ -188,6 +191,8 @@ class TrainLoop:
 
     def _commit_if_due(self) -> None:
         parts = self._parts
+        if parts.feed is not None:  # first: replicas wait for it
+            parts.feed.tick(parts.progress.version)
         if parts.committer is not None:
             parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
         if parts.exporting is not None:

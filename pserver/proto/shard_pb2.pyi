@@ -136,6 +136,28 @@ class OperateRequest(_message.Message):
     operations_json: bytes
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ..., operations_json: _Optional[bytes] = ...) -> None: ...
 
+class FeedRequest(_message.Message):
+    __slots__ = ("caller", "secret")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    secret: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., secret: _Optional[str] = ...) -> None: ...
+
+class FeedReply(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("caller", "version")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    version: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
 class SurveyRequest(_message.Message):
     __slots__ = ("caller", "shrink_json")
     CALLER_FIELD_NUMBER: _ClassVar[int]

@@ -109,6 +109,16 @@ class ShardStub:
                 request_serializer=pserver_dot_proto_dot_shard__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=pserver_dot_proto_dot_shard__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Feed = channel.unary_unary(
+                '/millrace.pserver.Shard/Feed',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.FeedRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.FeedReply.FromString,
+                _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/millrace.pserver.Shard/Publish',
+                request_serializer=pserver_dot_proto_dot_shard__pb2.PublishRequest.SerializeToString,
+                response_deserializer=pserver_dot_proto_dot_shard__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class ShardServicer:
@@ -212,6 +222,21 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feed(self, request, context):
+        """By the chief alone: the live feed (feed.proto).
+        serve it from here on; where
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """between passes: tell subscribers of the version closed last
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -288,6 +313,16 @@ def add_ShardServicer_to_server(servicer, server):
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
                     request_deserializer=pserver_dot_proto_dot_shard__pb2.RestoreRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.Empty.SerializeToString,
+            ),
+            'Feed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.FeedRequest.FromString,
+                    response_serializer=pserver_dot_proto_dot_shard__pb2.FeedReply.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=pserver_dot_proto_dot_shard__pb2.PublishRequest.FromString,
                     response_serializer=pserver_dot_proto_dot_shard__pb2.Empty.SerializeToString,
             ),
     }
@@ -695,6 +730,60 @@ class Shard:
             target,
             '/millrace.pserver.Shard/Restore',
             pserver_dot_proto_dot_shard__pb2.RestoreRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Feed',
+            pserver_dot_proto_dot_shard__pb2.FeedRequest.SerializeToString,
+            pserver_dot_proto_dot_shard__pb2.FeedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pserver.Shard/Publish',
+            pserver_dot_proto_dot_shard__pb2.PublishRequest.SerializeToString,
             pserver_dot_proto_dot_shard__pb2.Empty.FromString,
             options,
             channel_credentials,

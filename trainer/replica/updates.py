@@ -81,7 +81,8 @@ class Updates(Protocol):
         """The next version, several that wait at once as one; None where there is no newer one by the deadline.
 
         The first is whole. Within a timeline the version never goes back; another timeline begins with a whole
-        update. Raises Unavailable where the source cannot be reached now: ask again, nothing is lost.
+        update. Raises Unavailable where the source cannot be reached now: ask again, nothing is lost; Refused
+        where asking again will not help.
         """
         ...
 

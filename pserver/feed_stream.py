@@ -1,0 +1,63 @@
+"""One subscription as a subscriber has it: parts in order, and our errors instead of gRPC's.
+
+Putting the parts of all shards together is trainer.replica.feeding's work.
+"""
+
+from collections.abc import Iterator
+
+import grpc
+
+from millrace import rpc
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, Refused, Unavailable
+from pserver import feed_wire
+from pserver.feed_wire import Part
+from pserver.proto import feed_pb2 as pb
+
+
+class FeedStream:
+    """A channel to one source. One thread iterates; any may poke and close."""
+
+    def __init__(self, name: str, address: str, secret: str) -> None:
+        self._name = f"{name} at {address}"
+        self._metadata = rpc.metadata(secret)
+        self._channel = rpc.open_channel(address, max_message_bytes=feed_wire.MAX_MESSAGE_BYTES)
+
+    def parts(self, since: int, generation: int) -> Iterator[Part]:
+        """Subscribe, and what is told until the end. Raises Unavailable, also at the end, and Refused."""
+        subscribe = self._channel.unary_stream(
+            feed_wire.path_of("Subscribe"), pb.SubscribeRequest.SerializeToString, pb.FeedPart.FromString
+        )
+        request = pb.SubscribeRequest(format=feed_wire.FORMAT, since=since, generation=generation)
+        try:
+            for message in subscribe(request, metadata=self._metadata):
+                yield feed_wire.part_of(message)
+        except grpc.RpcError as error:
+            raise _translated(error, self._name) from error
+        except ValueError as error:  # the channel was closed
+            raise Unavailable(f"the feed of {self._name} is closed") from error
+        raise Unavailable(f"the feed of {self._name} has ended")
+
+    def poke(self, deadline: Deadline) -> None:
+        """Ask to hear the newest version once more. Raises Unavailable and Refused."""
+        poke = self._channel.unary_unary(
+            feed_wire.path_of("Poke"), pb.PokeRequest.SerializeToString, pb.PokeReply.FromString
+        )
+        try:
+            poke(pb.PokeRequest(), timeout=deadline.left_s(), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _translated(error, self._name) from error
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._channel.close()
+
+
+def _translated(error: grpc.RpcError, name: str) -> MillraceError:
+    match error.code():
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable(f"the feed of {name} let this subscriber go: {error.details()}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return Refused(f"the feed of {name} refused: {error.details()}")
+        case _:
+            return rpc.translated(error, f"the feed of {name}")

@@ -1,0 +1,120 @@
+"""Messages of feed.proto with the arrays they carry, to bytes and back.
+
+How arrays become bytes is pserver.wire's; what is said to whom is pserver.feed's.
+
+Shapes: U keys that are gone, P rows that are, D weights of a row.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.client import U64
+from pserver.errors import BadRequest
+from pserver.feed_table import Present, Told
+from pserver.proto import feed_pb2 as pb
+from pserver.wire import Loaded, Payload
+
+FORMAT = 1
+"""Number of the messages' meaning; both ends must have the same."""
+PART_BYTES = 4 << 20
+"""About how much of rows or keys one message holds."""
+MAX_MESSAGE_BYTES = 1 << 30
+"""Bound of a message: the chief's, with all tensors of a model, is one."""
+SERVICE = pb.DESCRIPTOR.services_by_name["Feed"].full_name
+NO_GONE = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A message, its arrays read-only views of it."""
+
+    kind: int
+    version: int
+    whole: bool
+    tables: Mapping[str, Told]
+    tensors: Mapping[str, NDArray[Any]]
+    facts: Mapping[str, Any]
+    onnx: bytes
+
+
+def path_of(method: str) -> str:
+    """What gRPC calls a method."""
+    return f"/{SERVICE}/{method}"
+
+
+def begin(*, whole: bool) -> Loaded:
+    """What a shard says first."""
+    return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, whole=whole), [])
+
+
+def read() -> Loaded:
+    """The base is read."""
+    return Loaded(pb.FeedPart(kind=pb.FeedPart.READ), [])
+
+
+def version(number: int) -> Loaded:
+    """All has been said up to a version."""
+    return Loaded(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number), [])
+
+
+def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Loaded]:
+    """What became of a table, in messages of a bounded size; none where that is nothing."""
+    present, width = told.rows, told.rows.rows_PD.shape[1]
+    at_once = max(1, PART_BYTES // (10 + 4 * width))
+    for begin_P in range(0, len(present.keys_P), at_once):
+        chosen = slice(begin_P, begin_P + at_once)
+        arrays = present.keys_P[chosen], present.group_P[chosen], present.rows_PD[chosen]
+        part = pb.FeedRows(table=table, num_rows=len(arrays[0]), width=width)
+        yield Loaded(pb.FeedPart(kind=kind, tables=[part]), arrays)
+    for begin_U in range(0, len(told.gone_U), PART_BYTES // 8):
+        gone_U = told.gone_U[begin_U : begin_U + PART_BYTES // 8]
+        part = pb.FeedRows(table=table, width=width, num_gone=len(gone_U))
+        yield Loaded(pb.FeedPart(kind=kind, tables=[part]), [gone_U])
+
+
+def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Loaded:
+    """The chief's of a version."""
+    message = pb.FeedPart(kind=pb.FeedPart.VERSION, version=number, facts_json=json.dumps(facts).encode())
+    for name, value in tensors.items():
+        message.tensors.add(name=name, dtype=value.dtype.str, shape=value.shape)
+    return Loaded(message, [value.reshape(-1) for value in tensors.values()])
+
+
+def introduction(facts: Mapping[str, Any], onnx: bytes | None) -> Loaded:
+    """What the chief says first, or once its model is another one."""
+    return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, facts_json=json.dumps(facts).encode(), onnx=onnx or b""), [])
+
+
+def num_bytes(outgoing: Sequence[Loaded]) -> int:
+    """About how much memory messages hold until they are sent."""
+    return sum(100 + len(each.message.onnx) + sum(array.nbytes for array in each.arrays) for each in outgoing)
+
+
+def part_of(message: Any) -> Part:
+    """What a message says. Raises BadRequest where its payload is not what it should be."""
+    payload, tables, tensors = Payload(message), dict[str, Told](), dict[str, NDArray[Any]]()
+    for each in message.tables:
+        keys_P, group_P = payload.take(np.uint64, each.num_rows), payload.take(np.uint16, each.num_rows)
+        present = Present(keys_P, group_P, payload.take(np.float32, each.num_rows, each.width))
+        tables[each.table] = Told(present, _gone(payload, each.num_gone))
+    for each in message.tensors:
+        tensors[each.name] = payload.take(_dtype(each.dtype), *each.shape)
+    payload.end()
+    facts = json.loads(message.facts_json) if message.facts_json else {}
+    return Part(message.kind, message.version, message.whole, tables, tensors, facts, message.onnx)
+
+
+def _gone(payload: Payload, count: int) -> U64:
+    return payload.take(np.uint64, count) if count else NO_GONE
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in "fiub":  # no objects, no structures
+        raise BadRequest(f"a tensor of type {text!r}")
+    return dtype

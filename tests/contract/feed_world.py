@@ -1,0 +1,153 @@
+"""A job of shards whose chief tells its versions, and a subscriber that holds what it is told."""
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from millrace.errors import MillraceError
+from pserver.embedded import EmbeddedShards
+from pserver.server import ShardServer
+from tests.contract import shards_world as w
+from trainer.feed import ChiefFeed, Telling
+from trainer.replica.feeding import FeedUpdates
+from trainer.replica.finding import Whereabouts
+
+SIGNS = range(60)
+MODEL = {"tables": {"default": {}, "other": {}}}
+
+
+@dataclass
+class Job:
+    """Shards between passes, and the chief's part of the feed."""
+
+    shards: object
+    chief: ChiefFeed
+    weights: torch.Tensor
+    version: int = 0
+    known: dict = field(default_factory=dict)
+    """By version, the rows that are."""
+
+    def find(self, _deadline):
+        return Whereabouts.of_message(self.chief.answer({}))
+
+    def live(self, batches, operations=(), *, seed=0, day=0):
+        """A pass, what acts at its close, and the word of the chief."""
+        self.version += 1
+        w.train(self.shards, self.version, batches, seed=seed or self.version, steps=len(batches), day=day)
+        if operations:
+            self.shards.operate(self.version, operations, w.soon())
+        self.weights.fill_(self.version)
+        self.known[self.version] = rows_of(self.shards)
+        self.chief.tick(self.version)
+
+
+def rows_of(shards):
+    """Every row that is, as its bits, by table and key: asked for one by one."""
+    found = {}
+    for name, group in (("default", 1), ("other", 2)):
+        found[name] = {}
+        for key in w.keys(*SIGNS).keys_U.tolist():
+            told = shards.explain(name, key, group, w.soon())
+            if told["row"]:
+                found[name][key] = np.array(told["weights"], np.float32).tobytes()
+    return found
+
+
+@contextmanager
+def shards_of(kind, tables, live, generation):
+    """Embedded, or `kind` shards behind gRPC."""
+    with ExitStack() as held:
+        if kind == 0:
+            made = EmbeddedShards(tables, w.SEED, num_threads=2, live=live, generation=generation)
+        else:
+            homes = [None if live is None else str(live / f"shard-{s}") for s in range(kind)]
+            configs = [w.process(s, kind, 1, tables, live=homes[s], generation=generation) for s in range(kind)]
+            servers = [held.enter_context(ShardServer(config)) for config in configs]
+            made = w.client(servers, 0, 1, tables, generation=generation)
+        held.callback(made.close)
+        yield made
+
+
+@contextmanager
+def job(kind, tables=w.TABLES, live=None, generation=1, timeline="t1", restore=None):
+    """Restored from (folder, parts, version), if given."""
+    with shards_of(kind, tables, live, generation) as shards:
+        weights = torch.zeros(3)
+        tensors = lambda: {"model.a": weights, "optimizer.a": weights}  # noqa: E731
+        telling = Telling("small", timeline, generation, tensors, lambda: MODEL, lambda: b"onnx", lambda: 7.5)
+        made = Job(shards, ChiefFeed(telling, shards), weights)
+        if restore is not None:
+            shards.restore(*restore, w.soon())
+            made.version = restore[2]
+            made.known[made.version] = rows_of(shards)
+        try:
+            yield made
+        finally:
+            made.chief.shut()
+
+
+@dataclass
+class Held:
+    """Follows one job, and applies what it is told."""
+
+    job: Job
+    version: int = 0
+    rows: dict = field(default_factory=dict)
+    updates: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.feed = FeedUpdates(lambda deadline: self.job.find(deadline))
+
+    def hear(self, within_s=5.0):
+        """The next update, applied; every promise about it is held to here."""
+        update = self.feed.next(w.Deadline.after(within_s))
+        if update is None:
+            return None
+        assert update.version > self.version
+        if update.whole:
+            self.rows = {}
+            assert update.onnx == b"onnx" and update.model == MODEL
+        else:
+            assert self.version
+        for name, table in update.tables.items():
+            held = self.rows.setdefault(name, {})
+            for rows in table.rows:
+                held.update(zip(rows.keys_U.tolist(), (row.tobytes() for row in rows.rows_UD), strict=True))
+                assert set(rows.group_U.tolist()) == {1 if name == "default" else 2}
+            told = {key for rows in table.rows for key in rows.keys_U.tolist()}
+            assert not told & set(table.gone.tolist())
+            for key in table.gone.tolist():
+                held.pop(key, None)
+        self.version = update.version
+        self.updates.append(update)
+        assert self.rows == self.job.known[update.version]
+        assert update.dense["a"].tolist() == [update.version] * 3 and list(update.dense) == ["a"]
+        assert (update.job, update.event_time_s) == ("small", 7.5)
+        return update
+
+    def until(self, version, within_s=10.0):
+        """Hear on to a version, which it then holds."""
+        deadline = w.Deadline.after(within_s)
+        while self.version < version:
+            deadline.check(f"version {version}, at {self.version}")
+            if self.hear(0.2) is None:
+                self.job.chief.tick(self.job.version)  # as the chief's loop does where nothing comes
+
+    def troubled(self):
+        """What it is told where nobody can tell."""
+        try:
+            self.feed.next(w.Deadline.after(5))
+        except MillraceError as error:
+            return error
+        raise AssertionError("no error")
+
+
+@contextmanager
+def follower(job):
+    held = Held(job)
+    try:
+        yield held
+    finally:
+        held.feed.close()

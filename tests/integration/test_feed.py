@@ -1,0 +1,101 @@
+"""Who follows a running job's live feed holds what the job commits, also after the job was killed on the way."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from millrace.deadline import Deadline
+from millrace.errors import Unavailable
+from pserver.config import TableSection
+from pserver.shard import Shard
+from tests.integration.followed_job import FollowedJob
+from trainer.commits import Commits
+from trainer.exports.onnx import Dense, filled
+from trainer.replica.feeding import FeedUpdates
+from trainer.replica.finding import in_store
+
+RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
+
+
+@pytest.fixture
+def followed(tmp_path):
+    return FollowedJob(tmp_path, 6)
+
+
+class Follower:
+    """Applies what it is told."""
+
+    def __init__(self, store):
+        self.feed, self.version, self.rows, self.last, self.whole = FeedUpdates(in_store(store)), 0, {}, None, []
+
+    def until(self, version, within_s=60.0):
+        deadline = Deadline.after(within_s)
+        while self.version < version:
+            deadline.check(f"version {version}, at {self.version}")
+            try:
+                update = self.feed.next(Deadline.after(1.0))
+            except Unavailable:
+                time.sleep(0.05)
+                continue
+            if update is not None:
+                self.apply(update)
+        assert self.version == version
+
+    def apply(self, update):
+        assert update.version > self.version
+        self.version, self.last = update.version, update
+        self.whole.append(update.whole)
+        if update.whole:
+            self.rows, self.onnx, self.model = {}, update.onnx, update.model
+        for rows in update.tables["default"].rows:
+            self.rows.update(zip(rows.keys_U.tolist(), (row.tobytes() for row in rows.rows_UD), strict=True))
+        for key in update.tables["default"].gone.tolist():
+            self.rows.pop(key, None)
+
+
+def committed(store, live):
+    """Rows and tensors of the newest commit."""
+    commit = Commits(store).whole()[-1]
+    shard = Shard({"default": TableSection(dim=4)}, 3, live=live)
+    shard.restore(commit.folder, commit.shards, commit.version)
+    rows = {}
+    for piece in shard.tables["default"].feed.scan(0):
+        rows.update(zip(piece.keys_P.tolist(), (row.tobytes() for row in piece.rows_PD), strict=True))
+    shard.close()
+    tensors = load_file(commit.folder / "dense.safetensors")
+    return commit.version, rows, {name[6:]: value for name, value in tensors.items() if name.startswith("model.")}
+
+
+@pytest.mark.parametrize("shape", [(), ("cluster.shards=2", "cluster.trainers=2")], ids=["embedded", "2x2"])
+def test_who_follows_a_job_holds_what_it_commits_also_after_kill_9(followed, shape, tmp_path):
+    job = followed.start(*RARELY, *shape)
+    follower = Follower(job.store)
+    try:
+        followed.arrive(2)
+        job.until_events(200)
+        follower.until(2)  # while nothing comes
+        followed.arrive(4)
+        follower.until(4)
+        os.kill(job.workers()["trainer-0"], signal.SIGKILL)  # nothing is committed: all is trained again
+        job.until_said("restarting")
+        followed.arrive(6)
+        follower.until(6)
+        job.process.send_signal(signal.SIGTERM)
+        code, output = job.end()
+        assert code == 0, output
+    finally:
+        follower.feed.close()
+        job.kill()
+    version, rows, tensors = committed(job.store, tmp_path / "live")
+    assert (version, rows) == (follower.version, follower.rows)
+    assert {name: value.tobytes() for name, value in tensors.items()} == {
+        name: value.tobytes() for name, value in follower.last.dense.items()
+    }
+    assert follower.whole[0] and [each["name"] for each in follower.model["tasks"]] == ["ctr"]
+    dense = Dense(filled(follower.onnx, follower.last.dense))
+    inputs = {each["name"]: np.zeros((2, *each["shape"][1:]), np.float32) for each in follower.model["inputs"]}
+    assert dense.run(inputs)["ctr"].shape == (2,)

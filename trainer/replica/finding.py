@@ -1,0 +1,106 @@
+"""Where the live feed of a job is: asked of its chief, found through the store on this machine, or of a service.
+
+Addresses and secret hold for one generation of the job's workers: after a crash they are asked for again.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, Refused, Unavailable
+from millrace.role import RoleClient
+
+WORKERS, CHIEF = "workers", "trainer-0"
+"""Where a launcher keeps what workers tell of themselves, by generation, and the chief's name there."""
+MAX_ANSWER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where to subscribe, to which job."""
+
+    job: str
+    timeline: str
+    generation: int
+    secret: str
+    """Of the feed alone: it reads, and does nothing else."""
+    chief: str
+    """host:port."""
+    shards: tuple[str, ...]
+    """By number."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self) | {"shards": list(self.shards)}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "Whereabouts":
+        """The inverse of `message`. Raises Refused for something else."""
+        try:
+            job, timeline, secret, chief = (str(message[name]) for name in ("job", "timeline", "secret", "chief"))
+            shards = tuple(str(each) for each in message["shards"])
+            return cls(job, timeline, int(message["generation"]), secret, chief, shards)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the answer does not say where a feed is: {type(error).__name__}: {error}") from error
+
+
+Find = Callable[[Deadline], Whereabouts]
+"""Raises Unavailable where the job does not run now, Refused where there is no such job or no leave to ask."""
+
+
+def in_store(store: Path) -> Find:
+    """Through the store's folder, by who may read the files of its workers."""
+
+    def find(deadline: Deadline) -> Whereabouts:
+        folders = sorted((store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
+        try:
+            address = (folders[-1] / f"{CHIEF}.address").read_text(encoding="utf-8")
+            secret = json.loads((folders[-1] / f"{CHIEF}.json").read_bytes())["secret"]
+        except (IndexError, FileNotFoundError) as error:
+            raise Unavailable(f"no run is going on in {store}, or it is just starting") from error
+        client = RoleClient(address, secret)
+        try:
+            return Whereabouts.of_message(client.operate({"do": "feed"}, deadline))
+        finally:
+            client.close()
+
+    return find
+
+
+def at_url(job_url: str, token: str | None = None) -> Find:
+    """Of a service: `job_url` is http(s)://host:port/v1/jobs/<job>; `token` of an operator of it."""
+    url = f"{job_url.rstrip('/')}/feed"
+    if not url.startswith(("http://", "https://")):
+        raise Refused(f"{job_url!r} is no address of a job; it begins with http:// or https://")
+
+    def find(deadline: Deadline) -> Whereabouts:
+        request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310  # checked above
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=max(0.001, deadline.left_s())) as reply:  # noqa: S310
+                return Whereabouts.of_message(json.loads(reply.read(MAX_ANSWER_BYTES)))
+        except urllib.error.HTTPError as error:
+            raise _refusal(error, url) from error
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{url} does not answer: {error}") from error
+
+    return find
+
+
+def _refusal(error: urllib.error.HTTPError, url: str) -> MillraceError:
+    """A server's trouble, a job that is not up and too many questions pass; everything else stays."""
+    passes = error.code >= 500 or error.code in (408, 409, 425, 429)
+    kind = Unavailable if passes else Refused
+    with error:
+        said = error.read(MAX_ANSWER_BYTES).decode(errors="replace")
+    try:
+        said = str(json.loads(said)["detail"])
+    except (ValueError, LookupError, TypeError):
+        said = said[:200]
+    return kind(f"{url} answered {error.code}: {said}")

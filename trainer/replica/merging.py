@@ -1,0 +1,53 @@
+"""What several versions say of one table, as one: of each key the newest.
+
+Pure. Keys of different shards are different ones, so each shard's is merged alone.
+
+Shapes: U keys of a part, S keys seen in newer parts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.feed_table import Present, Told
+from trainer.replica.updates import U64, Rows, TableUpdate
+
+NONE = np.empty(0, np.uint64)
+
+
+def merged(steps: Sequence[Sequence[Told]], *, whole: bool) -> TableUpdate:
+    """Of one shard's steps, the oldest first, each in parts: within a step a row beats a key that is gone.
+
+    Of a step's rows the last part that has a key counts. `whole`: nobody has rows of before, so nothing is gone.
+    """
+    rows: list[list[Rows]] = []
+    gone: list[U64] = [NONE]
+    seen_S = NONE
+    for number, step in reversed(list(enumerate(steps))):
+        rows.append([_without(told.rows, seen_S) for told in step])
+        if whole and not number:
+            break  # the base, which is much: nothing older is to be kept away
+        keys_U = np.union1d(seen_S, np.concatenate([NONE, *(told.rows.keys_P for told in step)]))
+        gone_U = np.unique(np.concatenate([NONE, *(told.gone_U for told in step)]))
+        gone.append(gone_U[_missing(gone_U, keys_U)])
+        seen_S = np.union1d(keys_U, gone_U)
+    kept = tuple(each for step in reversed(rows) for each in step if len(each.keys_U))
+    return TableUpdate(kept, NONE if whole else np.concatenate(gone))
+
+
+def _without(present: Present, seen_S: U64) -> Rows:
+    """Rows of keys that are not among `seen_S`."""
+    if not len(seen_S):
+        return Rows(present.keys_P, present.group_P, present.rows_PD)
+    fresh_U = _missing(present.keys_P, seen_S)
+    return Rows(present.keys_P[fresh_U], present.group_P[fresh_U], present.rows_PD[fresh_U])
+
+
+def _missing(keys_U: U64, seen_S: U64) -> NDArray[np.bool_]:
+    """(U,) which keys are not among `seen_S`, which is sorted."""
+    if not len(seen_S):
+        return np.ones(len(keys_U), np.bool_)
+    at_U = np.minimum(np.searchsorted(seen_S, keys_U), len(seen_S) - 1)
+    missing_U: NDArray[np.bool_] = seen_S[at_U] != keys_U
+    return missing_U
