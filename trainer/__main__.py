@@ -17,6 +17,7 @@ from trainer.config import WorkerConfig
 from trainer.job import Trainer, open_trainer
 from trainer.leading import CLOSE_S
 from trainer.report import digest_of, write_report
+from trainer.succession import end_when_replaced
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ def start(path: Path) -> None:
     logs.setup(f"trainer-{config.rank}")
     if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
         lifecycle.end_with_parent()
+    if config.rerun is None:  # that has claimed nothing
+        end_when_replaced(config.store / "log", config.generation)
     run(config)
 
 

@@ -31,7 +31,7 @@ def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
     assert deaths.closes == closes
     assert report(job.store) == told
     [died] = deaths.died
-    assert died.old_codes == {"trainer-0": REPLACED}
+    assert died.old_codes == {"trainer-0": REPLACED}, last_words(deaths)
     assert "generation 2 of the workers has claimed this job" in "\n".join(died.old["trainer-0"].words)
     assert_nothing_left(job.store, generation=2)
 
@@ -45,8 +45,9 @@ def test_old_workers_change_nothing_one_by_one_and_all_together(tmp_path):
     assert deaths.closes == closes
     assert report(job.store) == told
     alone, together = [died.old_codes for died in deaths.died[:3]], deaths.died[3].old_codes
-    assert alone == [{"trainer-0": REPLACED}, {"trainer-1": REPLACED}, {"shard-1": NOT_ASKED}]
-    assert together == {"trainer-0": REPLACED, "trainer-1": REPLACED, "shard-0": NOT_ASKED, "shard-1": NOT_ASKED}
+    assert alone == [{"trainer-0": REPLACED}, {"trainer-1": REPLACED}, {"shard-1": NOT_ASKED}], last_words(deaths)
+    everybody = {"trainer-0": REPLACED, "trainer-1": REPLACED, "shard-0": NOT_ASKED, "shard-1": NOT_ASKED}
+    assert together == everybody, last_words(deaths)
     assert "generation 5 of the workers has claimed this job" in "\n".join(deaths.died[3].old["trainer-0"].words)
     assert_nothing_left(job.store, generation=5)
 
@@ -59,3 +60,7 @@ def stopping(folder, trainers, shards, *planned):
     assert [died.death for died in deaths.died] == list(planned)
     assert not deaths.unasked
     return deaths, job
+
+
+def last_words(deaths):
+    return [(died.death, name, list(child.words)) for died in deaths.died for name, child in died.old.items()]
