@@ -171,6 +171,17 @@ class Shards(Protocol):
         """From any thread: all that is known of a key, as JSON-able data; see pserver.table.Table.explain."""
         ...
 
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """By the chief alone, from any thread: serve the live feed to who shows `secret`; its address on each shard.
+
+        Another secret than the first call's is ignored."""
+        ...
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """By the chief alone, between passes: tell subscribers of `version`, the last one closed, whose operations have
+        acted. Returns once what changed is copied; as often as one likes."""
+        ...
+
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """By table, a 128-bit sum over all rows: independent of order and of the number of shards."""
         ...
@@ -184,17 +195,6 @@ class Shards(Protocol):
 
         The commit also tells which rows changed or went since version `changes_since`, as far as commits since a
         base export told it (pserver.changes); None: nobody will ask.
-    def feed(self, secret: str, deadline: Deadline) -> list[str]:
-        """By the chief alone, from any thread: serve the live feed to who shows `secret`; its address on each shard.
-
-        Another secret than the first call's is ignored."""
-        ...
-
-    def publish(self, version: int, deadline: Deadline) -> None:
-        """By the chief alone, between passes: tell subscribers of `version`, the last one closed, whose operations have
-        acted. Returns once what changed is copied; as often as one likes."""
-        ...
-
 
         `version` is the pass closed last; others may have opened the next one, of which no step is applied. From here
         on training may go on. One snapshot is in flight at a time, until `settle`; a repeat for the same version

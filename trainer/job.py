@@ -35,8 +35,8 @@ from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
 from trainer.exports.timelines import newest_timeline
-from trainer.fingerprint import fingerprint
 from trainer.feed import ChiefFeed, Telling, open_feed
+from trainer.fingerprint import fingerprint
 from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
