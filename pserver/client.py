@@ -23,6 +23,16 @@ F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
 
+ABSENT_BITS = np.uint32(0x7FC0_AB5E)
+"""Bits of every weight that is read of a key without a row in a table whose default row is learnt: a NaN that no
+arithmetic gives (its payload is not 0) and no stored row holds. Who pulls puts the default row in its place."""
+
+
+def absent(rows_UD: F32) -> NDArray[np.bool_]:
+    """(U,) which rows, as they were pulled, are of keys that read a learnt default row."""
+    marked_U: NDArray[np.bool_] = rows_UD.view(np.uint32)[:, 0] == ABSENT_BITS
+    return marked_U
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -118,11 +128,14 @@ class Shards(Protocol):
         ...
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
-        """(U, D) rows of a batch by table: for `learn`, a key without a row reads its initial value; else zeros."""
+        """(U, D) rows of a batch by table. For `learn`, a key without a row reads its initial value, but, where
+        keys have to be admitted, zeros; else zeros. Where a table's default row is learnt, what would be zeros is
+        marked instead: see `absent`."""
         ...
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
-        """By the chief alone, between passes: (U, D) rows of any keys as inference sees them, zeros without a row.
+        """By the chief alone, between passes: (U, D) rows of any keys as inference sees them, zeros, or marked, without
+        a row.
 
         Batches that were made ready meanwhile for the next pass stay so.
         """

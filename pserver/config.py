@@ -183,8 +183,8 @@ class TableSection(Section):
     admission: tuple[AdmissionEntry, ...] = ()
     """Which keys may have a row: all entries must agree; without one, every key has one from its first push."""
     default_row: Literal["zeros", "learnt"] = "zeros"
-    """What a key without a row reads where it has no initial value of its own; "learnt": one row, a dense
-    parameter, is not built yet."""
+    """What a key without a row reads where it has no initial value of its own; "learnt": one row for all of them, a
+    parameter of the dense part, which learns from those that are not admitted."""
     extend_at: NotNegative | None = None
     """Score at which a row gets its vector; unless set, it is born with it."""
     decay: Rate = 0.98
@@ -203,19 +203,17 @@ class TableSection(Section):
     """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
     memory."""
 
-    @field_validator("default_row")
-    @classmethod
-    def _default_row_is_built(cls, default_row: str) -> str:
-        if default_row == "learnt":
-            raise ValueError('"learnt" is not built yet; use "zeros"')
-        return default_row
-
     @field_validator("memory")
     @classmethod
     def _holds_a_batch(cls, memory: int | None) -> int | None:
         if memory is not None and memory < MIN_TABLE_BYTES:
             raise ValueError(f"is less than {MIN_TABLE_BYTES >> 20}MiB, which would not hold the rows of a batch")
         return memory
+
+    @property
+    def learns_default_row(self) -> bool:
+        """Whether its default row is a dense parameter."""
+        return self.default_row == "learnt"
 
 
 class ShardProcess(Section):

@@ -185,20 +185,22 @@ def gather_reference(slab_RW: F32, rows_U: I32, out_UD: F32) -> None:
 
 
 @njit(nogil=True, cache=True)
-def gather_present(slab_RW, changed_R, rows_U, out_UD):  # type: ignore[no-untyped-def]
-    """As `gather`, with zeros where there is no row or it is only reserved."""
+def gather_present(slab_RW, changed_R, rows_U, absent, out_UD):  # type: ignore[no-untyped-def]
+    """As `gather`, with `absent` for every weight where there is no row or it is only reserved."""
     num_weights = out_UD.shape[1]
     for u in range(len(rows_U)):
         row = rows_U[u]
         present = row != EMPTY and changed_R[np.uint32(max(row, 0))] != 0
         for w in range(num_weights):
-            out_UD[u, w] = slab_RW[np.uint32(row), w] if present else np.float32(0)
+            out_UD[u, w] = slab_RW[np.uint32(row), w] if present else absent
 
 
-def gather_present_reference(slab_RW: F32, changed_R: NDArray[np.uint32], rows_U: I32, out_UD: F32) -> None:
+def gather_present_reference(
+    slab_RW: F32, changed_R: NDArray[np.uint32], rows_U: I32, absent: np.float32, out_UD: F32
+) -> None:
     """The twin of `gather_present`."""
     for u, row in enumerate(rows_U):
-        out_UD[u] = slab_RW[row, : out_UD.shape[1]] if row != EMPTY and changed_R[row] else 0
+        out_UD[u] = slab_RW[row, : out_UD.shape[1]] if row != EMPTY and changed_R[row] else absent
 
 
 @njit(nogil=True, cache=True)

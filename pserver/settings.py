@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pserver.client import ABSENT_BITS
 from pserver.config import TableSection
 from pserver.optim import RowOptimizer, extends, optimizer_of, parts_of
 from pserver.slot_classes import SlotClasses, classes_of
@@ -38,6 +39,8 @@ class RowSettings:
     """Whether the vectors of some rows join later."""
     extend_G: F32
     """(65536,) by slot group: the score at which a row's vector joins; minus infinity: it is born with it."""
+    absent: np.float32
+    """What is read for every weight of a row that is not."""
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:
@@ -59,6 +62,7 @@ class RowSettings:
             parts_of(section),
             extends(section),
             extend_C[classes.class_G],
+            ABSENT_BITS.view(np.float32) if section.learns_default_row else np.float32(0),
         )
 
     @property

@@ -68,7 +68,7 @@ class Floats(Protocol):
         ...
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
-        """Likewise of all `rows_U`, with zeros where there is no row or it is only reserved."""
+        """Likewise of all `rows_U`, with the settings' `absent` where there is no row or it is only reserved."""
         ...
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
@@ -135,7 +135,7 @@ class Slab:
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
         """See Floats."""
-        kernels.gather_present(self.slab_RW, changed_R, rows_U, out_UD)
+        kernels.gather_present(self.slab_RW, changed_R, rows_U, self._settings.absent, out_UD)
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
         """See Floats."""

@@ -135,7 +135,7 @@ class SplitSlab:
         there_U = frozen(rows_U[present_U])
         there_UD = np.empty((len(there_U), out_UD.shape[1]), np.float32)
         self.gather(there_U, 0, len(there_U), there_UD)
-        out_UD[:] = 0
+        out_UD[:] = self._settings.absent
         out_UD[present_U] = there_UD
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:

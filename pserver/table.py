@@ -6,7 +6,7 @@ saved. Where memory is not bounded, reservations that never see a push (keys of 
 theirs until the process ends; a key is reserved once however often it comes, so they are at most those batches' keys.
 
 A *selective* table, one with admission, makes a row only of an admitted key: at the push that crosses, at its initial
-value. Its keys without a row read zeros.
+value. Its keys without a row read the table's default row: zeros, or, where it is learnt, a mark in its place.
 
 Where rows lie is pserver.rows' work, which of them are in memory pserver.residency's: nothing here depends on it. How
 they age is pserver.aging's, how they go pserver.departures', how they come to commits and back pserver.snapshots', what
@@ -159,7 +159,7 @@ class Table:
         return out_UD
 
     def gather_present(self, rows_U: I32, keys_U: U64 | None = None) -> F32:
-        """(U, D) weights of rows; zeros for EMPTY and for rows that are only reserved.
+        """(U, D) weights of rows; zeros, or marks, for EMPTY and for rows that are only reserved.
 
         With `keys_U`, EMPTY ones are looked up again by key: they may have become rows since `find`.
         """

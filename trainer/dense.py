@@ -11,7 +11,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from millrace.errors import BadInput
+from millrace.errors import BadInput, SpecError
 from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
 from trainer.ranks import Ranks
 
@@ -21,10 +21,19 @@ STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_
 
 
 class DensePart:
-    """A model's own parameters, and how they learn."""
+    """A model's own parameters, others that learn with them, and how they do."""
 
-    def __init__(self, model: nn.Module, config: TrainSection, ranks: Ranks) -> None:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def __init__(
+        self, model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        """`more`: parameters by name that learn with the model's and are no part of its module.
+
+        Raises SpecError for a name that the module has, too.
+        """
+        self._model, self._more = model, dict(more or {})
+        if twice := sorted(self._more.keys() & model.state_dict().keys()):
+            raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
+        parameters = [each for each in (*model.parameters(), *self._more.values()) if each.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
         begins, total = [], 0
         for parameter in parameters:
@@ -40,7 +49,6 @@ class DensePart:
             parameter.grad = self._grad[begin : begin + parameter.numel()].view_as(parameter)
         self._config, self._ranks, self._num_summed = config, ranks, 0
         self._optimizer = _optimizer(self._flat, config.dense_optimizer) if total else None
-        self._model = model
 
     def set_lr(self, lr: float) -> None:
         """Learn with this rate from here on."""
@@ -98,7 +106,7 @@ class DensePart:
     def _held(self) -> Mapping[str, Tensor]:
         """Weights and buffers, asked for each time: a model may put another tensor in a buffer's place."""
         held: Mapping[str, Tensor] = self._model.state_dict(keep_vars=True)
-        return held
+        return {**held, **self._more}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, buffers and optimizer state by name: what a save holds and the digest covers."""

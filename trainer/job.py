@@ -30,6 +30,7 @@ from trainer.close import PassCloser
 from trainer.commit import Committer, Origin
 from trainer.commits import Commit, Commits, read_commit
 from trainer.config import TrainerJob, TrainSection, WorkerConfig
+from trainer.default_rows import DefaultRows, widths_of
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
@@ -104,9 +105,10 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         model = build_model(job, schema, config.folder, device)
-        dense = DensePart(model, job.train, ranks)
+        default_rows = DefaultRows(widths_of(schema, job.tables), device)
+        dense = DensePart(model, job.train, ranks, default_rows.parameters)
         threads = torch.get_num_threads()
-        stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device)
+        stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device, default_rows)
         halves = config.store / HALVES if job.metrics.halves and bounded else None
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)

@@ -10,7 +10,8 @@ from pserver.config import SlotLife, TableSection
 
 def check_lives(tables: Mapping[str, TableSection], schema: Schema) -> None:
     """Raise SpecError at the first slot of `tables.<t>.slots` that is none of the table's, or lives otherwise than the
-    slots whose rows it shares; and where a vector is to join rows that cannot wait for it."""
+    slots whose rows it shares; and where a vector is to join rows that cannot wait for it, or a default row to be
+    learnt that cannot be."""
     for name, table in tables.items():
         path = f"tables.{name}"
         slots = {slot.name: slot.group for slot in schema.sparse if slot.sparse.table == name}
@@ -27,6 +28,22 @@ def check_lives(tables: Mapping[str, TableSection], schema: Schema) -> None:
                     f"{path}.slots.{slot if slot in table.slots else first}",
                 )
         _check_extension(table, path)
+        _check_default_row(table, path)
+
+
+def _check_default_row(table: TableSection, path: str) -> None:
+    """Raise SpecError for a learnt row that would have no weights, or that nobody would ever teach."""
+    if not table.learns_default_row:
+        return
+    if table.dim == 0 and not table.first_order:
+        raise SpecError(
+            "a row without weights (dim = 0, first_order = false) has nothing to learn", f"{path}.default_row"
+        )
+    if not table.admission and not any(life.admission for life in table.slots.values()):
+        raise SpecError(
+            'is "learnt" by keys that are not admitted, and this table admits all; give it admission, or use "zeros"',
+            f"{path}.default_row",
+        )
 
 
 def _check_extension(table: TableSection, path: str) -> None:

@@ -34,8 +34,8 @@ AT_ONCE = (
 """Sections and keys that have no part in what a pass gives."""
 NEVER = ("name", "seed", "slots")
 """What rows and their keys are made with."""
-NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per")
-"""What a row is made of."""
+NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
+"""What a row is made of; and whether there is one in the dense part, which rows of the store were made beside."""
 _LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),

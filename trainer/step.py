@@ -17,6 +17,7 @@ from dataset.schema import Schema
 from pserver.client import Gradients
 from trainer.batches import Batch
 from trainer.config import TaskSection, TrainSection
+from trainer.default_rows import DefaultRows, Readers
 from trainer.inputs import inputs_of
 from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
@@ -35,6 +36,8 @@ class Forward:
     """Cells by table."""
     tensors: dict[str, NDArray[np.float32]]
     """What else the model gave out, by name: measured, not learnt; and "loss", the loss of each sample."""
+    readers: Readers
+    """Keys that read a default row, by table where it is learnt."""
 
 
 class LossScale:
@@ -77,14 +80,17 @@ class Stepper:
         train: TrainSection,
         pooling: Pooling,
         device: torch.device,
+        default_rows: DefaultRows | None = None,
     ) -> None:
         self._model, self._schema, self._tasks = model, schema, tasks
+        self._default_rows = default_rows or DefaultRows({}, device)
         self._pooling, self._device = pooling, device
         self._amp = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[train.amp]
         self.scale = LossScale(train.amp == "float16")
 
     def forward(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
         """Predictions and this rank's share of the step's loss; `global_weight` is the weight of all ranks by task."""
+        rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
         with torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None):
@@ -109,7 +115,7 @@ class Stepper:
             prediction_B[task.name] = prediction.cpu().numpy()
         loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
         named = {name: value.detach().float().cpu().numpy() for name, value in outputs.items()}
-        return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()})
+        return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers)
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
         """As `forward`, with nothing kept for a backward pass."""
@@ -134,6 +140,7 @@ class Stepper:
         gradients: dict[str, Gradients] = {}
         for look in batch.lookups:
             grads_UD, all_finite = self._pooling.gradients(look, forward.leaves[look.table.name])
+            self._default_rows.learn(look.table.name, grads_UD, forward.readers)
             if self.scale.on:
                 grads_UD /= np.float32(self.scale.value)
             finite = finite and all_finite

@@ -43,6 +43,9 @@ DAY_EVENTS, DAYS = 5_000, 10
 ASK_S = 60.0
 
 
+LEARNT = {"default_row": "learnt"}
+
+
 def count(n: int) -> dict[str, Any]:
     """A table whose keys are admitted when they were seen so often."""
     return {"admission": [{"kind": "count", "n": n}]}
@@ -51,9 +54,13 @@ def count(n: int) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "as shipped": {},
     "`count`, n = 2": count(2),
+    "n = 2, default row learnt": count(2) | LEARNT,
     "`count`, n = 3": count(3),
+    "n = 3, default row learnt": count(3) | LEARNT,
     "`count`, n = 5": count(5),
+    "n = 5, default row learnt": count(5) | LEARNT,
     "`probability`, p = 0.5": {"admission": [{"kind": "probability", "p": 0.5}]},
+    "p = 0.5, default row learnt": {"admission": [{"kind": "probability", "p": 0.5}]} | LEARNT,
     "`delete_after_days` = 3": {"delete_after_days": 3},
     "`delete_after_days` = 5": {"delete_after_days": 5},
     "`delete_after_days` = 7": {"delete_after_days": 7},

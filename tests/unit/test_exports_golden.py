@@ -233,11 +233,6 @@ def test_a_module_that_cannot_predict_costs_the_golden_predictions_not_the_job(t
     assert sorted(path.name for path in stage.iterdir()) == ["model.json", "why.json"]
 
 
-def test_a_learnt_default_row_is_refused_until_it_is_built():
-    with pytest.raises(ValueError, match="not built yet"):
-        TableSection(default_row="learnt")
-
-
 def test_a_table_that_the_stream_leaves_out_is_named(tmp_path):
     world = World(tmp_path, ExportSection(golden=4, tables=("default",)), "wide_deep")
     world.stager.saw(samples(world.rng, 8))

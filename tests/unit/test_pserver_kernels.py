@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.keys import GOLDEN, MASK, mix_reference
 from pserver import kernels
+from pserver.client import ABSENT_BITS
 from pserver.rows import frozen
 
 # Keys that share their top bits, so that probing runs into its neighbours and around the end of the index.
@@ -89,13 +90,14 @@ def test_gather_copies_rows(rows, dim, seed):
     assert (out == expected).all()
 
 
+@pytest.mark.parametrize("absent", [np.float32(0), ABSENT_BITS.view(np.float32)], ids=["zeros", "marks"])
 @given(st.lists(st.integers(-1, 9)), st.lists(st.integers(0, 2), min_size=10, max_size=10), st.integers(0, 99))
-def test_gather_present_gives_zeros_for_what_is_absent(rows, changed, seed):
+def test_gather_present_gives_zeros_or_marks_for_what_is_absent(absent, rows, changed, seed):
     slab, rows_U, changed_R = drawn(seed, 10, 5), frozen(np.array(rows, np.int32)), np.array(changed, np.uint32)
     out, expected = np.empty((len(rows), 4), np.float32), np.empty((len(rows), 4), np.float32)
-    kernels.gather_present(slab, changed_R, rows_U, out)
-    kernels.gather_present_reference(slab, changed_R, rows_U, expected)
-    assert (out == expected).all()
+    kernels.gather_present(slab, changed_R, rows_U, absent, out)
+    kernels.gather_present_reference(slab, changed_R, rows_U, absent, expected)
+    assert (out.view(np.uint32) == expected.view(np.uint32)).all()
 
 
 @given(

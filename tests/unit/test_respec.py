@@ -65,7 +65,14 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("seed", 2), ("slots", []), ("tables.default.dim", 4), ("tables.default.optimizer.kind", "adam"), ("name", "k")],
+    [
+        ("seed", 2),
+        ("slots", []),
+        ("tables.default.dim", 4),
+        ("tables.default.optimizer.kind", "adam"),
+        ("name", "k"),
+        ("tables.default.default_row", "learnt"),
+    ],  # fmt: skip
 )
 def test_what_rows_do_not_survive_is_refused_by_its_key(path, value):
     with pytest.raises(SpecError, match=f"^{path}: cannot change .*--fresh"):

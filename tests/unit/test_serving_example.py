@@ -9,11 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from dataset.schema import Schema
 from millrace.keys import key_of_reference
+from pserver.client import Keys, absent
+from pserver.config import CountEntry
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
 from trainer.exports.config import ExportSection
+from trainer.exports.golden import rounded
 from trainer.exports.onnx import filled
 from trainer.exports.values import written
 
@@ -86,6 +90,44 @@ def test_an_export_is_served_without_millrace(tmp_path, dtype):
     assert "20 golden samples" in current.stdout
     stale = served(base)  # the delta is what makes it true
     assert stale.returncode == 1 and "largest difference" in stale.stdout
+
+
+class LearntWorld(World):
+    """Whose keys without a row read a default row that was learnt."""
+
+    ROWS = {"default": np.float32([0.1, -0.7, 0.4, 1 / 3]), "items": np.float32([0.9, -0.2, 0.6, 1e-3])}
+
+    def __init__(self, folder, section, model):
+        admission = (CountEntry(kind="count", n=1),)
+        learnt = {"admission": admission, "default_row": "learnt", "init_range": 0.5}
+        super().__init__(
+            folder, section, model, {name: each.model_copy(update=learnt) for name, each in TABLES.items()}
+        )
+
+    def tensors(self):
+        rows = {f"model.default_row.{name}": torch.from_numpy(row) for name, row in self.ROWS.items()}
+        return super().tensors() | rows
+
+    def find(self, table, keys_U):
+        rows_UW = self.look({table: Keys(keys_U, np.zeros(len(keys_U), np.uint16))})[table]
+        absent_U = absent(rows_UW)
+        rows_UW = np.where(absent_U[:, None], np.float32(99), rows_UW)
+        return ~absent_U, rounded(rows_UW, TABLES[table].first_order, self.section.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_keys_without_rows_are_served_with_the_default_row_that_was_learnt(tmp_path, dtype):
+    world = LearntWorld(tmp_path, ExportSection(golden=20, dtype=dtype), "deep_crossing")
+    world.stager.saw(samples(world.rng, 32))
+    base, delta = exported(world, dtype, tmp_path / "exports" / "job")
+    current = served(tmp_path / "exports" / "job")
+    assert current.returncode == 0, current.stdout + current.stderr
+    model = json.loads((delta / "model.json").read_text())
+    for name, row in LearntWorld.ROWS.items():
+        assert np.float32(model["tables"][name]["default_row"]).tolist() == row.tolist()
+        model["tables"][name]["default_row"] = "zeros"
+    (delta / "model.json").write_text(json.dumps(model))
+    assert served(base, delta).returncode == 1, "some of the golden samples read it"
 
 
 def test_what_is_not_complete_is_not_served(tmp_path):

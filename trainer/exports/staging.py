@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,20 +23,23 @@ from millrace.durable import REAL, write_whole, writing
 from pserver.client import Keys
 from pserver.config import TableSection
 from trainer.config import TaskSection
-from trainer.embedding import Deduplicator, tables_of
+from trainer.default_rows import saved_rows, widths_of, without_marks
+from trainer.embedding import Deduplicator, TableSlots, tables_of
 from trainer.exports.config import ExportSection
 from trainer.exports.describe import describe
 from trainer.exports.golden import as_bytes, rounded, table_of
 from trainer.exports.model import GOLDEN, MODEL, TEMPLATE, WHY
 from trainer.exports.request import ExportRequest
 from trainer.exports.tracing import Frozen, TraceFailed, trace
+from trainer.exports.values import Dtype
 from trainer.inputs import inputs_of, shape_of
 from trainer.pooling import KernelPooling
 
 log = logging.getLogger(__name__)
 
 Look = Callable[[Mapping[str, Keys]], Mapping[str, F32]]
-"""(U, W) rows of keys by table, as they are now and as inference sees them: zeros where there is none."""
+"""(U, W) rows of keys by table, as they are now and as inference sees them: zeros where there is none, or
+marks (pserver.client.absent) where the table's default row is learnt."""
 
 
 class Stager:
@@ -82,7 +86,8 @@ class Stager:
     def stage(self, request: ExportRequest, folder: Path) -> None:
         """Write what there is into `folder`, for a version whose pass is closed. Raises Unwritable."""
         section = request.section
-        described = describe(self._schema, self._tables, self._tasks, section)
+        learnt = {name: row.tolist() for name, row in self._default_rows().items()}
+        described = describe(self._schema, self._tables, self._tasks, section, learnt)
         _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
         why = {"onnx": self._why, "golden": ""}
         if not self._why:
@@ -91,6 +96,10 @@ class Stager:
         if golden is not None:
             _put(folder / GOLDEN, golden)
         _put(folder / WHY, json.dumps(why).encode())
+
+    def _default_rows(self) -> dict[str, F32]:
+        """Those that are learnt, as they are now."""
+        return saved_rows(self._tensors(), widths_of(self._schema, self._tables))
 
     def _golden(self, section: ExportSection) -> tuple[bytes | None, str]:
         """The file; or why there is none."""
@@ -112,14 +121,23 @@ class Stager:
         assert self._frozen is not None
         self._frozen.load({name.removeprefix("model."): value for name, value in self._tensors().items()})
         lookups = [each.lookup(samples) for each in self._deduplicators]
-        rows = self._look({look.table.name: look.keys for look in lookups})
+        rows, default_rows = self._look({look.table.name: look.keys for look in lookups}), self._default_rows()
         leaves = {
             look.table.name: self._pooling.cells(
-                look, rounded(rows[look.table.name], look.table.first_order, section.dtype)
+                look, _served(rows[look.table.name], look.table, section.dtype, default_rows)
             ).detach()
             for look in lookups
         }
         return self._frozen.predict(inputs_of(self._schema, samples, lookups, leaves, torch.device("cpu")))
+
+
+def _served(rows_UW: F32, table: TableSlots, dtype: Dtype, default_rows: Mapping[str, F32]) -> F32:
+    """Rows as who reads an export has them: a default row is a number in model.json, of whatever type rows are."""
+    if table.name not in default_rows:
+        return rounded(rows_UW, table.first_order, dtype)
+    zeros_W = np.zeros(table.width, np.float32)
+    present_UW, absent_U = without_marks(rows_UW, zeros_W)
+    return np.where(absent_U[:, None], default_rows[table.name], rounded(present_UW, table.first_order, dtype))
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The dense tensors of a job's model, asked of a process that has torch: the control plane has not.
+"""The dense tensors of a job, asked of a process that has torch: the control plane has not.
 
 python -m trainer.importing.tensors < {"job": ..., "folder": ...}   ->   {"tensors": {name: shape}} or {"error": ...}
 """
@@ -17,7 +17,10 @@ ASK_S = 300.0
 
 
 def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's weights and buffers by name. Raises SpecError where it cannot be built."""
+    """Shapes by name of the model's weights and buffers, and of default rows that are learnt.
+
+    Raises SpecError where the model cannot be built.
+    """
     asked = json.dumps({"job": job, "folder": str(folder)})
     command = [sys.executable, "-P", "-m", "trainer.importing.tensors"]
     try:
@@ -36,14 +39,17 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     from dataset.schema import Schema
     from millrace.config import validate
     from trainer.config import TrainerJob
+    from trainer.default_rows import PREFIX, widths_of
     from trainer.job import build_model
 
     try:
         job = validate(TrainerJob, asked["job"], only_known=True)
-        model = build_model(job, Schema.of(job.slots), Path(asked["folder"]), torch.device("cpu"))
+        schema = Schema.of(job.slots)
+        model = build_model(job, schema, Path(asked["folder"]), torch.device("cpu"))
     except MillraceError as error:
         return {"error": str(error)}
-    return {"tensors": {name: list(tensor.shape) for name, tensor in model.state_dict().items()}}
+    default_rows = {PREFIX + name: [width] for name, width in widths_of(schema, job.tables).items()}
+    return {"tensors": {name: list(tensor.shape) for name, tensor in model.state_dict().items()} | default_rows}
 
 
 if __name__ == "__main__":
