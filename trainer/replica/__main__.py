@@ -1,0 +1,27 @@
+"""`python -m trainer.replica CONFIG`: a replica, told by a ReplicaConfig as JSON. `millrace replica` does the same."""
+
+import json
+import sys
+
+from millrace import logs
+from millrace.config import validate
+from millrace.errors import SpecError
+from millrace.lifecycle import exit_code_of
+from trainer.replica.config import ReplicaConfig
+from trainer.replica.running import run
+
+
+def main() -> None:
+    """Run until a signal."""
+    if len(sys.argv) != 2:
+        raise SpecError("needs one argument: a ReplicaConfig as JSON")
+    try:
+        told = json.loads(sys.argv[1])
+    except ValueError as error:
+        raise SpecError(f"the argument is no JSON: {error}") from error
+    logs.setup("replica")
+    run(validate(ReplicaConfig, told))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))

@@ -1,0 +1,109 @@
+"""One inference request, from its body to the body of its answer: what the server does for nearly all of its life."""
+
+import json
+import time
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from millrace.errors import BadInput
+from trainer.replica.figures import Figures
+from trainer.replica.gate import answer
+from trainer.replica.requests import BadRequest, Reader, answered
+from trainer.replica.state import NothingServed, State
+
+INLINE_BYTES = 1 << 16
+"""Longer requests are answered by another thread, so that short ones go on meanwhile."""
+TRIES = 10
+"""How often a model may change while one request is answered."""
+
+
+class NoSuchModel(BadInput):
+    """A model or version that is not served."""
+
+
+class Answering:
+    """Answers inference requests. Any thread."""
+
+    def __init__(self, state: State, figures: Figures, max_batch: int) -> None:
+        self._state, self._figures, self._max_batch = state, figures, max_batch
+        self._reader: Reader | None = None
+
+    def infer(self, name: str, version: str | None, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        begin_s = time.perf_counter()
+        try:
+            status, found = HTTPStatus.OK, self._infer(name, version, body)
+        except NoSuchModel as error:
+            status, found = HTTPStatus.NOT_FOUND, _error(error)
+        except BadRequest as error:
+            status, found = HTTPStatus.BAD_REQUEST, _error(error)
+        except NothingServed as error:
+            status, found = HTTPStatus.SERVICE_UNAVAILABLE, _error(error)
+        except BadInput as error:
+            status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _error(error)
+        self._figures.count(status, time.perf_counter() - begin_s)
+        return status, found
+
+    def _infer(self, name: str, version: str | None, body: bytes) -> bytes:
+        check_name(self._state, name, version)
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is no JSON: {error}") from None
+        for _ in range(TRIES):
+            reader = self._current()
+            inputs = reader.inputs(request)
+            wanted = reader.outputs(request)
+            done = self._state.predict(reader.model, inputs)
+            if done is None:  # another model has come meanwhile
+                continue
+            kept, found = done
+            if version is not None and version != str(kept.version.number):
+                check_name(self._state, name, version)
+                continue
+            self._figures.samples.inc(inputs.num_samples)
+            return json.dumps(answered(name, kept.version.number, request, found, wanted)).encode()
+        raise NothingServed("the model changes all the time; ask again")
+
+    def _current(self) -> Reader:
+        """The reader of the model that is served. Raises NothingServed."""
+        model, reader = self._state.model(), self._reader
+        if reader is None or reader.model is not model:
+            self._reader = reader = Reader(model, self._max_batch)
+        return reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI: a route's application."""
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body = body + message["body"] if body else message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        path = scope["path_params"]
+        if len(body) <= INLINE_BYTES:
+            status, found = self.infer(path["name"], path.get("version"), body)
+        else:
+            status, found = await run_in_threadpool(self.infer, path["name"], path.get("version"), body)
+        await answer(send, status, found)
+
+
+def check_name(state: State, name: str, version: str | None = None) -> None:
+    """Raises NoSuchModel, NothingServed."""
+    served = state.served
+    if served is None:
+        raise NothingServed("no version is loaded yet; ask again when /v2/health/ready says so")
+    if name != served.version.job:
+        raise NoSuchModel(f"there is no model {name!r}; this replica serves {served.version.job!r}")
+    if version is not None and version != str(served.version.number):
+        known = any(version == str(each.version.number) for each in state.versions())
+        hint = "it is kept: roll back to it first" if known else "and it is not kept"
+        raise NoSuchModel(f"version {version} is not served, {served.version.number} is; {hint}")
+
+
+def _error(error: Exception) -> bytes:
+    return json.dumps({"error": str(error)}).encode()

@@ -1,0 +1,97 @@
+"""What a replica is told at its start."""
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from millrace.config import Duration, Section, Size
+from millrace.errors import SpecError
+
+
+class ReplicaConfig(Section):
+    """A replica of one job."""
+
+    exports: str | None = None
+    """Folder or object store of one stream of one job's exports, where current.json is."""
+    feed: str | None = None
+    """Address of a job of a service, http(s)://host:port/v1/jobs/<job>: its live feed is followed."""
+    store: Path | None = None
+    """Store of a job that runs on this machine: its live feed is followed."""
+    feed_token_file: Path | None = None
+    """File with the token that the service is asked with."""
+    listen: str = "127.0.0.1:8090"
+    """Where requests are answered; port 0 takes a free one."""
+    token_file: Path | None = None
+    """File with the token that requests must bear; health is told to all."""
+    anyone: bool = False
+    """Whether another address than loopback is listened on without a token."""
+    address_file: Path | None = None
+    """File that gets host:port once requests are answered."""
+    keep_versions: int = Field(default=100, ge=0)
+    """Versions to go back to, at most, beside the newest."""
+    keep_memory: Size = 1 << 30
+    """Memory for them, at most; the oldest go first."""
+    max_body: Size = 8 << 20
+    """The longest request."""
+    max_batch: int = Field(default=4096, ge=1)
+    """Samples of one request, at most."""
+    max_requests: int = Field(default=256, ge=1)
+    """Requests under way at once; more are answered 503."""
+    poll: Duration = 1.0
+    """How often current.json is looked at."""
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"{value!r} is not of the form 127.0.0.1:8090")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ReplicaConfig":
+        if sum(each is not None for each in (self.exports, self.feed, self.store)) != 1:
+            raise ValueError("needs one of exports, feed and store: what is to be followed")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can ask."""
+        host = self.address[0]
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def token(self) -> str | None:
+        """What requests must bear. Raises SpecError where the address asks for one and there is none."""
+        if self.token_file is not None:
+            return read_token(self.token_file, "--token-file")
+        if not self.is_loopback and not self.anyone:
+            raise SpecError(
+                f"{self.address[0]!r} is not this machine's loopback: name a file with a token that requests must bear "
+                "(--token-file), or say that anyone may ask (--anyone)",
+                "--listen",
+            )
+        return None
+
+
+MIN_TOKEN = 16
+
+
+def read_token(path: Path, option: str) -> str:
+    """The token in a file. Raises SpecError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}", option) from error
+    if len(token) < MIN_TOKEN or not token.isprintable() or " " in token:
+        raise SpecError(f"{path}: holds no token: a line of at least {MIN_TOKEN} letters and digits", option)
+    return token

@@ -1,0 +1,93 @@
+"""What Prometheus reads of a replica. Names and labels are frozen by tests/golden/replica_metrics.txt."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainer.replica.history import Kept
+from trainer.replica.state import State
+
+PREFIX = "millrace_replica_"
+LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+FRESHNESS_S = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 30, 60, 300, 900, 3600, 7200, 14400, 86400)
+REASONS = ("unusable", "broken", "golden", "older", "no-base", "no-model", "another-job", "bug")
+"""Of a refusal, for counting; the log says more."""
+
+
+class Figures:
+    """Counters that others count with, and gauges read of the state when they are asked for."""
+
+    def __init__(self, state: State) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Inference requests answered", "code")
+        self.samples = self._counter("samples", "Samples predicted")
+        self.updates = self._counter("updates", "Versions applied", "kind")
+        self.refused = self._counter("refused", "Updates refused: the version before goes on", "reason")
+        self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
+        self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
+        self.freshness = self._histogram(
+            "freshness_seconds", "From the time of the newest event learnt to its being servable", FRESHNESS_S
+        )
+        self.following = Gauge(f"{PREFIX}following", "1 while updates come, or could", registry=self.registry)
+        self._by_code: dict[int, Counter] = {}
+        for kind in ("whole", "difference"):
+            self.updates.labels(kind)
+        for reason in REASONS:
+            self.refused.labels(reason)
+        self.registry.register(_StateCollector(state))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)
+
+    def served(self, kept: Kept, *, whole: bool) -> None:
+        """A version was applied."""
+        self.updates.labels("whole" if whole else "difference").inc()
+        if kept.event_time_s is not None:
+            self.freshness.observe(max(0.0, kept.served_at_s - kept.event_time_s))
+
+    def count(self, code: int, seconds: float) -> None:
+        """A request was answered."""
+        counter = self._by_code.get(code)
+        if counter is None:
+            counter = self._by_code[code] = self.requests.labels(str(int(code)))
+        counter.inc()
+        self.request_seconds.observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text of /metrics."""
+        return bytes(generate_latest(self.registry))
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges, each where there is a figure."""
+        served, now_s = self._state.served, time.time()
+        version = GaugeMetricFamily(
+            "millrace_replica_version", "The version that is served", labels=["job", "timeline"]
+        )
+        age = GaugeMetricFamily("millrace_replica_version_age_seconds", "Since the version was first served here")
+        event_age = GaugeMetricFamily("millrace_replica_event_age_seconds", "Since the newest event that is served")
+        rows = GaugeMetricFamily("millrace_replica_rows", "Rows of the version that is served", labels=["table"])
+        held = GaugeMetricFamily("millrace_replica_held_back", "1 while a version is served that somebody chose")
+        kept = GaugeMetricFamily("millrace_replica_kept_versions", "Versions there to go back to, and the newest")
+        num_bytes = GaugeMetricFamily("millrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
+        if served is not None:
+            version.add_metric([served.version.job, served.version.timeline], served.version.number)
+            age.add_metric([], now_s - served.served_at_s)
+            if served.event_time_s is not None:
+                event_age.add_metric([], now_s - served.event_time_s)
+            for table, number in self._state.num_rows().items():
+                rows.add_metric([table], number)
+        held.add_metric([], float(self._state.is_held_back))
+        kept.add_metric([], len(self._state.versions()))
+        num_bytes.add_metric([], self._state.kept_bytes())
+        yield from (version, age, event_age, rows, held, kept, num_bytes)

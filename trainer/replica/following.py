@@ -1,0 +1,221 @@
+"""Exports as updates: polls current.json in a folder or an object store, and reads what it names.
+
+The first update is the state after the chain, from its base on; then come the new deltas alone where the chain goes on,
+as one update, since only its end has passed the gates. Every file is compared with its sha256 before anything of it is
+used. Whether the model answers as it should is asked by who holds it, with `Update.golden`.
+
+Shapes: U unique keys of one table.
+"""
+
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.deadline import Deadline
+from millrace.errors import Unavailable
+from trainer.exports.chunks import Chunk, NotInOrder, Stream, replayed
+from trainer.exports.places import ExportUnusable, Place
+from trainer.exports.reading import CURRENT, FORMAT, Export, opened, state_at
+from trainer.replica.history import Version
+from trainer.replica.updates import U16, U64, Rows, TableUpdate, Update
+
+MODEL, ONNX, GOLDEN = "model.json", "dense.onnx", "golden.parquet"
+MAX_CHAIN = 100_000
+"""Longer chains are a mistake."""
+AGAIN_S = 60.0
+"""After so long, what could not be used is tried again, though current.json has not changed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What current.json says."""
+
+    timeline: str
+    version: int
+    chain: tuple[str, ...]
+    """Paths from its base on to the export itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read of a chain."""
+
+    whole: bool
+    paths: tuple[str, ...]
+
+
+def parsed(text: bytes, what: str) -> Current:
+    """Raises ExportUnusable."""
+    try:
+        told = json.loads(text)
+        if int(told["format"]) > FORMAT:
+            raise ExportUnusable(f"{what} is of format {told['format']}; this replica reads {FORMAT}: use a newer one")
+        current = Current(str(told["timeline"]), int(told["version"]), tuple(map(str, told["chain"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportUnusable(f"{what} cannot be read: {error!r}") from error
+    if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
+        raise ExportUnusable(f"{what} names a chain that is none of its own folder's")
+    return current
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or "://" in path or ".." in path.split("/")
+
+
+def plan(current: Current, served: Version | None, loaded: str | None) -> Plan | None:
+    """What to read, where `served` was made of the chain that ends with the path `loaded`; None: nothing is new.
+
+    An older version is read, too: that it is refused is said by who holds the newer one.
+    """
+    if served is not None and (served.timeline, served.number) == (current.timeline, current.version):
+        return None
+    if served is not None and loaded in current.chain and served.timeline == current.timeline:
+        return Plan(whole=False, paths=current.chain[current.chain.index(loaded) + 1 :])
+    return Plan(whole=True, paths=current.chain)
+
+
+class ExportUpdates:
+    """See Updates. Exports of one stream of one job."""
+
+    def __init__(self, address: str, scratch: Path, poll_s: float = 1.0) -> None:
+        """`address`: the folder with current.json; `scratch` takes what is fetched from object stores."""
+        self.address = address.rstrip("/")
+        self._scratch, self._poll_s = scratch, poll_s
+        self._served: Version | None = None
+        self._paths: dict[Version, str] = {}
+        self._closed = threading.Event()
+        self._seen: bytes | None = None
+        self._again = Deadline.after(AGAIN_S)
+
+    def resume(self, served: Version | None) -> None:
+        """Go on from `served`, not from what was given last: that was refused. It is tried again after a while."""
+        if served != self._served:
+            self._served = served if served in self._paths else None
+
+    def next(self, deadline: Deadline) -> Update | None:
+        """See Updates. Raises ExportUnusable too; the same is tried again after a while."""
+        while not self._closed.is_set():
+            text = self._current()
+            if text is not None and (text != self._seen or self._again.passed()):
+                self._seen, self._again = text, Deadline.after(AGAIN_S)
+                update = self._update(parsed(text, f"{self.address}/{CURRENT}"))
+                if update is not None:
+                    return update
+            left_s = deadline.left_s()
+            if not left_s:
+                return None
+            self._closed.wait(min(self._poll_s, left_s))
+        raise Unavailable("closed")
+
+    def close(self) -> None:
+        """See Updates."""
+        self._closed.set()
+
+    def _current(self) -> bytes | None:
+        try:
+            return Place(self.address, self._scratch).small(CURRENT)
+        except OSError as error:
+            raise Unavailable(f"{self.address}: {CURRENT} cannot be read now: {error.strerror or error}") from error
+
+    def _update(self, current: Current) -> Update | None:
+        found = plan(current, self._served, None if self._served is None else self._paths.get(self._served))
+        if found is None:
+            return None
+        shutil.rmtree(self._scratch, ignore_errors=True)  # copies of what was read before
+        begin_s = time.monotonic()
+        chain = [opened(_below(self.address, path, self._scratch)).check() for path in found.paths]
+        update = read(chain, current, whole=found.whole)
+        version = Version(update.job, update.timeline, update.version)
+        kept = {old: path for old, path in self._paths.items() if old == self._served}
+        self._served, self._paths = version, kept | {version: current.chain[-1]}
+        log.info("read %s of %d exports in %.1f s", current.chain[-1], len(chain), time.monotonic() - begin_s)
+        return update
+
+
+def _below(address: str, path: str, scratch: Path) -> Place:
+    place = Place(address, scratch)
+    for part in path.split("/"):
+        place = place.below(part)
+    return place
+
+
+def read(chain: Sequence[Export], current: Current, *, whole: bool) -> Update:
+    """The state after a chain from its base on, or what some deltas change. Raises ExportUnusable."""
+    newest = chain[-1]
+    for export in chain:
+        if export.manifest["timeline"] != current.timeline or export.manifest["job"] != newest.manifest["job"]:
+            raise ExportUnusable(f"{export.place.address} is not of the job and timeline that {CURRENT} tells of")
+    if newest.version != current.version:
+        raise ExportUnusable(f"{newest.place.address} is version {newest.version}, not {current.version} as told")
+    if whole and chain[0].kind != "base":
+        raise ExportUnusable(f"{chain[0].place.address} is a delta; the chain in {CURRENT} has no base to begin with")
+    for parent, export in zip(chain, chain[1:], strict=False):
+        if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
+            raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} has it")
+    tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
+    times = newest.manifest.get("event_time")
+    return Update(
+        str(newest.manifest["job"]),
+        current.timeline,
+        current.version,
+        whole,
+        tables,
+        newest.dense(),
+        float(times[1]) if times else None,
+        _model(newest),
+        _bytes(newest, ONNX),
+        golden=_bytes(newest, GOLDEN),
+    )
+
+
+def _model(export: Export) -> Mapping[str, Any]:
+    content = _bytes(export, MODEL)
+    if content is None:
+        raise ExportUnusable(f"{export.place.address} has no {MODEL}")
+    try:
+        return dict(json.loads(content))
+    except ValueError as error:
+        raise ExportUnusable(f"{export.place.address}: {MODEL} cannot be read: {error}") from error
+
+
+def _bytes(export: Export, path: str) -> bytes | None:
+    return export.file(path).read_bytes() if path in export.files else None
+
+
+def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
+    try:
+        if whole:
+            return TableUpdate([_rows(chunk) for chunk in state_at(chain, table)], np.empty(0, np.uint64))
+        rows = [_rows(chunk) for chunk in _newest(chain, table, gone=False)]
+        gone = [chunk.key_R for chunk in _newest(chain, table, gone=True)]
+    except NotInOrder as error:
+        raise ExportUnusable(str(error)) from error
+    return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
+
+
+def _newest(chain: list[Export], table: str, *, gone: bool) -> Iterator[Chunk]:
+    """Of deltas, the rows that the last word on their keys is about, or, if `gone`, the tombstones that are it."""
+    streams = []
+    for export in chain:
+        if table in export.tables:
+            rows: Iterable[Chunk] = (chunk.decoded() for chunk in export.rows(table))
+            streams.append(Stream(export.tombstones(table), f"tombstones of {export.name}", gone=not gone))
+            streams.append(Stream(iter(rows), f"{export.name}, table {table}", gone=gone))
+    return replayed(streams)
+
+
+def _rows(chunk: Chunk) -> Rows:
+    """Groups are not written in exports, and not asked for: keys tell rows apart."""
+    keys_U: U64 = chunk.key_R
+    group_U: U16 = np.zeros(len(keys_U), np.uint16)
+    return Rows(keys_U, group_U, chunk.values)

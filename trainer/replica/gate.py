@@ -1,0 +1,95 @@
+"""Who may ask a replica, and how much at once: tokens, names of the host, sizes of bodies, requests under way.
+
+An ASGI application around another. What is asked is trainer.replica.server's work.
+"""
+
+import hmac
+import json
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+OPEN = ("/v2/health/live", "/v2/health/ready")
+"""Told to everybody: who looks after processes has no token."""
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""Names under which a replica without a token answers on loopback: a page elsewhere cannot reach it by its own."""
+
+
+class TooLong(Exception):
+    """A body is longer than allowed."""
+
+
+class Gate:
+    """Lets requests through, or not."""
+
+    def __init__(self, app: ASGIApp, token: str | None, max_body: int, max_requests: int, *, local: bool) -> None:
+        self._app, self._max_body, self._max_requests = app, max_body, max_requests
+        self._token = None if token is None else f"Bearer {token}".encode()
+        self._is_local = local and token is None
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        if (refusal := self._refusal(scope)) is not None:
+            await refuse(send, *refusal)
+            return
+        self._under_way += 1
+        try:
+            await self._app(scope, self._bounded(receive), send)
+        except TooLong:
+            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long())
+        finally:
+            self._under_way -= 1
+
+    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
+        headers = dict(scope["headers"])
+        if scope["path"] in OPEN:
+            return None
+        if self._token is not None:
+            if not hmac.compare_digest(headers.get(b"authorization", b""), self._token):
+                return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
+        elif self._is_local:
+            name = headers.get(b"host", b"").decode("latin-1")
+            if (name.rpartition(":")[0] or name) not in LOCAL_NAMES and name not in LOCAL_NAMES:
+                return HTTPStatus.BAD_REQUEST, f"is not reached under the name {name!r}"
+            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+                return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long()
+        if self._under_way >= self._max_requests:
+            return HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max_requests} requests are under way; ask again"
+        return None
+
+    def _too_long(self) -> str:
+        return f"a request is at most {self._max_body:,} bytes long"
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """As `receive`, with an end to what it takes in. Raises TooLong."""
+        left = self._max_body
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise TooLong
+            return message
+
+        return bounded
+
+
+async def refuse(send: Send, status: HTTPStatus, why: str) -> None:
+    """An answer of the protocol that is an error."""
+    await answer(send, status, json.dumps({"error": why}).encode())
+
+
+async def answer(send: Send, status: int, body: bytes) -> None:
+    """An answer in JSON."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

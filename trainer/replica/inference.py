@@ -1,0 +1,196 @@
+"""From signs and numbers of samples to predictions, by the rules of model.json and the rows of one version.
+
+How a request says them is trainer.replica.requests' work; which version is read, trainer.replica.state's.
+
+Shapes: B samples, S slots of a table, N signs of a table in the order slot, sample, place; W floats of a row.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millrace.errors import BadInput
+from trainer.exports import golden as goldens
+from trainer.replica import kernels
+from trainer.replica.graph import Graph, Tensors
+from trainer.replica.table import TableView
+from trainer.replica.updates import F32, U64
+
+I64 = NDArray[np.int64]
+POOLINGS = {
+    "sum": kernels.SUM,
+    "mean": kernels.MEAN,
+    "sqrtn": kernels.SQRTN,
+    "none": kernels.SEQUENCE,
+}
+NO_WEIGHTS = np.empty(0, np.float32)
+FORMAT = 1
+"""Of model.json: what this reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What the slots of one table hold, for some samples."""
+
+    sign_N: U64
+    offset_SB1: I64
+    """Slot s of sample b has the signs from [s, b] to [s, b + 1]."""
+    weight_N: F32
+    """Empty where all are 1: NO_WEIGHTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """B samples as a model is asked: the tables in the order of `Model.tables`, dense slots by name."""
+
+    num_samples: int
+    signs: Sequence[Signs]
+    dense: Mapping[str, F32]
+    """(B, size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Where one input of the graph lies, for one sample, in what `kernels.pool` writes."""
+
+    name: str
+    begin: int
+    shape: tuple[int, ...]
+    is_mask: bool
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+class TableSlots:
+    """The slots of one table, as `kernels.pool` is told of them."""
+
+    def __init__(self, name: str, table: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> None:
+        self.name, self.slots = name, tuple(slots)
+        self.width = int(table["dim"]) + int(table["first_order"])
+        default = table["default_row"]
+        self.default_W = np.zeros(self.width, np.float32) if default == "zeros" else np.array(default, np.float32)
+        if self.default_W.shape != (self.width,):
+            raise BadInput(f"model.json: the default row of table {name!r} has not {self.width} numbers")
+        inputs: list[_Input] = []
+        rows, self.num_floats, self.num_marks = [], 0, 0
+        for slot in slots:
+            pooling, length = POOLINGS[slot["pooling"]], int(slot["max_len"] or 0)
+            rows.append([slot["group"], pooling, length, slot["keep"] == "tail", slot["padding"] is not None])
+            rows[-1] += [self.num_floats, self.num_marks]
+            shape = (length, self.width) if pooling == kernels.SEQUENCE else (self.width,)
+            inputs.append(_Input(slot["name"], self.num_floats, shape, is_mask=False))
+            self.num_floats += inputs[-1].size
+            if pooling == kernels.SEQUENCE:
+                inputs.append(_Input(f"{slot['name']}.mask", self.num_marks, (length,), is_mask=True))
+                self.num_marks += length
+        self._inputs = tuple(inputs)
+        self._slot_S7 = np.array(rows, np.int64)
+        self._padding_S = np.array([int(slot["padding"] or 0) for slot in slots], np.uint64)
+
+    def feed(self, view: TableView, signs: Signs, num_samples: int, feeds: dict[str, NDArray[Any]]) -> None:
+        """Put the graph's inputs of these slots into `feeds`."""
+        out, mask = (
+            np.zeros(num_samples * self.num_floats, np.float32),
+            np.zeros(num_samples * self.num_marks, np.bool_),
+        )
+        kernels.pool(
+            view.index_I, view.keys_R, view.rows_RW, self.default_W, signs.sign_N, signs.weight_N, signs.offset_SB1,
+            self._slot_S7, self._padding_S, out, mask,
+        )  # fmt: skip
+        for each in self._inputs:
+            values = mask if each.is_mask else out
+            end = each.begin + each.size
+            feeds[each.name] = values[num_samples * each.begin : num_samples * end].reshape(num_samples, *each.shape)
+
+
+class Model:
+    """A model as model.json and its graph tell it, without rows and weights."""
+
+    def __init__(self, described: Mapping[str, Any], graph: Graph) -> None:
+        """Raises BadInput."""
+        try:
+            if int(described["format"]) > FORMAT:
+                raise BadInput(f"model.json is of format {described['format']}; this replica reads {FORMAT}")
+            sparse = [slot for slot in described["slots"] if slot["kind"] == "sparse"]
+            self.slots: tuple[Mapping[str, Any], ...] = tuple(described["slots"])
+            self.tables = tuple(
+                TableSlots(name, table, [slot for slot in sparse if slot["table"] == name])
+                for name, table in described["tables"].items()
+            )
+            self.dense = {slot["name"]: int(slot["size"]) for slot in described["slots"] if slot["kind"] == "dense"}
+            self.outputs = tuple(str(task["output"]) for task in described["tasks"])
+            left_out = [name for name, table in described["tables"].items() if not table["exported"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"model.json cannot be read: {error!r}") from error
+        if left_out:
+            raise BadInput(f"table {left_out[0]!r} is not in these exports: without it nothing can be answered")
+        self.described, self.graph = described, graph
+        if missing := [name for name in self.outputs if name not in graph.outputs]:
+            raise BadInput(f"dense.onnx does not say {missing[0]!r}, which model.json names as an output")
+        self._check_inputs()
+
+    def _check_inputs(self) -> None:
+        known = {each["name"] for each in self.described["inputs"]}
+        if unknown := sorted(self.graph.inputs - known):
+            raise BadInput(f"dense.onnx reads {unknown[0]!r}, which model.json does not tell of")
+
+    def feeds(self, views: Mapping[str, TableView], inputs: Inputs) -> dict[str, NDArray[Any]]:
+        """What the graph reads, from the rows of one version; weights are missing yet."""
+        feeds: dict[str, NDArray[Any]] = dict(inputs.dense)
+        for table, signs in zip(self.tables, inputs.signs, strict=True):
+            table.feed(views[table.name], signs, inputs.num_samples, feeds)
+        return feeds
+
+    def empty(self) -> Inputs:
+        """One sample without signs, all numbers 0."""
+        signs = [
+            Signs(np.empty(0, np.uint64), np.zeros((len(each.slots), 2), np.int64), NO_WEIGHTS) for each in self.tables
+        ]
+        return Inputs(1, signs, {name: np.zeros((1, size), np.float32) for name, size in self.dense.items()})
+
+
+def differs_by(model: Model, views: Mapping[str, TableView], weights: Tensors, golden: bytes) -> float:
+    """The largest difference of what is answered to golden.parquet's predictions, relative above 1. Raises BadInput."""
+    samples = goldens.from_bytes(golden)
+    found = model.graph.run(model.feeds(views, golden_inputs(model, samples)) | dict(weights))
+    worst = 0.0
+    for task in model.described["tasks"]:
+        wanted_B = samples.column(goldens.PREDICTION + task["name"]).to_numpy()
+        differs_B = np.abs(found[task["output"]].astype(np.float64) - wanted_B) / np.maximum(1, np.abs(wanted_B))
+        worst = max(worst, float(np.nan_to_num(differs_B, nan=np.inf).max(initial=0.0)))
+    return worst
+
+
+def golden_inputs(model: Model, samples: pa.Table) -> Inputs:
+    """The samples of golden.parquet. Raises BadInput."""
+    try:
+        signs = [_golden_signs(table, samples) for table in model.tables]
+        dense = {
+            name: samples.column(name).combine_chunks().flatten().to_numpy().reshape(len(samples), size)
+            for name, size in model.dense.items()
+        }
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"golden.parquet does not fit model.json: {error}") from error
+    return Inputs(len(samples), signs, dense)
+
+
+def _golden_signs(table: TableSlots, samples: pa.Table) -> Signs:
+    signs, weights, offsets, begin = [np.empty(0, np.uint64)], [NO_WEIGHTS], [], 0
+    for slot in table.slots:
+        lists = samples.column(slot["name"]).combine_chunks()
+        offset_B1 = lists.offsets.to_numpy().astype(np.int64)
+        signs.append(lists.flatten().to_numpy())
+        offsets.append(offset_B1 - offset_B1[0] + begin)
+        begin += len(signs[-1])
+        name = f"{slot['name']}.weight"
+        has = name in samples.schema.names
+        values = samples.column(name).combine_chunks().flatten().to_numpy() if has else np.ones(len(signs[-1]))
+        weights.append(values.astype(np.float32))
+    offset_SB1 = np.array(offsets, np.int64).reshape(len(table.slots), len(samples) + 1)
+    return Signs(np.concatenate(signs).astype(np.uint64), offset_SB1, np.concatenate(weights))

@@ -1,0 +1,235 @@
+"""The Open Inference Protocol's messages (version 2, REST): tensors of a request as inputs of a model, and back.
+
+The inputs of a request are the model's slots. A sparse slot "user" is a tensor "user" of B samples: [B, n], its n signs
+each, or [B]; or ragged, all signs one behind the other, with how many are whose in "user.lengths", [B]. Signs are
+UINT64 or INT64, texts BYTES. "user.weight" is FP32 and as long, where the slot is weighted; without it all are 1. A
+dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
+
+Shapes: B samples, N signs of one table.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+
+from dataset.arrow import hash_texts
+from millrace.errors import BadInput
+from millrace.mistakes import nearest
+from trainer.replica.inference import NO_WEIGHTS, Inputs, Model, Signs, TableSlots
+from trainer.replica.updates import F32, U64
+
+Json = Mapping[str, Any]
+LENGTHS, WEIGHT = ".lengths", ".weight"
+INTS = ("UINT64", "INT64", "UINT32", "INT32")
+FLOATS = ("FP32", "FP64")
+MAX_VALUES = 1 << 22
+"""Numbers and texts of one tensor; more are refused."""
+
+
+class BadRequest(BadInput):
+    """A request that cannot be answered, in words for who sent it."""
+
+
+class Tensor:
+    """One tensor of a request, looked at."""
+
+    __slots__ = ("data", "kind", "name", "shape")
+
+    def __init__(self, told: object) -> None:
+        try:
+            self.name, self.kind, self.shape = told["name"], told["datatype"], told["shape"]  # type: ignore[index]
+            data = told["data"]  # type: ignore[index]
+        except (TypeError, KeyError) as error:
+            raise BadRequest(f"an input needs name, datatype, shape and data; {error} is missing") from None
+        if type(self.name) is not str or type(self.shape) is not list or type(data) is not list:
+            raise BadRequest("an input's name is a text, its shape and data are lists")
+        while data and type(data[0]) is list:
+            if not set(map(type, data)) <= {list}:
+                raise BadRequest(f"{self.name}: data has lists and values side by side")
+            data = list(chain.from_iterable(data))
+        self.data: list[Any] = data
+        size = 1
+        for each in self.shape:
+            if type(each) is not int or each < 0:
+                raise BadRequest(f"{self.name}: shape holds {each!r}, which is no size")
+            size *= each
+        if size != len(data) or not self.shape:
+            raise BadRequest(f"{self.name}: {len(data)} values are there, the shape {self.shape} has {size}")
+        if size > MAX_VALUES:
+            raise BadRequest(f"{self.name}: {size} values; at most {MAX_VALUES}")
+
+    def typed(self, *kinds: str) -> "Tensor":
+        """Itself. Raises BadRequest where its values are of none of these types."""
+        if self.kind not in kinds:
+            raise BadRequest(f"{self.name}: is {self.kind}, and must be {' or '.join(kinds)}")
+        wanted = {str} if self.kind == "BYTES" else {int} if self.kind in INTS else {int, float}
+        if not set(map(type, self.data)) <= wanted:
+            raise BadRequest(f"{self.name}: data holds values that are no {self.kind}")
+        return self
+
+    def floats(self) -> F32:
+        """Raises BadRequest."""
+        try:
+            found = np.array(self.data, np.float32)
+        except OverflowError:
+            raise BadRequest(f"{self.name}: a number is too large") from None
+        if not np.isfinite(found).all():
+            raise BadRequest(f"{self.name}: a number is not finite")
+        return found
+
+
+class Reader:
+    """Requests to one model."""
+
+    def __init__(self, model: Model, max_batch: int) -> None:
+        self.model, self._max_batch = model, max_batch
+        self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
+        self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
+        self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
+        self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
+
+    def inputs(self, request: object) -> Inputs:
+        """Raises BadRequest."""
+        told = request.get("inputs") if isinstance(request, dict) else None
+        if type(told) is not list or not told:
+            raise BadRequest('a request is an object with "inputs", a list of tensors')
+        tensors: dict[str, Tensor] = {}
+        for each in told:
+            tensor = Tensor(each)
+            if tensor.name not in self._known:
+                raise BadRequest(f"there is no input {tensor.name!r}; {nearest(tensor.name, sorted(self._known))}")
+            if tensor.name in tensors:
+                raise BadRequest(f"input {tensor.name!r} is there twice")
+            tensors[tensor.name] = tensor
+        num_samples = self._num_samples(tensors)
+        signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
+        return Inputs(num_samples, signs, self._dense(tensors, num_samples))
+
+    def outputs(self, request: Json) -> Sequence[str]:
+        """The outputs that a request wants, all where it names none. Raises BadRequest."""
+        told = request.get("outputs")
+        if not told:
+            return self.model.outputs
+        try:
+            names = [str(each["name"]) for each in told]
+        except (TypeError, KeyError):
+            raise BadRequest('"outputs" is a list of objects with a name') from None
+        if unknown := [name for name in names if name not in self.model.graph.outputs]:
+            raise BadRequest(f"there is no output {unknown[0]!r}; {nearest(unknown[0], self.model.graph.outputs)}")
+        return names
+
+    def _num_samples(self, tensors: Mapping[str, Tensor]) -> int:
+        for name in (*self._sparse, *self.model.dense):
+            if name not in tensors:
+                raise BadRequest(f"input {name!r} is missing: a sample without signs there has the shape [1, 0]")
+        first = next(iter((*self._sparse, *self.model.dense)))
+        num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
+        if not 0 < num_samples <= self._max_batch:
+            raise BadRequest(f"{num_samples} samples in one request; 1 to {self._max_batch} are taken")
+        return num_samples
+
+    def _dense(self, tensors: Mapping[str, Tensor], num_samples: int) -> dict[str, F32]:
+        found = {}
+        for name, size in self.model.dense.items():
+            tensor = tensors[name].typed(*FLOATS, *INTS)
+            if len(tensor.data) != num_samples * size or tensor.shape[0] != num_samples:
+                raise BadRequest(f"{name}: has the shape {tensor.shape}, and must have [{num_samples}, {size}]")
+            found[name] = tensor.floats().reshape(num_samples, size)
+        return found
+
+    def _signs(self, table: TableSlots, tensors: Mapping[str, Tensor], num_samples: int) -> Signs:
+        """What the slots of one table hold."""
+        numbers: list[int] = []
+        offsets: list[Iterable[int]] = []
+        weights: list[float] = []
+        for slot in table.slots:
+            name, tensor = slot["name"], tensors[slot["name"]]
+            begin = len(numbers)
+            if slot["values"] == "string":
+                numbers += _hashed(tensor.typed("BYTES").data)
+            else:
+                numbers += tensor.typed(*INTS).data
+            offsets.append(_offsets(tensor, tensors.get(name + LENGTHS), num_samples, begin))
+            if self._any_weighted[table.name]:
+                weights += _weights(tensors.get(name + WEIGHT), tensor)
+        try:
+            sign_N = np.array(numbers, np.uint64)
+        except OverflowError:
+            raise BadRequest(f"{_out_of_range(table, tensors)}: a sign is not from 0 to 2**64 - 1") from None
+        weight_N = np.array(weights, np.float32) if weights else NO_WEIGHTS
+        return Signs(sign_N, np.array(offsets, np.int64), weight_N)
+
+
+def _offsets(tensor: Tensor, lengths: Tensor | None, num_samples: int, begin: int) -> Iterable[int]:
+    """Where each sample's signs begin, and the last one's end."""
+    if lengths is not None:
+        counts = lengths.typed(*INTS).data
+        if len(counts) != num_samples or min(counts, default=0) < 0 or sum(counts) != len(tensor.data):
+            raise BadRequest(
+                f"{lengths.name}: must hold {num_samples} numbers, together {len(tensor.data)} as there are values"
+            )
+        return list(accumulate(counts, initial=begin))
+    if tensor.shape[0] != num_samples:
+        raise BadRequest(f"{tensor.name}: has the shape {tensor.shape}, and other inputs {num_samples} samples")
+    count = len(tensor.data) // num_samples
+    return range(begin, begin + len(tensor.data) + 1, count) if count else [begin] * (num_samples + 1)
+
+
+def _weights(tensor: Tensor | None, signs: Tensor) -> list[float]:
+    if tensor is None:
+        return [1.0] * len(signs.data)
+    if len(tensor.data) != len(signs.data):
+        raise BadRequest(f"{tensor.name}: {len(tensor.data)} weights for {len(signs.data)} signs")
+    tensor.typed(*FLOATS, *INTS).floats()
+    return tensor.data
+
+
+def _hashed(texts: Sequence[str]) -> list[int]:
+    """Signs of texts."""
+    try:
+        encoded = [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        raise BadRequest("a text holds half a surrogate pair, which is no UTF-8") from None
+    offset_N1 = np.fromiter(accumulate(map(len, encoded), initial=0), np.int64, len(encoded) + 1)
+    out_N: U64 = np.empty(len(encoded), np.uint64)
+    hash_texts(np.frombuffer(b"".join(encoded), np.uint8), offset_N1, out_N)
+    signs: list[int] = out_N.tolist()
+    return signs
+
+
+def _out_of_range(table: TableSlots, tensors: Mapping[str, Tensor]) -> str:
+    for slot in table.slots:
+        if any(not 0 <= each < 1 << 64 for each in tensors[slot["name"]].data if type(each) is int):
+            return str(slot["name"])
+    return table.name
+
+
+def answered(name: str, version: int, request: Json, found: Mapping[str, F32], wanted: Sequence[str]) -> dict[str, Any]:
+    """The answer to a request. Raises BadInput where a prediction is no number."""
+    outputs = []
+    for output in wanted:
+        value = found[output]
+        if not np.isfinite(value).all():
+            raise BadInput(f"output {output!r} is not finite for these inputs")
+        flat = value.reshape(-1).tolist()
+        outputs.append({"name": output, "datatype": "FP32", "shape": list(value.shape), "data": flat})
+    answer: dict[str, Any] = {"model_name": name, "model_version": str(version), "outputs": outputs}
+    if type(request.get("id")) is str:
+        answer["id"] = request["id"]
+    return answer
+
+
+def metadata(model: Model) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Inputs and outputs, as the protocol tells of tensors."""
+    inputs = []
+    for slot in model.slots:
+        if slot["kind"] == "dense":
+            inputs.append({"name": slot["name"], "datatype": "FP32", "shape": [-1, slot["size"]]})
+            continue
+        kind = "BYTES" if slot["values"] == "string" else "UINT64"
+        inputs.append({"name": slot["name"], "datatype": kind, "shape": [-1, -1]})
+        if slot["weighted"]:
+            inputs.append({"name": slot["name"] + WEIGHT, "datatype": "FP32", "shape": [-1, -1]})
+    return inputs, [{"name": name, "datatype": "FP32", "shape": [-1]} for name in model.outputs]

@@ -1,0 +1,121 @@
+"""A replica from its parts: a source, a state, the thread that keeps it fresh, the server."""
+
+import logging
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from prometheus_client import disable_created_metrics
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.lifecycle import stop_flag
+from trainer.replica import finding
+from trainer.replica.config import ReplicaConfig, read_token
+from trainer.replica.feeding import FeedUpdates
+from trainer.replica.figures import Figures
+from trainer.replica.following import ExportUpdates
+from trainer.replica.history import Version
+from trainer.replica.keeping import Keeper, Source
+from trainer.replica.server import app, gated, serving
+from trainer.replica.state import State
+from trainer.replica.updates import Update, Updates
+
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter while another waits: requests wait for updates no longer than this."""
+STOP_S = 10.0
+"""How long the thread that takes updates has to end."""
+
+log = logging.getLogger(__name__)
+
+
+class Again:
+    """A source that has no way back to an older version: it begins anew, with everything."""
+
+    def __init__(self, begin: Callable[[], Updates]) -> None:
+        self._begin, self._lock, self._closed = begin, threading.Lock(), False
+        self._updates = begin()
+
+    def next(self, deadline: Deadline) -> Update | None:
+        """See Updates."""
+        return self._updates.next(deadline)
+
+    def resume(self, served: Version | None) -> None:
+        """See Source."""
+        with self._lock:
+            if not self._closed:
+                self._updates.close()
+                self._updates = self._begin()
+
+    def close(self) -> None:
+        """See Updates."""
+        with self._lock:
+            self._closed = True
+            self._updates.close()
+
+
+def run(config: ReplicaConfig) -> None:
+    """Serve until a signal says to end. Raises SpecError."""
+    sys.setswitchinterval(SWITCH_S)
+    pa.set_cpu_count(1)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    state = State(config.keep_versions, config.keep_memory)
+    figures = Figures(state)
+    with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="millrace-replica-") as scratch:
+        source = source_of(config, Path(scratch) / "fetched")
+        keeper = Keeper(source, state, figures)
+        api = gated(app(state, keeper, figures, config.max_batch), config)
+        listener = bound(config)
+        thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
+        thread.start()
+        with serving(api, [listener]):
+            _tell(listener, config)
+            stopping.wait()
+        source.close()
+        thread.join(STOP_S)
+
+
+def source_of(config: ReplicaConfig, scratch: Path) -> Source:
+    """What is followed. Raises SpecError."""
+    if config.exports is not None:
+        return ExportUpdates(config.exports, scratch, config.poll)
+    if config.store is not None:
+        find = finding.in_store(config.store)
+    else:
+        assert config.feed is not None
+        token = read_token(config.feed_token_file, "--feed-token-file") if config.feed_token_file else None
+        find = finding.at_url(config.feed, token)
+    return Again(lambda: FeedUpdates(find))
+
+
+def bound(config: ReplicaConfig) -> socket.socket:
+    """A socket that listens. Raises SpecError where the address is taken or no address."""
+    host, port = config.address
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise SpecError(f"{config.listen} is no address: {error}", "--listen") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise SpecError(
+            f"{config.listen} cannot be listened on: {error.strerror}; choose another", "--listen"
+        ) from error
+    return listener
+
+
+def _tell(listener: socket.socket, config: ReplicaConfig) -> None:
+    host, port = listener.getsockname()[:2]
+    log.info("answering on http://%s:%d/v2", host, port)
+    if config.address_file is not None:
+        unfinished = config.address_file.with_name(config.address_file.name + ".part")
+        unfinished.write_text(f"{host}:{port}", encoding="ascii")
+        unfinished.rename(config.address_file)

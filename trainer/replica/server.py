@@ -1,0 +1,203 @@
+"""A replica's addresses: the Open Inference Protocol v2 over REST, `/metrics`, and going back to a version.
+
+Errors are the protocol's: `{"error": "..."}`. Inference itself is trainer.replica.answering's work.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from socket import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+import millrace
+from millrace.errors import MillraceError
+from trainer.replica.answering import Answering, NoSuchModel, check_name
+from trainer.replica.config import ReplicaConfig
+from trainer.replica.figures import Figures
+from trainer.replica.gate import Gate
+from trainer.replica.history import Kept
+from trainer.replica.keeping import Keeper
+from trainer.replica.requests import metadata
+from trainer.replica.state import NothingServed, NotKept, State
+
+PLATFORM = "millrace_onnx"
+EXTENSIONS = ["rollback", "follow"]
+STOP_S = 5
+"""How long requests in flight may take at the end."""
+STATUS: dict[type[Exception], HTTPStatus] = {
+    NoSuchModel: HTTPStatus.NOT_FOUND,
+    NotKept: HTTPStatus.NOT_FOUND,
+    NothingServed: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class Rollback(BaseModel):
+    """Which version to serve."""
+
+    model_config = {"extra": "forbid"}
+    version: int = Field(ge=0)
+    """One that is kept; the model's metadata lists them."""
+
+
+def app(state: State, keeper: Keeper, figures: Figures, max_batch: int) -> FastAPI:
+    """The application that answers with `state`."""
+    api = FastAPI(title="Millrace replica", version=millrace.__version__, openapi_url="/openapi.json", docs_url=None)
+    api.add_exception_handler(HTTPException, _error)
+    api.add_exception_handler(RequestValidationError, _error)
+    api.add_exception_handler(MillraceError, _error)
+    answering = Answering(state, figures, max_batch)
+    for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
+        api.router.routes.append(Route(path, answering, methods=["POST"]))
+    _add_health(api, state, keeper)
+    _add_models(api, state, keeper)
+
+    @api.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Figures, for Prometheus."""
+        return Response(figures.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return api
+
+
+def _add_health(api: FastAPI, state: State, keeper: Keeper) -> None:
+    @api.get("/v2")
+    async def server() -> dict[str, Any]:
+        """What this server is."""
+        return {"name": "millrace replica", "version": millrace.__version__, "extensions": EXTENSIONS}
+
+    @api.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        """Whether this process answers."""
+        return {"live": True}
+
+    @api.get("/v2/health/ready")
+    async def ready() -> JSONResponse:
+        """Whether a version is loaded."""
+        if state.served is not None:
+            return JSONResponse({"ready": True})
+        why = keeper.refused or keeper.trouble or "nothing was found yet"
+        return JSONResponse({"ready": False, "error": f"no version is loaded: {why}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _add_models(api: FastAPI, state: State, keeper: Keeper) -> None:
+    @api.get("/v2/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        """What the model reads and says, and its versions."""
+        check_name(state, name)
+        return _described(state, keeper)
+
+    @api.get("/v2/models/{name}/versions/{version}")
+    async def model_version(name: str, version: str) -> dict[str, Any]:
+        """Likewise, of the version that is served."""
+        check_name(state, name, version)
+        return _described(state, keeper)
+
+    @api.get("/v2/models/{name}/ready")
+    async def model_ready(name: str) -> dict[str, Any]:
+        """Whether the model answers."""
+        check_name(state, name)
+        return {"name": name, "ready": True}
+
+    @api.get("/v2/models/{name}/versions/{version}/ready")
+    async def version_ready(name: str, version: str) -> dict[str, Any]:
+        """Whether this version answers."""
+        check_name(state, name, version)
+        return {"name": name, "ready": True}
+
+    @api.post("/v2/models/{name}/rollback")
+    def rollback(name: str, asked: Rollback) -> dict[str, Any]:
+        """Serve a version that is kept, and nothing newer until `follow`."""
+        check_name(state, name)
+        return _told(state.go_to(asked.version), state)
+
+    @api.post("/v2/models/{name}/follow")
+    def follow(name: str) -> dict[str, Any]:
+        """Serve the newest version, and those that come."""
+        check_name(state, name)
+        newest = state.go_to_newest()
+        assert newest is not None
+        return _told(newest, state)
+
+
+def _told(kept: Kept, state: State) -> dict[str, Any]:
+    return {
+        "name": kept.version.job,
+        "version": str(kept.version.number),
+        "timeline": kept.version.timeline,
+        "held_back": state.is_held_back,
+    }
+
+
+def _described(state: State, keeper: Keeper) -> dict[str, Any]:
+    served = state.served
+    assert served is not None
+    inputs, outputs = metadata(served.model)
+    return {
+        "name": served.version.job,
+        "versions": [str(each.version.number) for each in state.versions()],
+        "platform": PLATFORM,
+        "inputs": inputs,
+        "outputs": outputs,
+        "parameters": {
+            **_told(served, state),
+            "event_time": served.event_time_s,
+            "served_at": served.served_at_s,
+            "rows": state.num_rows(),
+            "refused": keeper.refused,
+            "trouble": keeper.trouble,
+        },
+    }
+
+
+def _error(_request: Request, error: Exception) -> JSONResponse:
+    match error:
+        case HTTPException():
+            return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = ".".join(str(each) for each in first["loc"] if each != "body")
+            return JSONResponse({"error": f"{place}: {first['msg']}"}, HTTPStatus.BAD_REQUEST)
+        case _:
+            status = STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            return JSONResponse({"error": str(error)}, status)
+
+
+def gated(api: ASGIApp, config: ReplicaConfig) -> Gate:
+    """The application as it is served. Raises SpecError."""
+    return Gate(api, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
+
+
+@contextmanager
+def serving(api: ASGIApp, listeners: Sequence[socket]) -> Iterator[None]:
+    """Serve as long as the context lasts; requests under way are answered yet."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
+        )  # fmt: skip
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": list(listeners)}, name="requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(2 * STOP_S)
+        for listener in listeners:
+            listener.close()

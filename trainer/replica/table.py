@@ -1,0 +1,178 @@
+"""The rows of one table in memory, readable at one version while the next one is put beside it.
+
+A row is written once and never changed: a new value of a key gets a new row number, and an index, key -> row number,
+says which of them counts. There are two indexes: one is read, the other is brought to the next version, then they
+change places. So a version is switched by one assignment, readers never wait, and going back to a version that is kept
+is leading keys back to rows that are still there. When readers have left an index is known by trainer.replica.state.
+
+Shapes: U unique keys, R rows in memory, I places of an index, W floats of a row.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.arrays import FreeNumbers, moved, roomy
+from pserver.kernels import EMPTY, enter, find, take_out
+from trainer.replica.kernels import replace
+from trainer.replica.updates import F32, U64, Rows
+
+I32 = NDArray[np.int32]
+
+MIN_PLACES = 1 << 10
+MAX_ROWS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """What a reader needs of one version: nothing of it changes while it is read."""
+
+    index_I: I32
+    keys_R: U64
+    rows_RW: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one version changed: every key once, the row it had and the row it has. EMPTY: none."""
+
+    keys_U: U64
+    before_U: I32
+    after_U: I32
+    num_kept: int
+    """Rows that are there for the sake of the version before."""
+
+    @classmethod
+    def of(cls, keys_U: U64, before_U: I32, after_U: I32) -> "Step":
+        """The step."""
+        return cls(keys_U, before_U, after_U, int(np.count_nonzero(before_U != EMPTY)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the step, without the rows it keeps."""
+        return int(self.keys_U.nbytes + self.before_U.nbytes + self.after_U.nbytes)
+
+
+class Table:
+    """Rows of one table. One thread writes."""
+
+    def __init__(self, width: int, num_rows: int = 0) -> None:
+        """`num_rows`: how many are about to come."""
+        self.width = width
+        self.num_rows = 0
+        self._used, self._free = 0, FreeNumbers()
+        self._keys_R, self._rows_RW = _arrays(max(num_rows, MIN_PLACES // 2), width)
+        self._index = [_empty(num_rows), _empty(num_rows)]
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row, indexes apart."""
+        return 8 + 4 * self.width
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of everything."""
+        return self._used * self.row_bytes + sum(index.nbytes for index in self._index)
+
+    def view(self, side: int) -> TableView:
+        """What readers of one side get."""
+        return TableView(self._index[side], self._keys_R, self._rows_RW)
+
+    def stage(self, rows: Iterable[Rows], gone: U64, side: int) -> Step:
+        """Put new rows into memory where nobody looks yet. `side` has the version before.
+
+        What `rows` raises, it raises; nothing is left of the step then.
+        """
+        before_U = self._find(gone, side)
+        had = before_U != EMPTY
+        steps = [Step.of(gone[had].astype(np.uint64), before_U[had], np.full(int(had.sum()), EMPTY, np.int32))]
+        try:
+            for chunk in rows:
+                steps.append(self._staged(chunk, side))
+        except BaseException:
+            for step in steps:
+                self.discard(step)
+            raise
+        columns = ("keys_U", "before_U", "after_U")
+        return Step.of(*(np.concatenate([getattr(step, name) for step in steps]) for name in columns))
+
+    def load(self, rows: Iterable[Rows]) -> None:
+        """Fill an empty table, that nobody reads, with chunks in order: a key may come again, and the last counts."""
+        for chunk in rows:
+            step = self._staged(chunk, 0)
+            self.turn(step, 0)
+            self.count(step)
+            self.forget(step)
+        self._index[1] = moved(self._index[0], len(self._index[0]), len(self._index[0]))
+
+    def turn(self, step: Step, side: int, *, back: bool = False) -> None:
+        """Bring one side, that nobody reads, over a step, or back over it."""
+        old_U, new_U = (step.after_U, step.before_U) if back else (step.before_U, step.after_U)
+        had, has = old_U != EMPTY, new_U != EMPTY
+        made_U, gone_U = new_U[has & ~had], old_U[had & ~has]
+        index_I = self._index[side] = self._roomy(side, len(made_U))
+        replace(index_I, self._keys_R, old_U[had & has], new_U[had & has])
+        take_out(index_I, self._keys_R, gone_U)
+        enter(index_I, self._keys_R, made_U)
+
+    def count(self, step: Step, *, back: bool = False) -> None:
+        """Both sides went over a step."""
+        more = int(np.count_nonzero(step.after_U != EMPTY)) - step.num_kept
+        self.num_rows += -more if back else more
+
+    def forget(self, step: Step) -> None:
+        """The version before a step is wanted no more: its rows are free."""
+        self._free.put(step.before_U[step.before_U != EMPTY])
+
+    def discard(self, step: Step) -> None:
+        """A step was given up: no side has it."""
+        self._free.put(step.after_U[step.after_U != EMPTY])
+
+    def _staged(self, chunk: Rows, side: int) -> Step:
+        row_U = self._numbers(len(chunk.keys_U))
+        keys_U = np.array(chunk.keys_U, np.uint64)
+        self._keys_R[row_U], self._rows_RW[row_U] = keys_U, chunk.rows_UD
+        return Step.of(keys_U, self._find(keys_U, side), row_U)
+
+    def _find(self, keys_U: U64, side: int) -> I32:
+        row_U = np.empty(len(keys_U), np.int32)
+        find(self._index[side], self._keys_R, np.array(keys_U, np.uint64), row_U)
+        return row_U
+
+    def _numbers(self, count: int) -> I32:
+        """Numbers of rows that nobody looks at."""
+        again_U = self._free.take(count).copy()
+        fresh, room = count - len(again_U), len(self._keys_R)
+        if self._used + fresh > room:
+            if self._used + fresh > MAX_ROWS:
+                raise MemoryError(f"a table of more than {MAX_ROWS:,} rows does not fit a replica")
+            room = min(MAX_ROWS, max(self._used + fresh, room + room // 2))
+            self._keys_R, self._rows_RW = (moved(each, self._used, room) for each in (self._keys_R, self._rows_RW))
+        fresh_U = np.arange(self._used, self._used + fresh, dtype=np.int32)
+        self._used += fresh
+        return np.concatenate([again_U, fresh_U])
+
+    def _roomy(self, side: int, more: int) -> I32:
+        """A side's index, at most half full after `more` keys; another one where it would not be."""
+        index_I = self._index[side]
+        if 2 * (self.num_rows + more) <= len(index_I):
+            return index_I
+        larger_I = _empty(self.num_rows + more)
+        enter(larger_I, self._keys_R, index_I[index_I != EMPTY])
+        return larger_I
+
+
+def _arrays(room: int, width: int) -> tuple[U64, F32]:
+    return roomy((room,), np.uint64), roomy((room, width), np.float32)
+
+
+def _empty(num_rows: int) -> I32:
+    """An index with room for so many keys and half as many again."""
+    places = MIN_PLACES
+    while places < 3 * num_rows:
+        places *= 2
+    index_I: I32 = roomy((places,), np.int32)
+    index_I.fill(EMPTY)
+    return index_I
