@@ -135,7 +135,10 @@ def hash_texts_reference(texts: list[bytes]) -> U64:
 
 
 class AnswerReader:
-    """Turns checked answers into samples. `masks` gives, for a label that may be absent, the slot that is 0 then."""
+    """Turns checked answers into samples.
+
+    `masks` gives, for a label that may be absent, the slot that is 0 then, or "" where it always may.
+    """
 
     def __init__(self, schema: Schema, masks: Mapping[str, str]) -> None:
         self._schema, self._masks = schema, masks
@@ -200,7 +203,8 @@ class AnswerReader:
         """Faults that are some: a label may be absent where its mask is 0."""
         for name, reason, wrong_B in faults:
             if reason is Reason.LABEL_MISSING and name in self._masks:
-                wrong_B = wrong_B & (meta[self._masks[name]] != 0)
+                mask = self._masks[name]
+                wrong_B = wrong_B & (meta[mask] != 0) if mask else np.zeros_like(wrong_B)
             if wrong_B.any():
                 yield name, reason, wrong_B
 

@@ -65,8 +65,8 @@ def cell_of(slot: Slot) -> Cell:
 class MultiSlotParser:
     """Parses the output of one segment, chunk by chunk.
 
-    `masks` gives, for a label that may be absent, the meta slot that is 0 where it is; an absent label is NaN then.
-    Any other absent label is a fault.
+    `masks` gives, for a label that may be absent, the meta slot that is 0 where it is, or "" where it always may; an
+    absent label is NaN then. Any other absent label is a fault.
     """
 
     def __init__(self, schema: Schema, masks: Mapping[str, str] | None = None) -> None:
@@ -136,6 +136,8 @@ class MultiSlotParser:
         mask = self._masks.get(label)
         if mask is None:
             return np.zeros(len(float_BF), np.bool_)
+        if not mask:
+            return np.ones(len(float_BF), np.bool_)
         index = [slot.name for slot in self._schema.slots].index(mask)
         cells = float_BF if self._cells[index] is Cell.META_FLOAT else word_BW
         return np.asarray(cells[:, self._columns[index]] == 0)
@@ -227,7 +229,8 @@ def parse_line_reference(
     if tokens:
         return Fault.WRONG_COUNT, None
     for slot in schema.meta:
-        if values[slot.name] != values[slot.name] and values.get((masks or {}).get(slot.name, ""), 1) != 0:
+        mask = (masks or {}).get(slot.name)
+        if values[slot.name] != values[slot.name] and mask != "" and values.get(mask or "", 1) != 0:
             return Fault.LABEL_MISSING, slot.name
     return values
 

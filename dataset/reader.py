@@ -53,7 +53,8 @@ def make_runner(
 class SegmentReader:
     """See module docstring; a `dataset.loader.Reader`.
 
-    Takes the source over, and closes it. `masks` gives, for a label that may be absent, the meta slot that is 0 then.
+    Takes the source over, and closes it. `masks` gives, for a label that may be absent, the meta slot that is 0 then,
+    or "" where it always may.
     Raises SpecError where the pipe command cannot be started or event time cannot be had.
     """
 

@@ -17,7 +17,9 @@ from service.faults.command import faults
 from service.looking.commands import looking
 from service.operating.commands import operating
 from service.past.commands import past
+from service.predicting.commands import predicting
 from service.running import run_job
+from service.serving import replica
 from service.spec import Job, load_job
 from service.tokens import token
 
@@ -34,7 +36,9 @@ cli.add_typer(past)
 cli.add_typer(exporting)
 cli.add_typer(looking)
 cli.add_typer(operating)
+cli.add_typer(predicting)
 cli.command()(faults)
+cli.command()(replica)
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")

@@ -21,7 +21,7 @@ from trainer.log import LOCK
 LOCK_S = 60.0
 """How long a running worker may keep the store's lock."""
 _HOST = re.sub(r"\W", "_", socket.gethostname())
-_OURS = re.compile(rf"(?:verify|rerun)-{_HOST}-(\d+)")
+_OURS = re.compile(rf"(?:verify|rerun|predict\d*)-{_HOST}-(\d+)")
 
 
 def hold(commits: Commits, name: str, who: str) -> None:
@@ -34,7 +34,7 @@ def hold(commits: Commits, name: str, who: str) -> None:
 
 @contextmanager
 def leased(commits: Commits, name: str, what: str) -> Iterator[None]:
-    """Keep a commit from being pruned as long as the context lasts; `what` is "verify" or "rerun"."""
+    """Keep a commit from being pruned as long as the context lasts; `what`: "verify", "rerun", "predict<number>"."""
     clear(commits.folder.parent)
     who = _name(what)
     hold(commits, name, who)

@@ -1,0 +1,192 @@
+"""The commands by which people predict. Reads arguments; the work is done beside it."""
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from millrace.lifecycle import on_stop_signal
+from service.arguments import Json, Overrides
+from service.lines import count, labelled
+from service.predicting.running import metrics_of, predict
+from service.predicting.wording import lines_of
+from service.spec import LoadedJob, load_job
+from trainer.predict.config import LIVE, PredictionRequest
+from trainer.predict.parts import METRICS
+
+predicting = typer.Typer()
+
+Job = Annotated[
+    Path | None,
+    typer.Argument(metavar="[JOB.TOML]", help="The job spec; with --export also --spec.", show_default=False),
+]
+Spec = Annotated[
+    Path | None, typer.Option("--spec", help="The job file that says how events are parsed, where no job runs by it.")
+]
+Input = Annotated[list[str], typer.Option("--input", metavar="FILE", help="Files of events, or globs; again for more.")]
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", metavar="TOPIC[:PART=BEGIN-END,...]", help="Instead of files: a Kafka topic, or offsets of it."
+    ),
+]
+VersionOf = Annotated[
+    str,
+    typer.Option(
+        "--version", metavar="V", help='"live" (the newest commit), a commit, a version, or an export\'s address.'
+    ),
+]
+Export = Annotated[
+    str | None, typer.Option("--export", metavar="DIR", help="The export to predict with; or its address.")
+]
+Trainers = Annotated[int, typer.Option("--trainers", min=1, max=64, help="Processes that predict.")]
+Shards = Annotated[
+    int | None,
+    typer.Option("--shards", min=0, max=64, help="Processes that hold the rows; 0: in the one trainer, as by default."),
+]
+Share = Annotated[
+    float | None,
+    typer.Option("--share", min=0.01, max=1, help="Of the cores; unless given, half while the job trains, else all."),
+]
+
+
+@predicting.command("predict")
+def predict_(
+    job: Job = None,
+    input_: Input = [],  # noqa: B006  # typer copies it
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the Parquet goes.")] = ...,  # type: ignore[assignment]
+    version: VersionOf = LIVE,
+    export: Export = None,
+    spec: Spec = None,
+    topic: Topic = None,
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="A,B", help='Slots that are handed through, and "event_time".')
+    ] = "",
+    outputs: Annotated[
+        str, typer.Option("--outputs", metavar="A,B", help="Tensors of the model; the predictions unless given.")
+    ] = "",
+    trainers: Trainers = 1,
+    shards: Shards = None,
+    share: Share = None,
+    segment_events: Annotated[
+        int, typer.Option("--segment-events", min=1, help="Events of one output file: what a kill may lose.")
+    ] = 20_000,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Predict events with the rows of one version, as inference reads them; a rerun goes on where it was killed."""
+    request = {
+        "input": input_of(input_, topic),
+        "output": str(output.absolute()),
+        "columns": _names(columns),
+        "outputs": _names(outputs),
+        "segment_events": segment_events,
+        **_common(version, export, trainers, shards, share),
+    }
+    manifest = _run(_job_of(job, spec, overrides), request)
+    if as_json:
+        print(json.dumps(manifest, indent=2))
+        return
+    print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
+    for line in lines_of(manifest, metrics_of(output)):
+        print(line)
+
+
+@predicting.command()
+def evaluate(
+    job: Job = None,
+    input_: Input = [],  # noqa: B006
+    version: VersionOf = LIVE,
+    export: Export = None,
+    spec: Spec = None,
+    topic: Topic = None,
+    trainers: Trainers = 1,
+    shards: Shards = None,
+    share: Share = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Measure one version on a holdout, and print the metrics only."""
+    with tempfile.TemporaryDirectory(prefix="millrace-evaluate-") as folder:
+        output = Path(folder) / "predictions"
+        request = {
+            "input": input_of(input_, topic),
+            "output": str(output),
+            **_common(version, export, trainers, shards, share),
+        }
+        manifest = _run(_job_of(job, spec, overrides), request)
+        found = metrics_of(output)
+    if as_json:
+        print(json.dumps({"version": manifest["version"], METRICS.partition(".")[0]: found}, indent=2))
+        return
+    for line in lines_of(manifest, found):
+        print(line)
+
+
+def _common(version: str, export: str | None, trainers: int, shards: int | None, share: float | None) -> dict[str, Any]:
+    if export is not None and version != LIVE:
+        raise SpecError("give --version or --export, not both")
+    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share}
+
+
+def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> LoadedJob:
+    if (job is None) == (spec is None):
+        raise SpecError(
+            "give the job file; with --export it may be --spec: an export does not say how events are parsed, nor of "
+            "which class its model is"
+        )
+    return load_job(job or spec or Path(), overrides)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
+    """The request's input. Relative paths start where the command is given. Raises SpecError."""
+    if bool(paths) == bool(topic):
+        raise SpecError("give --input FILE, or --topic")
+    if paths:
+        return {"paths": [str(Path(path).expanduser().absolute()) for path in paths]}
+    name, colon, text = str(topic).partition(":")
+    ranges: dict[str, list[int]] = {}
+    for part in text.split(",") if colon else ():
+        number, equals, span = part.partition("=")
+        begin, dash, end = span.partition("-")
+        if not (equals and dash and number.isdecimal() and begin.isdecimal() and end.isdecimal()):
+            raise SpecError(f"{part!r} is not of the form PARTITION=BEGIN-END", "--topic")
+        ranges[number] = [int(begin), int(end)]
+    return {"kafka": {"topic": name, **({"ranges": ranges} if colon else {})}}
+
+
+def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
+    request = validate(PredictionRequest, raw)
+    with _called_off() as cancelled:
+        return predict(job, request, _told(), cancelled, on_line=_print_line)
+
+
+@contextmanager
+def _called_off() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set."""
+    cancelled = threading.Event()
+    with on_stop_signal(cancelled.set):
+        yield cancelled
+
+
+def _told() -> Callable[[float | None, str], None]:
+    def tell(_share: float | None, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _print_line(worker: str, text: str) -> None:
+    print(labelled(worker, text), file=sys.stderr, flush=True)

@@ -1,0 +1,243 @@
+"""One prediction job from its request to its DONE, on the thread that asks for it.
+
+Whose rows are read is service.predicting.versions', processes are service.predicting.crew's, parts and metrics
+trainer.predict's. A rerun of the same request goes on where the first one was, however that ended.
+"""
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dataset.dead_letters import BadFraction
+from dataset.pipe.command import check_command
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import DeadlineExceeded, SpecError
+from millrace.locks import locked
+from service.checks import check_references
+from service.launcher.process import OnLine
+from service.launcher.run_folder import run_folder
+from service.predicting.crew import Crew, PredictionCancelled, WorkerDied
+from service.predicting.versions import Version, version_of
+from service.spec import Job, LoadedJob
+from service.store import in_use
+from trainer.commits import hash_of
+from trainer.predict.config import PredictionRequest
+from trainer.predict.observing import measured
+from trainer.predict.parts import DEAD_LETTERS, METRICS, Mark, Output, part_name
+from trainer.predict.plan import OtherPrediction, Plan, fingerprint_of, segments_of
+
+FORMAT = 1
+"""Number of the manifest's layout."""
+TRIES = 3
+"""How often workers are started anew where one died; parts that are there are not made again."""
+BESIDE_SHARE = 0.5
+"""Of the cores, what a prediction takes while the job trains, unless it is told."""
+LOCK_S = 0.2
+
+Progress = Callable[[float | None, str], None]
+
+log = logging.getLogger(__name__)
+
+
+def _logged(worker: str, text: str) -> None:
+    log.info("%s: %s", worker, text)
+
+
+def predict(
+    job: LoadedJob | None,
+    request: PredictionRequest,
+    progress: Progress,
+    cancelled: threading.Event,
+    on_line: OnLine = _logged,
+) -> dict[str, Any]:
+    """Predict what `request` asks for; the manifest. `job` is None where the request brings the spec.
+
+    Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable; what is there then stays.
+
+    1. The output is ours, and empty or of the same request. 2. The version is held. 3. The plan is fixed. 4. Workers
+    make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then DONE.
+    """
+    job = job or job_of(request)
+    check_command(job.spec.pipe, job.folder)
+    output = Output(Path(request.output).absolute())
+    fingerprint = fingerprint_of(request, job.spec)
+
+    def check() -> None:
+        if cancelled.is_set():
+            raise PredictionCancelled("the prediction was called off; a rerun goes on from the parts that are there")
+
+    with ExitStack() as held:
+        done = _claim(output, fingerprint, held)  # 1
+        if done is not None:
+            progress(1.0, f"{output.folder} is done already")
+            return done
+        progress(None, "looking for the version and the input")
+        before = Plan.read(output.work)
+        folder = held.enter_context(run_folder(output.work / "run"))
+        version = held.enter_context(
+            version_of(job, request.version, None if before is None else before.version, folder / "export")
+        )  # 2
+        plan = before or _fix(request, job, fingerprint, version, output)  # 3
+        _make_parts(job, request, output, version, plan, folder, progress, check, on_line)  # 4
+        return _complete(job, request, output, plan, progress, check)  # 5, 6
+
+
+def job_of(request: PredictionRequest) -> LoadedJob:
+    """The job of a request that brings its spec. Raises SpecError."""
+    if request.spec is None:
+        raise SpecError(
+            "an export does not say how events are parsed, nor of which class its model is: give the job file, or its "
+            "sections as `spec`",
+            "spec",
+        )
+    raw = {"store": {"path": "none"}, **request.spec}
+    spec = validate(Job, raw)
+    check_references(spec)
+    folder = Path(request.base or ".").absolute()
+    return LoadedJob(spec=spec, raw=raw, folder=folder, store=folder / spec.store.path)
+
+
+def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:
+    """Step 1; the manifest where all is done. Raises SpecError, OtherPrediction."""
+    other = f"{output.folder} holds another prediction; choose another folder, or remove it"
+    if (manifest := output.manifest()) is not None:
+        if manifest["fingerprint"] != fingerprint:
+            raise OtherPrediction(other)
+        shutil.rmtree(output.work, ignore_errors=True)
+        return manifest
+    with writing(output.folder):
+        output.folder.mkdir(parents=True, exist_ok=True)
+        if not output.work.exists() and any(output.folder.iterdir()):
+            raise SpecError(
+                f"{output.folder} is not empty, and what it holds is no prediction; choose another", "output"
+            )
+        output.work.mkdir(exist_ok=True)
+    try:
+        held.enter_context(locked(output.work / "lock", Deadline.after(LOCK_S)))
+    except DeadlineExceeded:
+        raise SpecError(f"{output.folder} is being written by another prediction", "output") from None
+    plan = Plan.read(output.work)
+    if plan is not None and plan.fingerprint != fingerprint:
+        if output.num_finished():
+            raise OtherPrediction(other)
+        plan.forget(output.work)  # nothing came of it
+    for left in (*output.work.glob("part-*"), *output.work.glob("observed-*.arrow.*")):
+        left.unlink()  # of workers that were killed
+    return None
+
+
+def _fix(request: PredictionRequest, job: LoadedJob, fingerprint: str, version: Version, output: Output) -> Plan:
+    """Step 3."""
+    segments = segments_of(request.input, job.spec, job.folder, request.segment_events)
+    plan = Plan(fingerprint, version.told, segments)
+    plan.write(output.work)
+    return plan
+
+
+def _make_parts(
+    job: LoadedJob,
+    request: PredictionRequest,
+    output: Output,
+    version: Version,
+    plan: Plan,
+    folder: Path,
+    progress: Progress,
+    check: Callable[[], None],
+    on_line: OnLine,
+) -> None:
+    """Step 4: a worker that dies for a reason that may pass is followed by others."""
+    total = len(plan.segments)
+    trains = in_use(job.store)
+    share = request.share or (BESIDE_SHARE if trains else 1.0)
+    beside = trains or share < 1
+    told = -1
+
+    def tick() -> None:
+        nonlocal told
+        if (now := output.num_finished()) != told:
+            told = now
+            progress(now / total if total else 1.0, f"{now} of {total} parts")
+
+    for attempt in range(1, TRIES + 1):
+        tick()
+        if all(output.mark(number) is not None for number in range(total)):
+            return
+        with (
+            run_folder(folder / f"try-{attempt}") as private,
+            Crew(job, private, on_line, check, beside=beside) as crew,
+        ):
+            try:
+                crew.run(request, output.folder, version.commit, share * (os.cpu_count() or 1), tick)
+            except WorkerDied as error:
+                if attempt == TRIES:
+                    raise
+                on_line("launcher", f"{error}; starting again ({attempt} of {TRIES - 1})")
+
+
+def _complete(
+    job: LoadedJob,
+    request: PredictionRequest,
+    output: Output,
+    plan: Plan,
+    progress: Progress,
+    check: Callable[[], None],
+) -> dict[str, Any]:
+    """Steps 5 and 6; the manifest. Raises TooManyBadEvents."""
+    marks: list[Mark] = []
+    bad = BadFraction(job.spec.pipe.max_bad_fraction)
+    for number in range(len(plan.segments)):
+        mark = output.mark(number)
+        assert mark is not None, f"part {number} was made"
+        marks.append(mark)
+        bad.add(mark.num_judged, mark.rejected)
+    if request.metrics:
+        progress(None, "measuring")
+        files = [output.observed(number) for number in range(len(marks))]
+        spec = job.spec
+        output.put(METRICS, measured(spec.metrics, spec.tasks, files, [mark.tensors for mark in marks], check))
+    output.end(_manifest(request, output, plan, marks))
+    progress(1.0, f"{len(marks)} parts")
+    return output.manifest() or {}
+
+
+def _manifest(request: PredictionRequest, output: Output, plan: Plan, marks: list[Mark]) -> dict[str, Any]:
+    """All that is told of an output; nothing that depends on when or by whom it was made."""
+    rejected: dict[str, int] = {}
+    for mark in marks:
+        for reason, count in mark.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    parts = {
+        part_name(number): {
+            **{"partition": segment.partition, "begin": segment.begin, "end": segment.end},
+            **{"events": mark.num_events, "samples": mark.num_samples, "sha256": mark.sha256, "bytes": mark.num_bytes},
+        }
+        for number, (segment, mark) in enumerate(zip(plan.segments, marks, strict=True))
+    }
+    others = [*output.folder.glob(f"{DEAD_LETTERS}/*.jsonl"), *output.folder.glob(METRICS)]
+    stored = {path.relative_to(output.folder).as_posix(): hash_of(path) for path in sorted(others)}
+    return {
+        "format": FORMAT,
+        "fingerprint": plan.fingerprint,
+        "version": dict(plan.version),
+        "request": request.what(),
+        "events": sum(mark.num_events for mark in marks),
+        "samples": sum(mark.num_samples for mark in marks),
+        "rejected": rejected,
+        "parts": parts,
+        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
+    }
+
+
+def metrics_of(output: Path) -> Mapping[str, Any] | None:
+    """metrics.json of an output; None where nothing was measured."""
+    path = output / METRICS
+    found: Mapping[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+    return found

@@ -1,0 +1,105 @@
+"""Whose rows a prediction reads: a commit of the job, leased as long as it runs, or an export made one.
+
+Reading exports is trainer.predict.exported's work.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.schema import Schema
+from millrace.config import validate
+from millrace.errors import SpecError
+from service.past.choosing import begins_at, chosen, lineage
+from service.past.leases import leased
+from service.spec import Job, LoadedJob
+from service.store import check_run
+from trainer.commits import NAME, Commit, CommitDamaged, Commits, hash_of
+from trainer.config import TrainerJob
+from trainer.predict.config import LIVE
+from trainer.predict.exported import as_commit
+
+DENSE = "dense.safetensors"
+_numbers = itertools.count(1)
+"""Of the leases of this process, which may predict several things at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What is read."""
+
+    commit: Path
+    """Folder of the commit: the job's own, or one made of an export."""
+    told: Mapping[str, Any]
+    """What it is, for people and for a rerun; alike in every run."""
+
+
+def is_commit(text: str) -> bool:
+    """Whether a version's text means one of the job's commits."""
+    return text == LIVE or text.isdecimal() or NAME.fullmatch(text) is not None
+
+
+@contextmanager
+def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path) -> Iterator[Version]:
+    """The version that `text` means, there as long as the context lasts; `before`: what an earlier run of it read.
+
+    Raises SpecError, CommitDamaged, ExportUnusable.
+    """
+    if not is_commit(text):
+        commit, told = as_commit(text, job.spec, job.raw, scratch)
+        yield Version(commit, told)
+        return
+    check_run(job.store, job.spec.name)
+    commits = Commits(job.store)
+    name = str(before["commit"]) if before is not None else _named(job.store, text)
+    if name not in commits.names():
+        raise SpecError(
+            f"the commit {name}, of which parts are there already, was pruned; remove the output and begin anew",
+            "version",
+        )
+    with leased(commits, name, f"predict{next(_numbers)}"):
+        found = commits.read(name)
+        check_fits(found, job.spec)
+        check_dense(found)
+        facts = {"commit": name, "job": found.job, "timeline": found.timeline, "version": found.version}
+        yield Version(found.folder, facts)
+
+
+def _named(store: Path, text: str) -> str:
+    if text != LIVE:
+        return chosen(store, text).name
+    newest = begins_at(Commits(store).names(), lineage(store))
+    if newest is None:
+        raise SpecError(f"{store} holds no commit yet; `millrace commit` has the running job make one", "version")
+    return newest
+
+
+def check_dense(commit: Commit) -> None:
+    """Raise CommitDamaged unless the dense weights are as they were written; rows are checked as they are read."""
+    wanted = commit.files[DENSE]
+    try:
+        sound = hash_of(commit.folder / DENSE) == wanted
+    except OSError:
+        sound = False
+    if not sound:
+        raise CommitDamaged(f"{commit.name}: {DENSE} is not as it was written; `millrace commits verify` says more")
+
+
+def check_fits(commit: Commit, job: TrainerJob) -> None:
+    """Raise SpecError where the commit was made under other slots, tables, tasks or another model."""
+    then = validate(Job, commit.state["spec"])
+    for what, ours, theirs in (
+        ("slots", Schema.of(job.slots), Schema.of(then.slots)),
+        ("tasks", job.tasks, then.tasks),
+        ("model", job.model, then.model),
+        ("tables", _shapes(job), _shapes(then)),
+    ):
+        if ours != theirs:
+            raise SpecError(f"commit {commit.name} was made with other {what}; give the job file of that time", what)
+
+
+def _shapes(job: TrainerJob) -> dict[str, tuple[int, bool]]:
+    return {name: (table.dim, table.first_order) for name, table in job.tables.items()}

@@ -1,0 +1,29 @@
+"""What a prediction, or its metrics, are in lines for people."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from service.lines import count
+
+SHOWN = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "mse", "mae", "mean_label", "mean_prediction")
+
+
+def lines_of(manifest: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> Iterator[str]:
+    """The version, what was rejected, and a line of figures a task."""
+    version = manifest["version"]
+    what = version.get("commit") or version.get("export")
+    yield f"version {version['version']} of {version['job']}, {what}"
+    for reason, number in manifest["rejected"].items():
+        yield f"rejected: {count(number)} {reason}"
+    for task, found in (metrics or {}).get("tasks", {}).items():
+        yield f"{task}: {figures(found)}"
+        for slot, values in found.get("slices", {}).items():
+            for value, sliced in values.items():
+                if sliced["count"]:
+                    yield f"  {slot} {value}: {figures(sliced)}"
+
+
+def figures(found: Mapping[str, Any]) -> str:
+    """Those that are defined, in one line."""
+    told = [f"{name} {found[name]:.6g}" for name in SHOWN if found.get(name) is not None]
+    return f"{count(found['count'])} samples  " + "  ".join(told)

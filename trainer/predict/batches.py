@@ -1,0 +1,96 @@
+"""Samples in batches of one fixed size: what a model says of a sample then depends on nothing but the segment.
+
+Kernels of matrix products may round otherwise for another number of rows, so a batch that is not full is filled up
+with empty samples, which are thrown away again.
+
+Shapes: B samples of a batch before, P after it is filled up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.batch import Ragged, Samples
+from dataset.schema import Schema
+from pserver.client import Keys
+from trainer.embedding import Deduplicator, Lookup, TableSlots
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatch:
+    """Samples of one batch, and what its tables are asked for."""
+
+    num_samples: int
+    """Those that are some; the others are filling."""
+    samples: Samples
+    """P of them."""
+    lookups: tuple[Lookup, ...]
+
+    @property
+    def keys(self) -> dict[str, Keys]:
+        """By table."""
+        return {look.table.name: look.keys for look in self.lookups}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some samples of a segment, in order, with their batches."""
+
+    samples: Samples
+    batches: tuple[FixedBatch, ...]
+
+
+class FixedBatches:
+    """Makes blocks; one thread."""
+
+    def __init__(self, tables: Sequence[TableSlots], batch_size: int) -> None:
+        self._deduplicators = [Deduplicator(table) for table in tables]
+        self._batch_size = batch_size
+
+    def block(self, samples: Samples) -> Block:
+        """Cut samples, wherever that is in an event, and fill the last batch up."""
+        return Block(samples, tuple(self._batches(samples)))
+
+    def _batches(self, samples: Samples) -> Iterator[FixedBatch]:
+        for begin in range(0, len(samples), self._batch_size):
+            end = min(begin + self._batch_size, len(samples))
+            filled = filled_up(samples.slice(begin, end), self._batch_size)
+            yield FixedBatch(end - begin, filled, tuple(each.lookup(filled) for each in self._deduplicators))
+
+
+def filled_up(samples: Samples, size: int) -> Samples:
+    """`size` samples: these, then empty ones."""
+    more = size - len(samples)
+    if not more:
+        return samples
+    return Samples(
+        {name: _with_empty(column, more) for name, column in samples.sparse.items()},
+        {name: np.concatenate([v, np.zeros((more, v.shape[1]), v.dtype)]) for name, v in samples.dense.items()},
+        {name: np.concatenate([values, np.zeros(more, values.dtype)]) for name, values in samples.meta.items()},
+        np.concatenate([samples.event_B, np.full(more, -1, np.int64)]),
+        np.concatenate([samples.time_s_B, np.full(more, np.nan)]),
+    )
+
+
+def _with_empty(column: Ragged, more: int) -> Ragged:
+    end: NDArray[np.int64] = np.full(more, column.offset_B1[-1], np.int64)
+    return Ragged(column.values_N, np.concatenate([column.offset_B1, end]), column.weights_N)
+
+
+def no_samples(schema: Schema) -> Samples:
+    """None of a schema's samples."""
+    weights = {slot.name: np.zeros(0, np.float32) if slot.sparse.weighted else None for slot in schema.sparse}
+    nothing = np.zeros(0, np.uint64)
+    return Samples(
+        {name: Ragged(nothing, np.zeros(1, np.int64), weight) for name, weight in weights.items()},
+        {slot.name: np.zeros((0, getattr(slot.entry, "size", 1)), np.float32) for slot in schema.dense},
+        {slot.name: np.zeros(0, META_TYPES[getattr(slot.entry, "type", "float")]) for slot in schema.meta},
+        np.zeros(0, np.int64),
+        np.zeros(0),
+    )
+
+
+META_TYPES: dict[str, type] = {"float": np.float32, "uint64": np.uint64, "int64": np.int64, "string": object}
+"""Of a meta slot's values, by its type."""

@@ -1,0 +1,108 @@
+"""What the metrics need of each sample, kept beside a part until all parts are there; and the metrics over all of them.
+
+A part's columns are an Arrow file: "<n>.prediction", "<n>.label" and "<n>.weight" of task n, "group", "slice.<slot>".
+All parts go through one meter in their order, as one pass: so the figures do not depend on who predicted which part.
+Imports no torch.
+
+Shapes: B samples.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataset.batch import F32, Samples
+from trainer.batches import targets
+from trainer.config import MetricsSection, TaskSection
+from trainer.metrics.meter import Meter
+from trainer.metrics.observed import Observed
+from trainer.metrics.reduce import LocalReduce
+from trainer.metrics.tensors import TensorTotal
+
+GROUP, SLICE = "group", "slice."
+
+
+def targets_of(
+    samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None
+) -> tuple[dict[str, F32], dict[str, F32]]:
+    """(B,) labels and weights by task; without a label both are 0, as where it is masked."""
+    label_B, weight_B = targets(samples, tasks, weight_slot)
+    for name, values in label_B.items():
+        there_B = np.isfinite(values)
+        label_B[name] = np.where(there_B, values, np.float32(0))
+        weight_B[name] = np.where(there_B, weight_B[name], np.float32(0))
+    return label_B, weight_B
+
+
+def observed_table(
+    tasks: Sequence[TaskSection],
+    prediction_B: Mapping[str, F32],
+    label_B: Mapping[str, F32],
+    weight_B: Mapping[str, F32],
+    group_B: NDArray[np.uint64] | None,
+    slices: Mapping[str, NDArray[Any]],
+) -> pa.Table:
+    """What is kept of some samples."""
+    found: dict[str, pa.Array] = {}
+    for number, task in enumerate(tasks):
+        found[f"{number}.prediction"] = pa.array(prediction_B[task.name])
+        found[f"{number}.label"] = pa.array(label_B[task.name])
+        found[f"{number}.weight"] = pa.array(weight_B[task.name])
+    if group_B is not None:
+        found[GROUP] = pa.array(group_B)
+    for slot, values in slices.items():
+        found[SLICE + slot] = pa.array(values, pa.string()) if values.dtype == object else pa.array(values)
+    return pa.table(found)
+
+
+def _observed(batch: pa.RecordBatch, number: int, tasks: Sequence[TaskSection]) -> Observed:
+    def column(name: str) -> Any:
+        return batch.column(name).to_numpy(zero_copy_only=False)
+
+    def by_task(what: str) -> dict[str, F32]:
+        return {task.name: column(f"{place}.{what}") for place, task in enumerate(tasks)}
+
+    names = batch.schema.names
+    return Observed(
+        number,
+        by_task("prediction"),
+        by_task("label"),
+        by_task("weight"),
+        group_B=column(GROUP) if GROUP in names else None,
+        slices={name.removeprefix(SLICE): column(name) for name in names if name.startswith(SLICE)},
+    )
+
+
+def _batches(files: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        with pa.memory_map(str(file)) as mapped:
+            with pa.ipc.open_file(mapped) as reader:
+                for number in range(reader.num_record_batches):
+                    yield reader.get_batch(number)
+
+
+def measured(
+    config: MetricsSection,
+    tasks: Sequence[TaskSection],
+    files: Iterable[Path],
+    tensors: Iterable[Mapping[str, Sequence[Any]]],
+    check: Callable[[], None],
+) -> dict[str, Any]:
+    """{"tasks": {task: measures}, "tensors": {tensor: measures}} over all parts; `check` is called now and then.
+
+    The mean AUC of groups is exact, and keeps 12 bytes of each sample and task, and 8 of its group, in memory.
+    """
+    meter = Meter(config.model_copy(update={"halves": False}), tasks, timed=False)
+    for number, batch in enumerate(_batches(files)):
+        check()
+        meter.add(_observed(batch, number, tasks))
+    totals: dict[str, TensorTotal] = {}
+    for part in tensors:
+        for name, row in part.items():
+            totals.setdefault(name, TensorTotal()).merge(TensorTotal.of_json(list(row)))
+    found = meter.close_pass(LocalReduce())
+    return {"tasks": found, "tensors": {name: total.measures() for name, total in sorted(totals.items())}}

@@ -1,0 +1,132 @@
+"""What a prediction job does, fixed before it begins: which segments, in which order, of which version.
+
+A plan lies in the output's work folder, so that a rerun does what the first run meant to, whatever came since.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.config import AnySource, FilesSource, KafkaSource
+from dataset.source import Partition, Segment, Source
+from dataset.sources import open_source
+from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole, writing
+from millrace.errors import BadInput, MillraceError, SpecError
+from trainer.config import TrainerJob
+from trainer.predict.config import InputSection, KafkaInput, PredictionRequest
+
+PLAN = "plan.json"
+OPEN_S = 60.0
+"""How long Kafka may take to say what there is."""
+
+
+class OtherPrediction(MillraceError):
+    """The output folder holds something else than what is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See module docstring."""
+
+    fingerprint: str
+    """Of all that the output depends on but the version and the input's ends."""
+    version: Mapping[str, Any]
+    """What the rows are of, for people and for a rerun."""
+    segments: tuple[Segment, ...]
+    """One a part, in order."""
+
+    def write(self, folder: Path) -> None:
+        """Fix it. Raises Unwritable."""
+        segments = [asdict(segment) for segment in self.segments]
+        message = {"fingerprint": self.fingerprint, "version": dict(self.version), "segments": segments}
+        with writing(folder / PLAN):
+            write_whole(REAL, folder / PLAN, json.dumps(message).encode())
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Of one of which no part is there."""
+        (folder / PLAN).unlink()
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan | None":
+        """The one that was fixed; None where there is none."""
+        try:
+            message = json.loads((folder / PLAN).read_bytes())
+        except FileNotFoundError:
+            return None
+        return cls(message["fingerprint"], message["version"], tuple(Segment(**each) for each in message["segments"]))
+
+
+def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
+    """Of a request, and of what of the spec makes samples and predictions out of events."""
+    pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
+    source = next(iter(job.sources.values()))
+    shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
+    spec = {
+        "pipe": pipe,
+        "event_time": source.event_time.model_dump(mode="json"),
+        "max_event_bytes": source.max_event_bytes,
+        "tables": shapes,
+        **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
+    }
+    text = json.dumps({"format": 1, "request": request.what(), "spec": spec}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
+    """The input as a source of events that are as the job's. Raises SpecError."""
+    own = next(iter(job.sources.values()))
+    shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
+    if asked.paths is not None:
+        return FilesSource(kind="files", paths=asked.paths, **shared)
+    assert asked.kafka is not None, "checked"
+    options = {**(own.options if isinstance(own, KafkaSource) else {}), **asked.kafka.options}
+    if "bootstrap_servers" not in options:
+        raise SpecError("the job's source is no Kafka, so give options.bootstrap_servers", "input.kafka.options")
+    return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)
+
+
+def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
+    """The input, opened. Raises SpecError, SourceUnavailable."""
+    deadline = Deadline.after(OPEN_S)
+    config = source_config(asked, job)
+    return open_source(config, folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+
+
+def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_events: int) -> tuple[Segment, ...]:
+    """All of the input as it is now, cut by position alone. Raises SpecError, BadInput, SourceUnavailable."""
+    source = open_input(asked, job, folder)
+    try:
+        partitions = source.partitions(Deadline.after(OPEN_S))
+    finally:
+        source.close()
+    if asked.kafka is not None and asked.kafka.ranges is not None:
+        bounds = _ranges(asked.kafka, partitions)
+    else:
+        bounds = [(partition, partition.start, partition.end) for partition in partitions]
+    return tuple(
+        Segment(part.name, part.number, at, min(at + segment_events, end), part.identity)
+        for part, begin, end in bounds
+        for at in range(begin, end, segment_events)
+    )
+
+
+def _ranges(asked: KafkaInput, partitions: Sequence[Partition]) -> list[tuple[Partition, int, int]]:
+    """Partitions that are asked for, with begin and end, in the order of their numbers."""
+    by_name = {partition.name: partition for partition in partitions}
+    found: list[tuple[Partition, int, int]] = []
+    for number, (begin, end) in sorted((asked.ranges or {}).items(), key=lambda each: int(each[0])):
+        partition = by_name.get(f"{asked.topic}/{int(number)}")
+        if partition is None:
+            raise SpecError(f"{asked.topic} has no partition {number}; it has {len(partitions)}", "input.kafka.ranges")
+        if not partition.begin <= begin <= end <= partition.end:
+            raise BadInput(
+                f"{partition.name}: offsets {begin} to {end} are asked for; there are {partition.begin} to "
+                f"{partition.end} now"
+            )
+        found.append((partition, begin, end))
+    return found

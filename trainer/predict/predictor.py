@@ -1,0 +1,171 @@
+"""The model of a commit as inference has it, and any tensor of it by name.
+
+A name means, in this order: a task (its prediction), another tensor that the model returns, "slot.<name>" (the pooled
+vector of a slot), a module inside the model by its path, as in torch's `named_modules` (what it gave out).
+
+Shapes: P samples of a filled batch, U unique keys of a table, D floats of a row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dataset.batch import F32, Samples
+from dataset.schema import Schema
+from millrace.errors import BadInput, SpecError
+from millrace.mistakes import nearest
+from trainer.config import TaskSection, TrainerJob
+from trainer.dense import DensePart
+from trainer.inputs import inputs_of
+from trainer.job import build_model
+from trainer.models.contract import Inputs
+from trainer.models.outputs import check_outputs
+from trainer.pooling import KernelPooling
+from trainer.predict.batches import FixedBatch, FixedBatches, filled_up, no_samples
+from trainer.predict.observing import targets_of
+from trainer.ranks import Alone
+from trainer.saved import DENSE
+
+SLOT = "slot."
+"""Before a slot's name: its pooled vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the model said of a batch; (n, ...) each, of the samples that are some."""
+
+    prediction_B: Mapping[str, F32]
+    """By task: probability (bce) or value (mse)."""
+    tensors: Mapping[str, NDArray[Any]]
+    """Those asked for by name that are no predictions."""
+    measured: Mapping[str, F32]
+    """All that the model returned beside its tasks, and "loss", the loss of each sample."""
+
+
+class Predictor:
+    """One thread; on the CPU, whose rounding does not depend on what else there is."""
+
+    def __init__(self, job: TrainerJob, schema: Schema, folder: Path, outputs: Sequence[str]) -> None:
+        """The model at its initial weights; `load` gives it those of a commit. Raises SpecError."""
+        self._schema, self._tasks, self._weight = schema, job.tasks, job.sample.weight
+        self._device = torch.device("cpu")
+        self._model = build_model(job, schema, folder, self._device)
+        self._dense = DensePart(self._model, job.train, Alone())
+        self._model.eval()
+        self._pooling = KernelPooling(1)
+        tasks = [task.name for task in job.tasks]
+        self._outputs = [name for name in outputs if name not in tasks]
+
+    def load(self, commit: Path) -> None:
+        """Take over a commit's weights. Raises BadInput where they are of another model."""
+        try:
+            self._dense.load(load_file(commit / DENSE))
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"{commit / DENSE}: cannot be read: {error}") from error
+
+    def predict(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Told:
+        """What the model says, given the (U, D) rows of the batch's keys. Raises SpecError."""
+        modules = [name for name in self._outputs if name in self._modules]
+        inputs = self._inputs(batch, rows)
+        with torch.no_grad(), self._listening(modules) as heard:
+            given = dict(check_outputs(self._model(inputs), [t.name for t in self._tasks], len(batch.samples)))
+        logits = {task.name: given.pop(task.name).float() for task in self._tasks}
+        tensors = {name: self._named(name, given, inputs, heard) for name in self._outputs}
+        measured = {name: value.float().numpy() for name, value in given.items()}
+        measured["loss"] = self._losses(logits, batch.samples)
+        n, size = batch.num_samples, len(batch.samples)
+        return Told(
+            {task.name: predicted(task, logits[task.name])[:n] for task in self._tasks},
+            {name: value[:n] for name, value in tensors.items()},
+            {name: value[:n] if value.shape[:1] == (size,) else value for name, value in measured.items()},
+        )
+
+    def _losses(self, logits: Mapping[str, Tensor], samples: Samples) -> F32:
+        """(P,) losses, as trainer.step has them."""
+        label_P, weight_P = targets_of(samples, self._tasks, self._weight)
+        total_P = torch.zeros(len(samples))
+        for task in self._tasks:
+            label, weight = torch.from_numpy(label_P[task.name]), torch.from_numpy(weight_P[task.name])
+            if task.loss == "bce":
+                loss_P = functional.binary_cross_entropy_with_logits(logits[task.name], label, weight, reduction="none")
+            else:
+                loss_P = functional.mse_loss(logits[task.name], label, reduction="none") * weight
+            total_P = total_P + loss_P * task.weight
+        found: F32 = total_P.numpy()
+        return found
+
+    def try_out(self, batches: FixedBatches, size: int) -> dict[str, NDArray[Any]]:
+        """Of each output asked for that is no prediction, values of one empty batch: its type and shape.
+
+        Raises SpecError for a name that is none, with those that are.
+        """
+        (batch,) = batches.block(filled_up(no_samples(self._schema), size)).batches
+        rows = {look.table.name: np.zeros((0, look.table.width), np.float32) for look in batch.lookups}
+        inputs = self._inputs(batch, rows)
+        with torch.no_grad(), self._listening(list(self._modules)) as heard:
+            given = dict(check_outputs(self._model(inputs), [t.name for t in self._tasks], size))
+        tasks = {task.name for task in self._tasks}
+        known = [name for name, value in given.items() if _by_sample(value, size)]
+        known += [f"{SLOT}{name}" for name in inputs.vectors]
+        known += [name for name, value in heard.items() if _by_sample(value, size) and name not in known]
+        for number, name in enumerate(self._outputs):
+            if name not in known:
+                raise SpecError(f"the model has no tensor {name!r}; {nearest(name, known)}", f"outputs.{number}")
+        returned = {name: value for name, value in given.items() if name not in tasks}
+        return {name: self._named(name, returned, inputs, heard) for name in self._outputs}
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {name: module for name, module in self._model.named_modules() if name}
+
+    def _inputs(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Inputs:
+        leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]).detach() for look in batch.lookups}
+        return inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
+
+    @contextmanager
+    def _listening(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
+        """What modules give out while the context lasts, by name; of one that is called often, the last."""
+        heard: dict[str, object] = {}
+        modules = self._modules
+        handles = [
+            modules[name].register_forward_hook(lambda _module, _args, output, name=name: heard.update({name: output}))
+            for name in names
+        ]
+        try:
+            yield heard
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _named(
+        self, name: str, returned: Mapping[str, Tensor], inputs: Inputs, heard: Mapping[str, object]
+    ) -> NDArray[Any]:
+        """(P, ...) values of an output."""
+        slot = name.removeprefix(SLOT)
+        value: object = returned.get(name)
+        if value is None:
+            value = inputs.vectors[slot] if slot != name and slot in inputs.vectors else heard.get(name)
+        if not isinstance(value, Tensor) or not _by_sample(value, inputs.num_samples):
+            raise SpecError(f"{name!r} gave no value a sample this time, as it did at first", "outputs")
+        array: NDArray[Any] = (value.float() if value.is_floating_point() else value).contiguous().numpy()
+        return array
+
+
+def predicted(task: TaskSection, logit_P: Tensor) -> F32:
+    """(P,) probabilities, or values."""
+    value: F32 = (torch.sigmoid(logit_P.float()) if task.loss == "bce" else logit_P.float()).numpy()
+    return value
+
+
+def _by_sample(value: object, num_samples: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == num_samples

@@ -1,0 +1,233 @@
+"""One prediction worker: its segments, one after another, each read, predicted and written as a part.
+
+Which segments there are is trainer.predict.plan's decision; worker r does those of number r, r + W, ... that are not
+there yet. Rows are only read: nothing is learnt, no row made, no key counted.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from dataset.batch import F32, Samples
+from dataset.config import SlotKind
+from dataset.dead_letters import DeadLetters
+from dataset.loader import Loader, Tally
+from dataset.reader import SegmentReader
+from dataset.schema import Schema
+from dataset.source import Segment
+from millrace.config import validate
+from millrace.deadline import Deadline
+from pserver.client import Prepared, Shards
+from pserver.embedded import EmbeddedShards
+from pserver.remote import RemoteShards
+from trainer.commits import read_commit
+from trainer.config import TrainerJob
+from trainer.embedding import tables_of
+from trainer.job import set_up_torch
+from trainer.metrics.observed import ids_of
+from trainer.metrics.tensors import TensorTotal
+from trainer.observe import first_signs
+from trainer.predict.batches import Block, FixedBatch, FixedBatches, no_samples
+from trainer.predict.columns import Columns, Numbering
+from trainer.predict.config import PredictWorker
+from trainer.predict.observing import observed_table, targets_of
+from trainer.predict.pace import ProcessPace
+from trainer.predict.parts import DEAD_LETTERS, Output, writing_part
+from trainer.predict.plan import Plan, open_input
+from trainer.predict.predictor import Predictor, Told
+
+BLOCK_BATCHES = 16
+"""Full batches in a block: what is cut and written at a time. Fewer would be filled up more often."""
+BLOCKS_AHEAD = 2
+RESTORE_S, OPEN_S, PULL_S, CLOSE_S = 3600.0, 60.0, 120.0, 10.0
+"""How long reading a commit's rows, connecting to shards, asking for rows and ending may take."""
+KEPT_LETTERS = 1_000_000
+"""Files of dead letters: one a part, and all are kept."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a worker is made of."""
+
+    job: TrainerJob
+    schema: Schema
+    shards: Shards
+    predictor: Predictor
+    loader: Loader[Block]
+    columns: Columns
+    output: Output
+    dead_letters: DeadLetters
+    pace: ProcessPace
+    nothing: "Predicted"
+    """Of no samples: what columns there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What came of one block."""
+
+    samples: Samples
+    prediction_B: Mapping[str, F32]
+    tensors: Mapping[str, NDArray[Any]]
+
+
+def run(config: PredictWorker) -> None:
+    """Predict all segments of this worker that are not there yet."""
+    pa.set_cpu_count(1)
+    plan = Plan.read(Output(config.output).work)
+    assert plan is not None, "fixed by who started us"
+    with opened(config) as parts:
+        numbers = range(config.rank, len(plan.segments), config.request.trainers)
+        todo = [number for number in numbers if parts.output.mark(number) is None]
+        for ahead in todo[:2]:
+            parts.loader.submit(ahead, [plan.segments[ahead]])
+        for place, number in enumerate(todo):
+            predict_segment(parts, number, plan.segments[number])
+            for ahead in todo[place + 2 : place + 3]:
+                parts.loader.submit(ahead, [plan.segments[ahead]])
+
+
+@contextmanager
+def opened(config: PredictWorker) -> Iterator[Parts]:
+    """Everything one worker needs, with the rows and weights of the version; let go of in the opposite order."""
+    job, request, output = validate(TrainerJob, config.job, only_known=True), config.request, Output(config.output)
+    schema = Schema.of(job.slots)
+    # One thread, whatever the spec says: the number of threads changes how sums are rounded.
+    set_up_torch(job.train.model_copy(update={"threads": 1, "amp": "off"}), 1, torch.device("cpu"))
+    columns = Columns.of(request, job, schema)
+    predictor = Predictor(job, schema, config.folder, columns.outputs)
+    batches = FixedBatches(tables_of(schema, job.tables, None), request.batch_size)
+    shapes = predictor.try_out(batches, request.batch_size)
+    predictor.load(config.commit)
+    none = {task.name: np.zeros(0, np.float32) for task in job.tasks}
+    nothing = Predicted(no_samples(schema), none, {name: values[:0] for name, values in shapes.items()})
+    with ExitStack() as held:
+        shards = open_shards(config, job, schema)
+        held.callback(shards.close)
+        kept = job.pipe.dead_letters.model_copy(update={"keep_passes": KEPT_LETTERS})
+        letters = DeadLetters(config.output / DEAD_LETTERS, 0, kept)
+        cut = BLOCK_BATCHES * request.batch_size
+        loader = Loader(open_reader(config, job, schema, letters), lambda _, s: batches.block(s), cut, BLOCKS_AHEAD)
+        held.callback(lambda: loader.close(Deadline.after(CLOSE_S)))
+        pace = ProcessPace(config.cores)
+        yield Parts(job, schema, shards, predictor, loader, columns, output, letters, pace, nothing)
+
+
+def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shards:
+    """The rows of the commit: restored here, or on shards that hold them already."""
+    if config.shards:
+        return RemoteShards(
+            config.shards,
+            job.tables,
+            rank=config.rank,
+            world=config.request.trainers,
+            generation=1,
+            secret=config.secret,
+            deadline=Deadline.after(OPEN_S),
+            max_message_bytes=config.max_message,
+        )
+    groups = {slot.name: slot.group for slot in schema.sparse}
+    shards = EmbeddedShards(job.tables, job.seed, 1, live=config.live, groups=groups)
+    commit = read_commit(config.commit)
+    shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
+    return shards
+
+
+def open_reader(config: PredictWorker, job: TrainerJob, schema: Schema, letters: DeadLetters) -> SegmentReader:
+    """The input through the job's pipe: one process, and labels may be absent."""
+    return SegmentReader(
+        open_input(config.request.input, job, config.folder),
+        job.pipe.model_copy(update={"processes": 1}),
+        schema,
+        next(iter(job.sources.values())),
+        letters,
+        config.folder,
+        masks=masks_of(job, schema),
+        max_outage_s=job.passes.max_outage,
+    )
+
+
+def masks_of(job: TrainerJob, schema: Schema) -> dict[str, str]:
+    """Labels that may be absent: all that have a value for that, and those that may be in training."""
+    masks = {task.label: task.mask for task in job.tasks if task.mask}
+    floats = [task.label for task in job.tasks if getattr(schema.by_name[task.label].entry, "type", "") == "float"]
+    return {**masks, **dict.fromkeys(floats, "")}
+
+
+def predict_segment(parts: Parts, number: int, segment: Segment) -> None:
+    """Make one part. Raises what reading it raises."""
+    numbering = Numbering(parts.columns.traced)
+    totals: dict[str, TensorTotal] = {}
+    empty = _tables(parts, segment, parts.nothing, numbering)
+    with writing_part(parts.output, number, *(table.schema for table in empty)) as written:
+        for predicted in _predicted(parts, parts.loader.batches(number), totals):
+            written.add(*_tables(parts, segment, predicted, numbering))
+    parts.dead_letters.publish(number)
+    parts.output.finish(number, written, facts_of(parts.loader.tally(number), totals))
+    log.info("part %d is there: %s, %d to %d", number, segment.partition, segment.begin, segment.end)
+
+
+def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
+    """What a part's mark tells."""
+    return {
+        "num_events": tally.num_events,
+        "num_samples": tally.num_samples,
+        "num_judged": tally.num_judged,
+        "rejected": dict(sorted(tally.rejected.items())),
+        "tensors": {name: total.to_json() for name, total in sorted(totals.items())},
+    }
+
+
+def _predicted(parts: Parts, blocks: Iterator[Block], totals: dict[str, TensorTotal]) -> Iterator[Predicted]:
+    """Blocks in order, predicted; totals of what the model measures grow meanwhile."""
+    for block in blocks:
+        told: list[Told] = []
+        for batch, rows in _with_rows(parts.shards, block.batches):
+            told.append(parts.predictor.predict(batch, rows))
+            for name, values in told[-1].measured.items():
+                totals.setdefault(name, TensorTotal()).add(values)
+            parts.pace.rest()
+        yield Predicted(
+            block.samples,
+            {name: np.concatenate([each.prediction_B[name] for each in told]) for name in told[0].prediction_B},
+            {name: np.concatenate([each.tensors[name] for each in told]) for name in told[0].tensors},
+        )
+
+
+def _with_rows(shards: Shards, batches: Sequence[FixedBatch]) -> Iterator[tuple[FixedBatch, Mapping[str, F32]]]:
+    """Batches with their rows, as inference reads them; shards look for those of the next one meanwhile."""
+    following: Prepared | None = None
+    for place, batch in enumerate(batches):
+        prepared = following or shards.prepare(batch.keys, learn=False)
+        rows = shards.pull(prepared, Deadline.after(PULL_S))
+        more = batches[place + 1 : place + 2]
+        following = shards.prepare(more[0].keys, learn=False) if more else None
+        yield batch, rows
+
+
+def _tables(parts: Parts, segment: Segment, predicted: Predicted, numbering: Numbering) -> tuple[pa.Table, pa.Table]:
+    """Rows of a block for the part, and for the metrics."""
+    samples, job = predicted.samples, parts.job
+    values = {**predicted.prediction_B, **predicted.tensors}
+    table = parts.columns.table(segment, samples, numbering.number(samples.event_B), values)
+    label_B, weight_B = targets_of(samples, job.tasks, job.sample.weight)
+    by, slices = job.metrics.gauc_by, job.metrics.slices
+    group_B = None if by is None else ids_of(column_of(parts.schema, samples, by))
+    slice_values = {slot: column_of(parts.schema, samples, slot) for slot in slices}
+    return table, observed_table(job.tasks, predicted.prediction_B, label_B, weight_B, group_B, slice_values)
+
+
+def column_of(schema: Schema, samples: Samples, slot: str) -> NDArray[Any]:
+    """One value a sample of a meta or sparse slot, as trainer.observe has it."""
+    if schema.by_name[slot].kind is SlotKind.META:
+        return samples.meta[slot]
+    return first_signs(samples.sparse[slot])
