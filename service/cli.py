@@ -20,7 +20,6 @@ from service.past.commands import past
 from service.predicting.commands import predicting
 from service.running import run_job
 from service.serving import replica
-from service.serving import replica
 from service.spec import Job, load_job
 from service.tokens import token
 
@@ -39,7 +38,6 @@ cli.add_typer(looking)
 cli.add_typer(operating)
 cli.add_typer(predicting)
 cli.command()(faults)
-cli.command()(replica)
 cli.command()(replica)
 
 Fresh = Annotated[
