@@ -38,7 +38,7 @@ class _Servicer:
         self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
 
     def Status(self, _request: Any, _context: Any) -> Any:  # noqa: N802  # the proto's name
-        return role_pb2.StatusReply(status_json=json.dumps(_finite(self._status()), allow_nan=False).encode())
+        return role_pb2.StatusReply(status_json=json.dumps(finite(self._status()), allow_nan=False).encode())
 
     def Drain(self, _request: Any, _context: Any) -> Any:  # noqa: N802
         self._drain()
@@ -56,21 +56,21 @@ class _Servicer:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no job")
             return role_pb2.OperateReply()
         try:
-            reply = {"answer": _finite(self._answer(json.loads(request.request_json)))}
+            reply = {"answer": finite(self._answer(json.loads(request.request_json)))}
         except MillraceError as error:
             reply = {"error": str(error), "again": error.exit_code == NotYet.exit_code}
             reply["wrong"] = isinstance(error, SpecError)
         return role_pb2.OperateReply(reply_json=json.dumps(reply, allow_nan=False).encode())
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """`value` for JSON: numbers that are none (an AUC without positives) become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return value
 
 

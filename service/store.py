@@ -6,7 +6,7 @@ What workers write into it is theirs; nothing here reads it.
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,6 +78,23 @@ def stopped(store: Path, job: str) -> Iterator[None]:
     check_run(store, job)
     with _locked(store, "; this can be done while it is stopped only"):
         yield
+
+
+def remove(store: Path, job: str) -> None:
+    """Remove the run that `store` holds, and with it the folder, unless there is something else in it.
+
+    A folder that is no store is left alone. Raises SpecError where it is in use, or holds another job's run.
+    """
+    if not (store / MARKER).exists():
+        return
+    with _locked(store, "; stop it first"):
+        if (store / RUN).exists():
+            _check_name(store, job)
+        _clear(store)
+        (store / MARKER).unlink()
+        (store / LOCK).unlink()
+    with suppress(OSError):  # it is not empty
+        store.rmdir()
 
 
 def in_use(store: Path) -> bool:

@@ -1,0 +1,49 @@
+"""Hot settings of a running job, changed as `millrace set` does: an operation that ends when they act."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from service.hosting.work import Operation, Progress, Work
+from service.operating.wishes import carried_out
+
+CHANGE_S = 600.0
+"""How long the close of a pass may be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntilCancelled(Deadline):
+    """A deadline that has passed, too, once an operation is cancelled."""
+
+    cancelled: threading.Event
+
+    @classmethod
+    def within(cls, seconds: float, cancelled: threading.Event) -> "UntilCancelled":
+        """Seconds from now, or until `cancelled`."""
+        return cls(Deadline.after(seconds).at_s, cancelled)
+
+    def left_s(self) -> float:
+        """See Deadline."""
+        return 0.0 if self.cancelled.is_set() else Deadline.left_s(self)
+
+    def passed(self) -> bool:
+        """See Deadline."""
+        return self.cancelled.is_set() or Deadline.passed(self)
+
+
+def change(
+    work: Work, job: str, store: Path, keys: Mapping[str, Any], who: str, changed: Callable[[], object]
+) -> Operation:
+    """The operation that sets `keys`; `changed` is called once they act. Its result: {"version": from which on}."""
+
+    def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
+        progress(None, "waits for the close of a pass")
+        operation = {"op": "set", "keys": dict(keys)}
+        version = carried_out(store, operation, UntilCancelled.within(CHANGE_S, cancelled))
+        changed()
+        return {"version": version, "keys": dict(keys)}
+
+    return work.start("set", job, who, act)

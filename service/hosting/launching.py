@@ -1,0 +1,110 @@
+"""The process that runs one job of the service: `python -m service.hosting.launching FOLDER ...`.
+
+It lives in a session of its own and needs nobody: the service that started it may die, and the one that comes after it
+finds it by its folder (service.hosting.folder). That the job may be run at all, the service has checked.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace.lifecycle import ExitCode
+from millrace.logs import setup
+from millrace.role import finite, serve_role
+from service.hosting.folder import JobFolder, Known, Told
+from service.hosting.host import Ending
+from service.hosting.output import Output
+from service.launcher.local import LAUNCHER
+from service.launcher.running import Run, started
+from service.launcher.supervision import Outcome
+from service.records.database import utc_now
+from service.spec import job_of
+from service.store import OUTPUT
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the job; the exit code is its outcome's."""
+    parser = argparse.ArgumentParser(prog="service.hosting.launching")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lock", type=int, required=True, help="descriptor of the folder's lock, which is held")
+    parser.add_argument("--max-output", type=int, required=True, help="bytes of workers' output that are kept")
+    parser.add_argument("--paused", action="store_true", help="begin without planning a pass of events")
+    given = parser.parse_args(arguments)
+    os.set_inheritable(given.lock, False)  # workers that outlive this process by a moment must not look like it
+    setup(LAUNCHER)
+    sys.exit(launch(JobFolder(given.folder), max_output=given.max_output, paused=given.paused))
+
+
+def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
+    """Run the job of `folder` to its end; the exit code.
+
+    1. Say who runs it. 2. Claim the store, and say so. 3. Serve the Role: status, and a request to end. 4. Run.
+    5. Write how it ended: from here on nobody starts it again.
+    """
+    told = folder.told()
+    assert told is not None, "the service tells its launcher before it starts it"
+    folder.say(Known(told.id, os.getpid(), claimed=False))  # 1
+    try:
+        ending, status = _run(folder, told, max_output, paused)
+    except MillraceError as error:
+        ending, status = Ending(error.exit_code, str(error), (), utc_now()), {"state": "failed"}
+    except Exception as error:  # the rim of the process: nothing is swallowed, the outcome says what it was
+        log.exception("a bug")
+        words = f"the launcher failed by a bug: {type(error).__name__}: {error}"
+        ending = Ending(ExitCode.BUG, words, tuple(traceback.format_exc().splitlines()[-20:]), utc_now())
+        status = {"state": "failed"}
+    folder.write_outcome(told.ask, ending, finite(status))  # 5
+    return ending.code
+
+
+def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
+    spec, base = folder.job()
+    job = job_of(spec, base)
+    with ExitStack() as held:
+        late = _Lines()
+        run = held.enter_context(started(job, late.write, paused=paused))  # 2
+        folder.say(Known(told.id, os.getpid(), claimed=True))
+        output = Output(run.store / OUTPUT, max_output)
+        held.callback(output.close)
+        late.give(output)
+        held.enter_context(serve_role(run.status, run.launcher.drain, told.secret, folder.address))  # 3
+        outcome = run.run()  # 4
+        return _ending(outcome, run), dict(run.status())
+
+
+class _Lines:
+    """Takes lines before there is a store to write them to: what is said of its claiming comes first in its output."""
+
+    def __init__(self) -> None:
+        self._early: list[tuple[str, str]] = []
+        self._output: Output | None = None
+
+    def write(self, worker: str, text: str) -> None:
+        """See Output.write."""
+        if self._output is None:
+            self._early.append((worker, text))
+        else:
+            self._output.write(worker, text)
+
+    def give(self, output: Output) -> None:
+        """What lines go to from here on."""
+        for worker, text in self._early:
+            output.write(worker, text)
+        self._output = output
+
+
+def _ending(outcome: Outcome, run: Run) -> Ending:
+    lines = [] if outcome.first_dead is None else run.launcher.last_lines(outcome.first_dead)
+    return Ending(int(outcome.code), outcome.reason, tuple(lines), utc_now())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""The host of many jobs on this machine: each has a folder, a launcher of its own, and a record of what is wanted.
+
+What is done about a job is the supervisor's; this module takes in what people ask for, and tells how things stand.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import DeadlineExceeded, SpecError
+from millrace.locks import locked
+from service.access.allowed import check_spec
+from service.access.sizes import check_size
+from service.hosting import output
+from service.hosting.changing import change
+from service.hosting.config import ServiceConfig
+from service.hosting.desired import Observed, asked, phase_of
+from service.hosting.errors import JobExists, StillRunning
+from service.hosting.folder import JobFolder
+from service.hosting.host import Action, Desired, HostedJob, Line, NewJob, Phase
+from service.hosting.register import Entry, Register
+from service.hosting.supervisor import Supervisor
+from service.hosting.work import Operation, ProblemOf, Work, plain_problem
+from service.launcher.restarts import RestartLimits
+from service.records.database import Records, opened, utc_now
+from service.spec import LoadedJob, job_of
+from service.status import Status
+from service.store import OUTPUT, in_use, remove
+
+IN_USE_S = 1.0
+"""How long to wait for another service on the same root to end."""
+PRUNE_S = 3600.0
+"""How often what is old is forgotten."""
+TRASH, KEPT = "trash", "kept"
+"""Folders below the root: what is being removed, and folders of deleted jobs whose stores were to be kept."""
+
+
+class LocalHost:
+    """See service.hosting.host.Host. Made by `hosting`."""
+
+    def __init__(self, config: ServiceConfig, records: Records, work: Work) -> None:
+        self._config, self.records, self.work = config, records, work
+        self._register = Register(records)
+        limits = config.limits
+        self._supervisor = Supervisor(
+            self._register,
+            records,
+            self._check_entry,
+            stop_s=limits.stop,
+            max_output=limits.max_output,
+            limits=RestartLimits(max_restarts=limits.max_restarts, window_s=limits.restart_window),
+        )
+        self._creating = threading.Lock()  # one at a time: two of the same name must not both write its folder
+        self._closing = threading.Event()
+        self._pruning = threading.Thread(target=self._prune, name="prune", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look after the jobs."""
+        self._supervisor.start()
+        self._pruning.start()
+
+    def close(self) -> None:
+        """Let the jobs go on without this host."""
+        self._closing.set()
+        self._supervisor.close()
+        if self._pruning.is_alive():
+            self._pruning.join()
+
+    # -- what there is
+
+    def jobs(self) -> list[HostedJob]:
+        """See Host."""
+        return [self._hosted(entry) for entry in self._register.all()]
+
+    def job(self, name: str) -> HostedJob:
+        """See Host."""
+        return self._hosted(self._register.get(name))
+
+    def status(self, name: str) -> Status:
+        """See Host. "phase" is the job's; "state" its launcher's, or what is known of the end."""
+        entry = self._register.get(name)
+        seen = self._supervisor.observed(entry)
+        told = self._told(entry, seen)
+        phase = phase_of(entry.wanted, seen, told.text("state"))
+        state = phase.value if phase is Phase.DRAINING or not told.text("state") else told.text("state")
+        if not seen.alive and seen.ending is None:
+            state = phase.value  # what it said last is of a launcher that is gone
+        return Status({**told.raw, "job": name, "state": state, "phase": phase.value})
+
+    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[Line]:
+        """See Host."""
+        return output.lines(self._register.get(name).store / OUTPUT, worker, after, limit)
+
+    def _told(self, entry: Entry, seen: Observed) -> Status:
+        """What its launcher said last, or wrote when it ended."""
+        if not seen.alive and seen.ending is not None and (outcome := entry.folder.outcome(entry.ask)) is not None:
+            return Status(outcome[1])
+        return Status(self._supervisor.status(entry.name))
+
+    def _hosted(self, entry: Entry) -> HostedJob:
+        seen = self._supervisor.observed(entry)
+        return HostedJob(
+            name=entry.name,
+            spec=entry.spec,
+            folder=entry.folder.path,
+            base=entry.base,
+            store=entry.store,
+            desired=entry.desired,
+            phase=phase_of(entry.wanted, seen, self._told(entry, seen).text("state")),
+            trouble=seen.broken,
+            revision=entry.revision,
+            created=entry.created_at,
+            created_by=entry.created_by,
+            changed=entry.changed_at,
+            outcome=seen.ending,
+        )
+
+    # -- what is asked for
+
+    def create(self, request: NewJob, who: str) -> HostedJob:
+        """See Host.
+
+        1. It is checked, and there is room. 2. Its folder holds its spec. 3. The records have it: from here on it is
+        there, and begins. A folder that was left between 2 and 3 is taken over.
+        """
+        check_size(request.spec)
+        with self._creating:
+            return self._create(request, who)
+
+    def _create(self, request: NewJob, who: str) -> HostedJob:
+        raw = {**json.loads(json.dumps(request.spec, default=str)), **({"name": request.name} if request.name else {})}
+        folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
+        base = folder.path if request.base is None else request.base
+        loaded = job_of(_with_store(raw, folder), base)  # 1: its name is a folder's now
+        folder = JobFolder(self._config.jobs / loaded.spec.name)
+        self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
+        self._check(loaded, folder.path)
+        self._check_apart(loaded)
+        _make_folder(folder)  # 2
+        folder.write_job(loaded.raw, base)
+        now = utc_now()
+        entry = Entry(
+            name=loaded.spec.name,
+            spec=loaded.raw,
+            folder=folder,
+            base=base,
+            desired=Desired.RUNNING if request.start else Desired.STOPPED,
+            asked_at=now,
+            created_at=now,
+            changed_at=now,
+            created_by=who,
+        )
+        self._register.add(entry, self._config.limits.max_jobs)  # 3
+        self._supervisor.wake()
+        return self._hosted(entry)
+
+    def delete(self, name: str, who: str, keep_store: bool) -> None:
+        """See Host.
+
+        1. Nobody starts it meanwhile. 2. What it made elsewhere goes, unless it is to be kept. 3. Its folder has
+        another name. 4. The records forget it. 5. Its folder goes. A folder that was left after 3 is broken until it is
+        deleted again.
+        """
+        with self._supervisor.looking:  # 1
+            entry = self._register.get(name)
+            with self._still(entry):
+                own = entry.folder.path in (entry.store, *entry.store.parents)
+                if not keep_store and not own:
+                    remove(entry.store, name)  # 2
+                gone = self._moved(entry, KEPT if keep_store and own else TRASH)  # 3
+            self._register.remove(name)  # 4
+            self._supervisor.forget(name)
+        if gone is not None and gone.parent.name == TRASH:
+            shutil.rmtree(gone, ignore_errors=True)  # 5: what is left goes at the next start
+
+    def act(self, name: str, action: Action, who: str) -> HostedJob:
+        """See Host."""
+        with self._supervisor.looking:
+            entry = self._register.get(name)
+            seen = self._supervisor.observed(entry)
+            entry = self._register.change(name, asked(entry.wanted, seen, action, utc_now()))
+        self._supervisor.wake()
+        return self._hosted(entry)
+
+    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+        """See Host."""
+        entry = self._register.get(name)
+        return change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
+
+    # -- checks
+
+    def _check(self, job: LoadedJob, own: Path) -> None:
+        check_spec(job, self._config.allow, own, (self._config.root,))
+
+    def _check_entry(self, entry: Entry) -> None:
+        """Before it is started: what is allowed may have changed since it was made."""
+        self._check(job_of(entry.spec, entry.base), entry.folder.path)
+
+    def _check_apart(self, job: LoadedJob) -> None:
+        """Two jobs must not share a store. Raises SpecError."""
+        for other in self._register.all():
+            if job.store == other.store or job.store in other.store.parents or other.store in job.store.parents:
+                raise SpecError(f"{job.store} is of job {other.name!r}; choose another folder", "store.path")
+
+    @contextmanager
+    def _still(self, entry: Entry) -> Iterator[None]:
+        """The job does not run, and does not begin meanwhile. Raises StillRunning."""
+        if self.work.going(entry.name):
+            raise StillRunning(entry.name, "has an operation that is not over")
+        if not entry.folder.path.exists():
+            yield
+            return
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(entry.folder.lock, Deadline.after(IN_USE_S)))
+            except DeadlineExceeded:
+                raise StillRunning(entry.name, "still runs") from None
+            if in_use(entry.store):
+                raise StillRunning(entry.name, "has its store in use by another run")
+            yield
+
+    def _moved(self, entry: Entry, where: str) -> Path | None:
+        """The job's folder under another name, out of the way; None where it is gone."""
+        place = self._config.root / where / f"{entry.name}-{utc_now():%Y%m%dT%H%M%S%f}"
+        with writing(place):
+            place.parent.mkdir(exist_ok=True)
+            try:
+                entry.folder.path.rename(place)
+            except FileNotFoundError:
+                return None
+        return place
+
+    def _prune(self) -> None:
+        while True:
+            self.records.prune(utc_now())
+            if self._closing.wait(PRUNE_S):
+                return
+
+
+def _with_store(raw: dict[str, Any], folder: JobFolder) -> dict[str, Any]:
+    """The spec, its store in the job's own folder where it names none."""
+    store = raw.get("store", {})
+    if not isinstance(store, dict) or "path" in store:
+        return raw
+    return {**raw, "store": {**store, "path": str(folder.own_store)}}
+
+
+def _make_folder(folder: JobFolder) -> None:
+    """Raises JobExists where a folder of that name holds more than a spec, though the records have no such job."""
+    with writing(folder.path):
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(not path.name.startswith("job.json") for path in folder.path.iterdir()):
+            raise JobExists(f"{folder.path.name} (unknown to the records, in {folder.path})")
+
+
+@contextmanager
+def hosting(config: ServiceConfig, problem_of: ProblemOf = plain_problem) -> Iterator[LocalHost]:
+    """The host of the jobs below `config.root`, made if absent; jobs outlive the context.
+
+    Raises SpecError where another service hosts them, and what `opened` raises.
+    """
+    root = config.root
+    with writing(root):
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config.jobs.mkdir(exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(root / "service.lock", Deadline.after(IN_USE_S)))
+        except DeadlineExceeded:
+            raise SpecError(f"another service hosts the jobs in {root}; end it, or choose another", "root") from None
+        shutil.rmtree(root / TRASH, ignore_errors=True)
+        limits, records = config.limits, held.enter_context(opened(config.database_url))
+        work = Work(records, max_operations=limits.max_operations, threads=limits.operations, problem_of=problem_of)
+        held.callback(work.close)
+        host = LocalHost(config, records, work)
+        held.callback(host.close)
+        host.start()
+        yield host

@@ -1,0 +1,123 @@
+"""The Host of a foreground run: one job, which nobody but its own terminal starts and ends."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from millrace.deadline import Deadline
+from service.hosting.errors import NotHosted, UnknownJob
+from service.hosting.host import Action, Desired, HostedJob, Line, NewJob, Phase
+from service.hosting.work import Operation, ProblemOf, Work, plain_problem
+from service.operating.wishes import carried_out
+from service.records.database import Records, opened, utc_now
+from service.spec import LoadedJob
+from service.status import Status
+
+SET_S = 600.0
+"""How long a change of settings waits until it acts."""
+PHASES = {
+    "replaying": Phase.REPLAYING,
+    "training": Phase.TRAINING,
+    "paused": Phase.PAUSED,
+    "draining": Phase.DRAINING,
+    "restarting": Phase.RESTARTING,
+    "done": Phase.ENDED,
+    "failed": Phase.FAILED,
+}
+"""By what a status says; else it is starting."""
+
+
+class OneJob:
+    """See module docstring, and Host."""
+
+    def __init__(self, job: LoadedJob, status: Callable[[], Mapping[str, Any]], records: Records, work: Work) -> None:
+        self._job, self._status, self._records, self._work = job, status, records, work
+        self._begun: datetime = utc_now()
+
+    @property
+    def work(self) -> Work:
+        """See Host."""
+        return self._work
+
+    @property
+    def records(self) -> Records:
+        """See Host: they go with the run."""
+        return self._records
+
+    def jobs(self) -> list[HostedJob]:
+        """See Host."""
+        return [self.job(self._job.spec.name)]
+
+    def job(self, name: str) -> HostedJob:
+        """See Host."""
+        status = self.status(name)
+        return HostedJob(
+            name=name,
+            spec=self._job.raw,
+            folder=self._job.folder,
+            base=self._job.folder,
+            store=self._job.store,
+            desired=Desired.RUNNING,
+            phase=PHASES.get(status.text("state"), Phase.STARTING),
+            revision=1,
+            created=self._begun,
+            created_by="run",
+            changed=self._begun,
+        )
+
+    def create(self, request: NewJob, who: str) -> HostedJob:
+        """See Host."""
+        raise NotHosted("no job can be created here")
+
+    def delete(self, name: str, who: str, keep_store: bool) -> None:
+        """See Host."""
+        self._check(name)
+        raise NotHosted("this job cannot be deleted")
+
+    def act(self, name: str, action: Action, who: str) -> HostedJob:
+        """See Host."""
+        self._check(name)
+        raise NotHosted(f"{action.value} is for its own terminal, where Ctrl-C ends it")
+
+    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+        """See Host."""
+        self._check(name)
+        store = self._job.store
+
+        def act(progress: Any, _cancelled: Any) -> dict[str, Any]:
+            progress(None, "until a pass closes")
+            return {"version": carried_out(store, {"op": "set", "keys": dict(keys)}, Deadline.after(SET_S))}
+
+        return self._work.start("set", name, who, act)
+
+    def status(self, name: str) -> Status:
+        """See Host."""
+        self._check(name)
+        return Status(self._status())
+
+    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[Line]:
+        """See Host: a foreground run prints them, and keeps none."""
+        self._check(name)
+        return []
+
+    def _check(self, name: str) -> None:
+        if name != self._job.spec.name:
+            raise UnknownJob(name, [self._job.spec.name])
+
+
+@contextmanager
+def hosted(
+    job: LoadedJob, status: Callable[[], Mapping[str, Any]], problem_of: ProblemOf = plain_problem
+) -> Iterator[OneJob]:
+    """A run's host, with records that last as long as it does."""
+    with TemporaryDirectory(prefix="millrace-run-") as folder:
+        records = opened(f"sqlite:///{Path(folder) / 'records.db'}")
+        work = Work(records, threads=2, problem_of=problem_of)
+        try:
+            yield OneJob(job, status, records, work)
+        finally:
+            work.close()
+            records.close()

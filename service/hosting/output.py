@@ -1,0 +1,132 @@
+"""What a job's processes print, kept in files of a bounded size, and read again from any place in it.
+
+A place counts bytes since the first line ever: each file is named by the place at which it begins. Files are written by
+the job's launcher and read by the service.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+
+from service.hosting.host import Line
+
+FILES = 4
+"""Files kept; the oldest goes when the newest is full."""
+SUFFIX = ".log"
+MAX_LINES = 10_000
+"""Lines of one answer."""
+
+
+class Output:
+    """Takes lines. Any thread. A disk that is full loses lines, and stops nobody."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Goes on behind what `folder` holds. Raises OSError."""
+        self._folder, self._max_file = folder, max(1, max_bytes // FILES)
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        files = files_of(folder)
+        begin = files[-1][0] if files else 0
+        self._file, self._end = self._open(begin), begin
+        if size := os.fstat(self._file.fileno()).st_size:
+            self._end += size
+            if not _ends_a_line(self._folder / _name(begin), size):  # its writer was killed
+                self._append(b"\n")
+        self._begin = begin
+
+    def write(self, worker: str, text: str) -> None:
+        """One line of a worker."""
+        line = f"{_now()} {worker}: {text}\n".encode(errors="replace")
+        with self._lock:
+            try:
+                if self._end - self._begin >= self._max_file:
+                    self._next_file()
+                self._append(line)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        self._end += os.write(self._file.fileno(), data)
+
+    def _next_file(self) -> None:
+        file = self._open(self._end)
+        self._file.close()
+        self._file, self._begin = file, self._end
+        for _, path in files_of(self._folder)[:-FILES]:
+            path.unlink(missing_ok=True)
+
+    def _open(self, begin: int) -> FileIO:
+        return FileIO(self._folder / _name(begin), "ab")
+
+
+def lines(folder: Path, worker: str | None, after: int, limit: int) -> list[Line]:
+    """Lines behind the place `after`, at most `limit`, of all workers or one; below 0: the last ones."""
+    limit = min(limit, MAX_LINES)
+    files = files_of(folder)
+    if after < 0:
+        return _last(files, worker, limit)
+    first = max((number for number, (begin, _) in enumerate(files) if begin <= after), default=0)
+    found: list[Line] = []
+    for begin, path in files[first:]:
+        for line in _lines_of(begin, path, after):
+            if worker is None or line.worker == worker:
+                found.append(line)
+                if len(found) == limit:
+                    return found
+    return found
+
+
+def _last(files: list[tuple[int, Path]], worker: str | None, limit: int) -> list[Line]:
+    found: list[Line] = []
+    for begin, path in reversed(files):
+        found[:0] = [line for line in _lines_of(begin, path, 0) if worker is None or line.worker == worker]
+        if len(found) >= limit:
+            break
+    return found[max(0, len(found) - limit) :]
+
+
+def files_of(folder: Path) -> list[tuple[int, Path]]:
+    """The files by the place at which they begin."""
+    named = ((path.name.removesuffix(SUFFIX), path) for path in folder.glob(f"*{SUFFIX}"))
+    return sorted((int(name), path) for name, path in named if name.isdecimal())
+
+
+def _lines_of(begin: int, path: Path, after: int) -> Iterator[Line]:
+    """Whole lines of a file that begin at the place `after` or behind it."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:  # it was the oldest
+        return
+    place = begin
+    for line in content.split(b"\n")[:-1]:  # what follows the last one is being written
+        start, place = place, place + len(line) + 1
+        if start >= after:
+            yield _parsed(place, line.decode(errors="replace"))
+
+
+def _parsed(place: int, text: str) -> Line:
+    at, _, rest = text.partition(" ")
+    worker, colon, said = rest.partition(": ")
+    return Line(place, at, worker, said) if colon else Line(place, "", "", text)
+
+
+def _ends_a_line(path: Path, size: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+
+def _name(begin: int) -> str:
+    return f"{begin:020d}{SUFFIX}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,158 @@
+"""The jobs of a service as its records have them: read once, then kept beside them, for one service writes them.
+
+What is wanted of each is here; how each is, its folder says.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from service.hosting.desired import Wanted
+from service.hosting.errors import JobExists, TooMany, UnknownJob
+from service.hosting.folder import JobFolder
+from service.hosting.host import Desired
+from service.launcher.restarts import Death
+from service.records.database import Records, utc_now
+from service.records.tables import JobRow
+
+BY_PEOPLE = ("desired", "ask")
+"""Changes of these are counted as revisions; what the service notes for itself is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One job; see JobRow."""
+
+    name: str
+    spec: Mapping[str, Any]
+    folder: JobFolder
+    base: Path
+    desired: Desired
+    ask: int = 1
+    asked_at: datetime
+    deaths: tuple[Death, ...] = ()
+    revision: int = 1
+    created_at: datetime
+    changed_at: datetime
+    created_by: str
+
+    @property
+    def store(self) -> Path:
+        """Its store."""
+        return (self.base / str(self.spec["store"]["path"])).resolve()
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is wanted of it."""
+        return Wanted(desired=self.desired, ask=self.ask, asked_s=self.asked_at.timestamp(), deaths=self.deaths)
+
+
+class Register:
+    """See module docstring. Any thread."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._lock = threading.Lock()
+        with records.reading() as session:
+            self._entries = {row.name: _entry(row) for row in session.scalars(select(JobRow))}
+
+    def all(self) -> list[Entry]:
+        """All jobs, by name."""
+        with self._lock:
+            return [self._entries[name] for name in sorted(self._entries)]
+
+    def get(self, name: str) -> Entry:
+        """One job. Raises UnknownJob."""
+        with self._lock:
+            return self._get(name)
+
+    def check_room(self, name: str, max_jobs: int) -> None:
+        """Raise JobExists or TooMany where there is no room for a job of that name."""
+        with self._lock:
+            self._check_room(name, max_jobs)
+
+    def add(self, entry: Entry, max_jobs: int) -> None:
+        """A new job. Raises JobExists, TooMany."""
+        with self._lock:
+            self._check_room(entry.name, max_jobs)
+            with self._records.session() as session:
+                session.add(_row(entry))
+            self._entries[entry.name] = entry
+
+    def change(self, name: str, changes: Mapping[str, Any]) -> Entry:
+        """The job with `changes` of its fields made. Raises UnknownJob."""
+        with self._lock:
+            entry = self._get(name)
+            if not changes:
+                return entry
+            changed = replace(entry, **changes)
+            if any(key in BY_PEOPLE for key in changes):
+                changed = replace(changed, revision=entry.revision + 1, changed_at=utc_now())
+            with self._records.session() as session:
+                session.merge(_row(changed))
+            self._entries[name] = changed
+            return changed
+
+    def revised(self, name: str) -> Entry:
+        """The job, of which something was changed that is not in the record. Raises UnknownJob."""
+        entry = self.get(name)
+        return self.change(name, {"revision": entry.revision + 1, "changed_at": utc_now()})
+
+    def remove(self, name: str) -> None:
+        """Forget a job."""
+        with self._lock:
+            with self._records.session() as session:
+                session.execute(delete(JobRow).where(JobRow.name == name))
+            self._entries.pop(name, None)
+
+    def _get(self, name: str) -> Entry:
+        if name not in self._entries:
+            raise UnknownJob(name, sorted(self._entries))
+        return self._entries[name]
+
+    def _check_room(self, name: str, max_jobs: int) -> None:
+        if name in self._entries:
+            raise JobExists(name)
+        if len(self._entries) >= max_jobs:
+            raise TooMany(
+                f"there are {len(self._entries)} jobs, as many as limits.max_jobs allows; delete one, or allow more"
+            )
+
+
+def _entry(row: JobRow) -> Entry:
+    return Entry(
+        name=row.name,
+        spec=row.spec,
+        folder=JobFolder(Path(row.folder)),
+        base=Path(row.base),
+        desired=Desired(row.desired),
+        ask=row.ask,
+        asked_at=row.asked_at,
+        deaths=tuple(Death(death["at_s"], death["reason"]) for death in row.deaths),
+        revision=row.revision,
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        created_by=row.created_by,
+    )
+
+
+def _row(entry: Entry) -> JobRow:
+    return JobRow(
+        name=entry.name,
+        spec=dict(entry.spec),
+        folder=str(entry.folder.path),
+        base=str(entry.base),
+        desired=entry.desired.value,
+        ask=entry.ask,
+        asked_at=entry.asked_at,
+        deaths=[{"at_s": death.at_s, "reason": death.reason} for death in entry.deaths],
+        revision=entry.revision,
+        created_at=entry.created_at,
+        changed_at=entry.changed_at,
+        created_by=entry.created_by,
+    )
