@@ -18,6 +18,7 @@ from service.looking.commands import looking
 from service.operating.commands import operating
 from service.past.commands import past
 from service.predicting.commands import predicting
+from service.remote.commands import remote
 from service.running import run_job
 from service.serving import replica
 from service.spec import Job, load_job
@@ -36,6 +37,7 @@ cli.add_typer(past)
 cli.add_typer(exporting)
 cli.add_typer(looking)
 cli.add_typer(operating)
+cli.add_typer(remote)
 cli.add_typer(predicting)
 cli.command()(faults)
 cli.command()(replica)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,11 +12,9 @@ import typer
 from millrace.config import parse_duration
 from millrace.errors import SpecError
 from service.access.roles import Role
-from service.access.stored import StoredTokens
 from service.access.tokens import Token, Tokens
 from service.arguments import Json
 from service.hosting.config import load_service
-from service.records.database import opened, utc_now
 
 token = typer.Typer(no_args_is_help=True, help="Tokens, by which a service knows who asks.")
 
@@ -67,7 +65,7 @@ def revoke(name: Which, config: Config = HERE) -> None:
 
 def described(token: Token) -> dict[str, str | None]:
     """A token as it is listed: all but what it opens with."""
-    now = utc_now()
+    now = datetime.now(UTC)
     state = "live" if token.live(now) else "expired" if token.revoked_at is None else "revoked"
     times = {key: getattr(token, key) for key in ("created_at", "last_used_at", "expires_at", "revoked_at")}
     told = {key: None if at is None else at.isoformat(timespec="seconds") for key, at in times.items()}
@@ -81,6 +79,10 @@ def _times(token: dict[str, str | None]) -> str:
 
 @contextmanager
 def _tokens(config: Path) -> Iterator[Tokens]:
+    # Not above: every command imports this module, and few need SQLAlchemy and Alembic, which take their time.
+    from service.access.stored import StoredTokens
+    from service.records.database import opened
+
     service = load_service(config)
     service.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with opened(service.database_url) as records:

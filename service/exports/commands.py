@@ -11,6 +11,8 @@ from service.arguments import Json, Overrides, SpecFile
 from service.exports import listing
 from service.exports.wishing import make_export
 from service.past.commands import ran
+from service.remote import acting
+from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 
 exporting = typer.Typer()
@@ -69,14 +71,20 @@ def point(job: SpecFile, stream: StreamName, name: Name, overrides: Overrides = 
 
 @exporting.command()
 def export(
-    job: SpecFile,
+    job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006
     stream: OneStream = None,
     kind: Annotated[
         Literal["base", "delta"] | None, typer.Option("--kind", help="Unless given, a delta where the stream has them.")
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait.")] = 600.0,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Have a running job export its present state, and wait until that is complete."""
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            print(acting.export(client, name, stream, kind, Deadline.after(timeout)))
+        return
     loaded = ran(job, overrides)
     print(make_export(loaded.store, the_stream(loaded, stream), kind, Deadline.after(timeout)))

@@ -15,6 +15,8 @@ from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
 from service.operating.wishes import carried_out, ticked
 from service.past.commands import ran
+from service.remote import acting
+from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
 
 operating = typer.Typer()
 
@@ -30,19 +32,25 @@ NONE = "none"
 
 @operating.command("set")
 def set_(
-    job: SpecFile,
+    job: JobOrFile,
     values: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE...", help="As in tables.default.optimizer.lr=0.02.")
     ],
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     timeout: Timeout = 120.0,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Set learning rates, decays and thresholds of a running job; "none" takes a threshold away.
 
     What is set stands before the job file, also after a restart, until that changes the same key.
     """
     keys = dict(_pair(text) for text in values)
-    version = carried_out(ran(job, overrides).store, {"op": "set", "keys": keys}, Deadline.after(timeout))
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            version = acting.set_keys(client, name, keys, Deadline.after(timeout))
+    else:
+        version = carried_out(ran(job, overrides).store, {"op": "set", "keys": keys}, Deadline.after(timeout))
     for key, value in keys.items():
         print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting(key)}")
 

@@ -13,6 +13,8 @@ from service.past import steering
 from service.past.asking import make_commit
 from service.past.records import print_log
 from service.past.rerun import rerun_job
+from service.remote import acting
+from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 from service.store import check_run, stopped
 from trainer.commits import Commits
@@ -97,8 +99,12 @@ def prune(
 
 
 @past.command()
-def commit(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
+def commit(job: JobOrFile, overrides: Overrides = [], url: Url = None, token: Token = None) -> None:  # noqa: B006
     """Have a running job make a commit now, and wait until it is there."""
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            print(acting.commit(client, name, Deadline.after(acting.COMMIT_S)))
+        return
     loaded = ran(job, overrides)
     print(make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline)))
 

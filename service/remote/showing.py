@@ -1,0 +1,94 @@
+"""What a service tells of its jobs, as lines of text."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from service.lines import count, progress_line
+from service.remote.asking import path_of
+from service.status import Status
+
+if TYPE_CHECKING:
+    from service.remote.client import Client
+
+LOOK_S = 1.0
+"""How often a job's output is asked for more."""
+PAGE = 200
+
+Told = Mapping[str, Any]
+
+
+def job_lines(jobs: Sequence[Told]) -> list[str]:
+    """A line each: name, phase, what is wrong."""
+    width = max((len(job["name"]) for job in jobs), default=0)
+    return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
+
+
+def status_lines(job: Told) -> list[str]:
+    """Where a job stands, its figures, what is wrong."""
+    wanted = "" if job["desired"] == "running" else f", {job['desired']} is wanted"
+    lines = [f"{job['name']}: {job['phase']}{wanted}", progress_line(as_status(job))]
+    if trouble := _trouble(job):
+        lines.append(trouble)
+    lines += (job.get("outcome") or {}).get("lines", [])
+    return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
+
+
+def table_lines(tables: Sequence[Told]) -> list[str]:
+    """A line for each table, and one below it for each slot."""
+    lines = []
+    for table in tables:
+        size = table["bytes"]
+        told = f"{count(table['rows'])} rows of dim {table['dim']}"
+        lines.append(f"{table['name']}: {told}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
+        if table["held"]:
+            lines.append("  a shrink would take too many rows, and waits: millrace shrink --allow")
+        for slot, figures in table["slots"].items():
+            shown = ", ".join(f"{name} {_number(value)}" for name, value in figures.items() if _is_number(value))
+            lines.append(f"  {slot}: {shown}".rstrip(": "))
+    return lines
+
+
+def watched(client: "Client", job: str) -> Iterator[str]:
+    """A line of progress as the stream tells of it, until the job ends."""
+    for name, data in client.events(path_of("jobs", job, "metrics", "stream")):
+        if name == "figures":
+            yield progress_line(as_status(data))
+        elif name == "end":
+            yield f"{job}: {data['phase']}"
+            return
+
+
+def output_lines(client: "Client", job: str, worker: str | None, last: int, *, follow: bool) -> Iterator[str]:
+    """What a job's processes printed: the `last` lines, then, with `follow`, those that come, for ever."""
+    path, after = path_of("jobs", job, "output"), None
+    asked: dict[str, Any] = {"last": last}
+    while True:
+        page = client.get(path, worker=worker, after=after, **asked)
+        for line in page["items"]:
+            yield f"{line['worker']}: {line['text']}"
+        asked = {"limit": PAGE}
+        after = page["next"] or after
+        if not page["next"] and not follow:
+            return
+        if not page["items"]:
+            time.sleep(LOOK_S)
+
+
+def as_status(told: Told) -> Status:
+    """A job's figures as the API has them, as they are shown here."""
+    return Status({**told, "tables": told.get("table_rows", {}), "operations": {"exporting": told.get("exports", {})}})
+
+
+def _trouble(job: Told) -> str:
+    outcome = job.get("outcome")
+    ended = f"ended with {outcome['code']}: {outcome['reason']}" if outcome else ""
+    return job.get("trouble") or ended
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return count(value) if value == int(value) else f"{value:.4g}"

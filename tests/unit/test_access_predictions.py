@@ -1,0 +1,44 @@
+"""What a prediction job may name: it is held to what specs are held to."""
+
+import pytest
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from service.access.allowed import HOLDS, Allowed, declares_text, held
+from service.access.config import AllowSection
+from service.spec import Job
+from tests.unit.test_access_allowed import sections_of
+from trainer.predict.config import PredictionRequest
+
+
+def test_a_prediction_is_held_to_the_same(tmp_path):
+    place, own = tmp_path, tmp_path / "data/millrace/jobs/news"
+    own.mkdir(parents=True)
+    rules = Allowed(AllowSection(roots=(str(place / "data"),)), own, (place / "data/millrace",))
+    for keys, key in [
+        ({"output": "/etc"}, "output"),
+        ({"output": "x", "version": "s3://bucket/x"}, "version"),
+        ({"output": "x", "version": "../other/exports"}, "version"),
+        ({"output": "x", "input": {"paths": ["/etc/*"]}}, "input.paths.0"),
+        ({"output": "x", "columns": ["a/b"]}, "columns"),
+        ({"output": "x", "base": "/"}, "base"),
+    ]:
+        request = validate(PredictionRequest, {"input": {"paths": ["held-out.jsonl"]}, **keys})
+        with pytest.raises(SpecError, match=f"^{key}: "):
+            rules.check(request, own)
+    fine = {"input": {"paths": ["held-out.jsonl"]}, "output": str(place / "data/team/out"), "version": "live"}
+    rules.check(validate(PredictionRequest, fine), own)
+
+
+def test_every_key_of_a_request_that_can_hold_text_is_known_for_what_it_holds():
+    sections = sections_of(PredictionRequest, [])
+    texts = [(owner, name) for owner in sections for name in owner.model_fields if declares_text(owner, name)]
+    assert len(texts) >= 8
+    assert [f"{owner.__name__}.{name}" for owner, name in texts if held(owner, name) is None] == []
+
+
+def test_nothing_stands_in_the_table_that_is_no_key():
+    keys = set()
+    for owner in [*sections_of(Job, []), *sections_of(PredictionRequest, [])]:
+        keys |= {(base.__name__, name) for base in owner.__mro__ for name in owner.model_fields}
+    assert set(HOLDS) - keys == set()
