@@ -42,11 +42,11 @@ class TooSlow(PserverError, Unavailable):
 class Subscription:
     """What waits to be sent to one subscriber. Any thread may put; one takes."""
 
-    def __init__(self, let_go: Callable[[], None] = lambda: None, max_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
         """`let_go` is called, once, when nothing more will be sent: whoever sends may be stuck."""
         self._turn = threading.Condition()
         self._waiting: deque[Loaded] = deque()
-        self._num_bytes, self._max_bytes = 0, max_bytes
+        self._num_bytes = 0
         self._let_go, self._slow, self._over = let_go, False, False
 
     def put(self, outgoing: Sequence[Loaded]) -> None:
@@ -55,7 +55,7 @@ class Subscription:
         with self._turn:
             if self._over or self._slow:
                 return
-            self._slow = self._num_bytes > 0 and self._num_bytes + size > self._max_bytes
+            self._slow = self._num_bytes > 0 and self._num_bytes + size > MAX_WAITING_BYTES
             if self._slow:
                 self._waiting.clear()
             else:

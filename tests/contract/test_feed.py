@@ -1,19 +1,28 @@
 """Who applies the live feed holds a job's rows at each version it is told, bit for bit, on any number of shards."""
 
+import threading
+import time
+from collections import deque
+
+import grpc
 import numpy as np
 import pytest
 
+from millrace import rpc
+from millrace.errors import Refused, Unavailable
+from pserver import feed_wire, wire
+from pserver.feed_stream import FeedStream
 from pserver.operations import DayTick, Forget, SetTables, Shrink
+from pserver.proto import feed_pb2, shard_pb2
 from tests.contract import feed_world as f
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
-from tests.contract.test_shards_living import TABLES
+from tests.contract.test_shards_living import TABLES as LIVING
 
 KINDS = [0, 1, 2]
 IDS = ["embedded", "1-shard", "2-shards"]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=IDS)
-TABLES = {name: table.model_copy(update={"slots": {}}) for name, table in TABLES.items()}
-BOUNDED = {name: table.model_copy(update={"memory": 8 << 20}) for name, table in TABLES.items()}
+TABLES = {name: table.model_copy(update={"slots": {}}) for name, table in LIVING.items()}
 
 
 def some_operations(draw, version):
@@ -31,21 +40,218 @@ def some_operations(draw, version):
     return [all_of_them[i] for i in draw.permutation(len(all_of_them))[: draw.integers(4)]]
 
 
-def live(job, draw):
-    version = job.version + 1
-    seed = np.random.default_rng(version)  # alike at a replay, whatever was drawn before
-    job.live(some_batches(0, int(seed.integers(1, 4)), seed=version), some_operations(seed, version), day=version // 3)
-    return draw
+def live(job, passes=1):
+    """Passes with operations: alike at a replay."""
+    for _ in range(passes):
+        version = job.version + 1
+        draw = np.random.default_rng(version)
+        batches = some_batches(0, int(draw.integers(1, 4)), seed=version)
+        job.live(batches, some_operations(draw, version), day=version // 3)
 
 
 @every_kind
 def test_who_follows_holds_every_version(kind):
-    with f.job(kind, tables=TABLES) as job, f.follower(job) as held:
-        live(job, 0)
+    with f.job(kind, TABLES) as job, f.follower(job) as held:
+        live(job)
         held.until(1)
         for version in range(2, 12):
-            live(job, 0)
+            live(job)
             held.until(version)
     assert [update.whole for update in held.updates] == [True] + [False] * 10
     assert any(len(update.tables["other"].gone) for update in held.updates)
     assert held.updates[3].model is None and held.updates[3].onnx is None
+
+
+@every_kind
+def test_who_comes_and_hears_at_any_time_holds_the_versions_it_is_told(kind):
+    """Two follow; one hears after every pass, the other now and then, and leaves and comes again."""
+    draw = np.random.default_rng(kind)
+    with f.job(kind, TABLES) as job:
+        live(job, 3)
+        with f.follower(job) as often, f.follower(job) as seldom:
+            for version in range(4, 20):
+                live(job)
+                often.until(version)
+                match draw.integers(4):
+                    case 0:
+                        seldom.until(version)
+                    case 1:
+                        seldom.begin_again()
+            seldom.until(19)
+    assert often.rows == seldom.rows == job.known[19] and len(often.updates) == 16
+
+
+def test_rows_that_left_memory_are_told_too(tmp_path):
+    """More rows than fit: each pass learns from some of many others, and commits let them leave."""
+    many = range(1000, 3000)
+    tables = {name: table.model_copy(update={"memory": 120_000, "admission": ()}) for name, table in TABLES.items()}
+    with f.job(0, tables, tmp_path / "live", restore=(tmp_path, [], 0)) as job:
+        with f.follower(job) as often:
+            for version in range(1, 16):
+                draw = np.random.default_rng(version)
+                keys = w.keys(*draw.choice(many, 250, replace=False).tolist())
+                job.live([some_batches(0, 1, seed=version)[0] | {"default": keys}, *some_batches(0, 1, seed=version)])
+                w.commit(job.shards, tmp_path / f"commit-{version}", version)
+                often.until(version, partly=True)
+                if version % 6 == 0:
+                    often.begin_again()
+            with f.follower(job) as late:
+                late.until(15, partly=True)
+        wanted = f.read(job.shards, "default", many)
+        (stats,) = [job.shards.stats(w.soon())["default"]]
+        assert stats.num_bytes < 90_000 < 80 * stats.num_rows  # some are in the store alone
+    zeros = bytes(20)
+    for held in (often, late):
+        assert {key: held.rows["default"].get(key, zeros) for key in wanted} == wanted
+    assert len(often.updates) == 15 and not any(update.whole for update in often.updates[1:])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 2), (2, 1)], ids=["embedded", "1-to-2", "2-to-1"])
+def test_after_a_crash_it_never_steps_back_and_is_told_what_changed_since_the_commit(before, after, tmp_path):
+    with f.job(before, TABLES, tmp_path / "first", restore=(tmp_path, [], 0)) as job:
+        live(job, 3)
+        parts = w.commit(job.shards, tmp_path / "commit", 3)
+        with f.follower(job) as held:
+            held.until(3)
+            live(job, 3)
+            held.until(6)
+            known = job.known
+    with f.job(after, TABLES, tmp_path / "second", 2, restore=(tmp_path / "commit", parts, 3)) as job:
+        held.job = job
+        held.begin_again()
+        live(job, 2)
+        assert held.hear(0.3) is None  # 4 and 5 are made again, and were told
+        live(job, 3)
+        held.until(8)
+        held.feed.close()
+    assert {version: job.known[version] for version in (3, 4, 5, 6)} == {v: known[v] for v in (3, 4, 5, 6)}
+    assert [update.whole for update in held.updates] == [True] + [False] * (len(held.updates) - 1)
+
+
+def test_who_has_less_than_the_commit_or_another_timeline_is_told_everything(tmp_path):
+    with f.job(1, TABLES, tmp_path / "first", restore=(tmp_path, [], 0)) as job:
+        with f.follower(job) as held:
+            live(job)
+            held.until(1)
+        live(job, 2)
+        parts = w.commit(job.shards, tmp_path / "commit", 3)
+    with f.job(1, TABLES, tmp_path / "second", 2, restore=(tmp_path / "commit", parts, 3)) as job:
+        held.job = job
+        held.begin_again()
+        live(job, 2)
+        held.until(5)
+        held.feed.close()
+    assert held.updates[-1].whole
+    with f.job(1, TABLES, tmp_path / "third", 3, "t2", (tmp_path / "commit", parts, 3)) as job:
+        held.job, held.version = job, 0  # the timeline's own versions
+        held.begin_again()
+        live(job)
+        held.until(4)
+        held.feed.close()
+    assert held.updates[-1].whole and held.updates[-1].timeline == "t2"
+
+
+@every_kind
+def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
+    with f.job(kind, w.TABLES) as job:
+        for number in range(2):  # 10,000 rows, which nobody asks for one by one
+            more = {"default": w.keys(*range(1000 + 5000 * number, 6000 + 5000 * number))}
+            job.live([more | {"other": w.keys(*f.SIGNS, group=2)}])
+        held = [f.Held(job) for _ in range(3)]
+        ended, errors = threading.Event(), []
+
+        def follow(one):
+            try:
+                while one.hear(0.2, partly=True) is None or not ended.is_set() or one.version < job.version:
+                    pass
+            except Exception as error:  # noqa: BLE001  # told by the test's thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=follow, args=(one,)) for one in held]
+        for thread in threads:
+            thread.start()
+        until = w.Deadline.after(20)
+        while job.version < 15 and not until.passed():
+            draw = np.random.default_rng(job.version)
+            keys = w.keys(*(1000 + draw.choice(10_000, 2000, replace=False)).tolist())
+            job.live([some_batches(0, 1, seed=job.version)[0] | {"default": keys}])
+        ended.set()
+        while any(thread.is_alive() for thread in threads) and not until.passed():
+            job.chief.tick(job.version)
+            time.sleep(0.01)
+        for one, thread in zip(held, threads, strict=True):
+            thread.join(10)
+            one.feed.close()
+        wanted = f.read(job.shards, "default", range(1000, 11_000))
+    assert not errors
+    for one in held:
+        assert one.version == job.version and {k: one.rows["default"].get(k) for k in wanted} == wanted
+
+
+def test_one_that_does_not_read_is_let_go(monkeypatch):
+    monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 20)
+    big = {"default": w.keys(*range(100, 8000)), "other": w.keys(*f.SIGNS, group=2)}
+    with f.job(1, w.TABLES) as job:
+        where = job.find(None)
+        stream = FeedStream("shard 0", where.shards[0], where.secret)
+        parts = stream.parts(0, 1)
+        assert next(parts).whole
+        for _ in range(30):
+            job.live([big])
+            job.shards.publish(job.version, w.soon())
+        with pytest.raises(Unavailable):  # no word of why, where not even that is read
+            deque(parts, maxlen=0)
+        stream.close()
+
+
+def test_who_was_let_go_comes_again_and_is_told_what_changed(monkeypatch):
+    monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 10)
+    big = {"default": w.keys(*range(5000)), "other": w.keys(*f.SIGNS, group=2)}
+    with f.job(1, w.TABLES) as job, f.follower(job) as held:
+        job.live([big])
+        held.until(1, partly=True)
+        until = w.Deadline.after(20)
+        with pytest.raises(Unavailable, match="too slow"):
+            while not until.passed():
+                job.live([big])
+                job.shards.publish(job.version, w.soon())
+                held.hear(0, partly=True)
+        monkeypatch.undo()
+        held.until(job.version, partly=True)
+        assert held.rows["default"].keys() == set(big["default"].keys_U.tolist())
+    assert not any(update.whole for update in held.updates[1:])
+
+
+@every_kind
+def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
+    with f.job(kind, w.TABLES) as job:
+        where = job.find(None)
+        assert where.secret != w.SECRET and len(where.secret) == 32
+        assert job.find(None) == where
+        for address in (where.chief, *where.shards):
+            channel = rpc.open_channel(address)
+            exchange = channel.unary_unary(wire.path_of("Exchange"), shard_pb2.ExchangeRequest.SerializeToString)
+            with pytest.raises(grpc.RpcError) as refused:
+                exchange(shard_pb2.ExchangeRequest(), timeout=5, metadata=rpc.metadata(where.secret))
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            subscribe = channel.unary_stream(
+                feed_wire.path_of("Subscribe"), feed_pb2.SubscribeRequest.SerializeToString
+            )
+            with pytest.raises(grpc.RpcError) as refused:
+                list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=rpc.metadata(w.SECRET)))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            channel.close()
+
+
+def test_another_format_and_too_many_are_told_so(monkeypatch):
+    monkeypatch.setattr("pserver.feed.MAX_SUBSCRIBERS", 1)
+    with f.job(0, w.TABLES) as job:
+        job.live(some_batches())
+        with f.follower(job) as held:
+            held.until(1)
+            with f.follower(job) as another:
+                assert "1 subscribers follow already" in str(another.troubled())
+        monkeypatch.setattr("pserver.feed_wire.FORMAT", 2)
+        with f.follower(job) as newer:
+            monkeypatch.setattr("pserver.feed_server.feed_wire", type("Old", (), {"FORMAT": 1}))
+            assert isinstance(newer.troubled(), Refused)

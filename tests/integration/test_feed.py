@@ -70,13 +70,19 @@ def committed(store, live):
     return commit.version, rows, {name[6:]: value for name, value in tensors.items() if name.startswith("model.")}
 
 
-@pytest.mark.parametrize("shape", [(), ("cluster.shards=2", "cluster.trainers=2")], ids=["embedded", "2x2"])
+SHAPES = [
+    pytest.param((), id="embedded"),
+    pytest.param(("cluster.shards=2", "cluster.trainers=2"), id="2x2", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_who_follows_a_job_holds_what_it_commits_also_after_kill_9(followed, shape, tmp_path):
     job = followed.start(*RARELY, *shape)
     follower = Follower(job.store)
     try:
         followed.arrive(2)
-        job.until_events(200)
+        job.until_events(200, within_s=120)
         follower.until(2)  # while nothing comes
         followed.arrive(4)
         follower.until(4)

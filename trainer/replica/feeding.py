@@ -12,7 +12,7 @@ changed since is told, or, where that is no longer known, everything.
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -33,6 +33,14 @@ POKE_S = 5.0
 MAX_AHEAD = 64
 """Versions of the chief that are kept. Where one is complete and not asked for, nothing more is read, and the job lets
 go of us at its bound."""
+
+
+class Given(NamedTuple):
+    """What was given last: who keeps it with the rows may go on with it later."""
+
+    timeline: str
+    generation: int
+    version: int
 
 
 @dataclass(slots=True)
@@ -186,11 +194,11 @@ class _Following:
 class FeedUpdates:
     """See Updates. Subscribes at the first call of `next`."""
 
-    def __init__(self, find: Find) -> None:
-        self._find = find
+    def __init__(self, find: Find, held: Given | None = None) -> None:
+        """`held`: the version that is there already; the first update may then be what changed since."""
+        self._find, self.held = find, held
+        """What was given last."""
         self._following: _Following | None = None
-        self._held: tuple[str, int, int] | None = None
-        """Timeline, generation and version given last."""
         self._told: tuple[Any, bytes | None] = None, None
         """Model and onnx given last."""
         self._from_nothing = False
@@ -219,11 +227,11 @@ class FeedUpdates:
     def _subscribe(self, deadline: Deadline) -> _Following:
         where = self._find(deadline)
         since, generation = 0, where.generation
-        if self._held is not None and self._held[0] == where.timeline and not self._from_nothing:
-            _, generation, since = self._held
+        held = self.held if self.held is not None and self.held.timeline == where.timeline else None
+        if held is not None and not self._from_nothing:
+            generation, since = held.generation, held.version
         following = _Following(where, since, generation)
-        if self._held is not None and self._held[0] == where.timeline:
-            following.given = self._held[2]
+        following.given = 0 if held is None else held.version
         self._from_nothing = False
         with self._lock:
             self._following = following
@@ -244,7 +252,7 @@ class FeedUpdates:
         for shard in shards:
             shard.whole = False
         where = following.where
-        self._held = where.timeline, where.generation, version
+        self.held = Given(where.timeline, where.generation, version)
         following.given = version
         return Update(
             job=where.job,
