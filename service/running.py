@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from dataset.pipe.command import check_command
 from millrace.lifecycle import ExitCode
-from service.api.app import app
-from service.api.jobs import OneJob
+from service.api.app import Terms, app
+from service.api.problems import problem_of
 from service.api.server import bound, serving
+from service.hosting.one_job import hosted
 from service.launcher.local import Launcher
 from service.launcher.running import started
 from service.launcher.supervision import Outcome
@@ -93,7 +94,8 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
         run = held.enter_context(started(job, show.on_line, fresh=fresh))
         with ExitStack() as shown:
             if listener:
-                shown.enter_context(serving(app(OneJob(job.spec.name, run.status, run.store)), listener))
+                host = shown.enter_context(hosted(job, run.status, problem_of))
+                shown.enter_context(serving(app(host, Terms.of_a_run()), listener))
             shown.enter_context(show.watching(run.status))
             outcome = run.run()
         return tell_end(outcome, run.launcher, run.report, run.store / REPORT)

@@ -1,1 +1,1 @@
-"""The HTTP API: what a job is doing, for people and for Prometheus."""
+"""The HTTP API, /v1: what jobs are doing, and what is done to them, for people, programs and Prometheus."""

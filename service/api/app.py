@@ -1,97 +1,109 @@
-"""The API's addresses: `/v1/health`, `/v1/jobs`, `/v1/jobs/{name}`, its `/commits`, `/metrics`.
+"""The application: every resource's routes, who may, and what holds for every request. Nothing is done here."""
 
-Errors are RFC 9457 problems.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from http import HTTPStatus
-
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
 
 import millrace
 from millrace.errors import MillraceError
-from service.api.exposition import exposition
-from service.api.jobs import (
-    CommitAsked,
-    CommitEntry,
-    CommitList,
-    Health,
-    JobEntry,
-    JobList,
-    Jobs,
-    JobStatus,
-    described,
-)
-from service.status import Status
+from service.access.config import AllowSection
+from service.access.guard import Guard
+from service.access.tokens import Tokens
+from service.api import admin, commits, exports, feed, health, jobs, metrics, operations, output, predictions, tables
+from service.api.doors import SCHEME
+from service.api.jobstatus import figures_of
+from service.api.outer import Outer
+from service.api.problems import Problem, on_error
+from service.api.repeats import Repeats
+from service.api.statuses import Statuses
+from service.api.streaming import Look, Streams
+from service.hosting.config import LimitsSection
+from service.hosting.host import Host
 
-LOCAL_NAMES = ["127.0.0.1", "localhost"]
-"""Names under which it answers: a web page elsewhere cannot reach it by a name of its own."""
+DESCRIPTION = """Jobs that train on event streams, what they are doing, and what is done to them.
+
+Errors are problems (RFC 9457). Lists come in pages: `next` is what `after` is for the following one. What takes long
+answers 202 with an operation. A POST sent again with the same `Idempotency-Key` is done once. `x-role` says who may:
+a viewer, an operator, who may what a viewer may, or an admin, who may everything."""
+ROUTERS = (health, jobs, commits, exports, metrics, tables, output, predictions, operations, feed, admin)
 
 
-def app(jobs: Jobs) -> FastAPI:
-    """The application that tells of `jobs`."""
-    api = FastAPI(title="Millrace", version=millrace.__version__, openapi_url="/v1/openapi.json", docs_url=None)
-    api.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
-    api.add_exception_handler(StarletteHTTPException, _problem)
-    api.add_exception_handler(MillraceError, _unavailable)
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the service's owner has written about its API."""
 
-    @api.get("/v1/health")
-    def health() -> Health:
-        """Whether this process answers."""
-        return Health(version=millrace.__version__)
+    guard: Guard
+    tokens: Tokens | None = None
+    """None: a foreground run, which has none."""
+    limits: LimitsSection = LimitsSection()
+    allow: AllowSection = AllowSection()
+    private: tuple[Path, ...] = ()
+    """What no spec may reach, be it below an allowed root."""
+    names: tuple[str, ...] = ()
+    """Under which it answers, beside 127.0.0.1 and localhost."""
 
-    @api.get("/v1/jobs")
-    def list_jobs() -> JobList:
-        """All jobs."""
-        statuses = ((name, jobs.status(name)) for name in jobs.names())
-        return JobList(jobs=[JobEntry(name=name, state=s.text("state", "starting")) for name, s in statuses if s])
+    @classmethod
+    def of_a_run(cls) -> "Terms":
+        """Of a foreground run."""
+        return cls(guard=Guard.of_a_run())
 
-    @api.get("/v1/jobs/{name}")
-    def job(name: str) -> JobStatus:
-        """What a job is doing."""
-        return described(name, _known(jobs, name))
 
-    @api.get("/v1/jobs/{name}/commits")
-    def list_commits(name: str) -> CommitList:
-        """A job's commits."""
-        _known(jobs, name)
-        return CommitList(commits=[CommitEntry(**entry) for entry in jobs.commits(name)])
-
-    @api.post("/v1/jobs/{name}/commits", status_code=HTTPStatus.ACCEPTED)
-    def ask_commit(name: str, request: Request) -> CommitAsked:
-        """Have a job make a commit; it is made in the background."""
-        _known(jobs, name)
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise HTTPException(HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here")
-        return CommitAsked(version=jobs.ask_commit(name))
-
-    @api.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Figures of all jobs, for Prometheus."""
-        return Response(exposition(jobs), media_type=CONTENT_TYPE_LATEST)
-
+def app(host: Host, terms: Terms) -> FastAPI:
+    """The application that tells of the jobs of `host`."""
+    api = FastAPI(
+        title="Millrace",
+        version=millrace.__version__,
+        description=DESCRIPTION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+    )
+    api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
+    api.state.allow, api.state.private = terms.allow, terms.private
+    api.state.statuses, api.state.repeats = Statuses(host), Repeats(host.records)
+    api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams)
+    api.add_middleware(Outer, names=terms.names, max_body=terms.limits.max_body)
+    for error in (HTTPException, RequestValidationError, MillraceError, Exception):
+        api.add_exception_handler(error, on_error)
+    for each in ROUTERS:
+        api.include_router(each.router)
+    api.openapi = lambda: _document(api)  # type: ignore[method-assign]  # FastAPI's way
     return api
 
 
-def _known(jobs: Jobs, name: str) -> Status:
-    """The status of a job that is known here, or a problem."""
-    status = jobs.status(name)
-    if status is None:
-        known = ", ".join(jobs.names()) or "none"
-        raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no job {name!r}; known here: {known}")
-    return status
+def looker(statuses: Statuses) -> Any:
+    """How streams look at a job."""
+
+    def look(job: str, since: int | None) -> Look:
+        closes = statuses.closes(job)
+        found: Sequence[Any] = closes.newest(1) if since is None else closes.after(since, 500)
+        figures = figures_of(statuses.of(job)).model_dump_json(by_alias=True)
+        told = [(close.version, metrics.close_entry(close).model_dump_json()) for close in found]
+        return Look(statuses.job(job).phase, figures, told)
+
+    return look
 
 
-def _unavailable(request: Request, error: Exception) -> Response:
-    """The job cannot answer now: its chief is being started, or its store cannot be read."""
-    return _problem(request, StarletteHTTPException(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
-
-
-def _problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, StarletteHTTPException)
-    title = HTTPStatus(error.status_code).phrase
-    body = {"type": "about:blank", "title": title, "status": error.status_code, "detail": error.detail}
-    return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
+def _document(api: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document: FastAPI's, with how tokens are sent, and problems as what they are."""
+    if api.openapi_schema:
+        return api.openapi_schema
+    found = get_openapi(
+        title=api.title, version=api.version, description=api.description, routes=api.routes, summary=None
+    )
+    components = found.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    components["securitySchemes"] = {SCHEME: {"type": "http", "scheme": "bearer"}}
+    api.openapi_schema = found
+    return found

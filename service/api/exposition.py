@@ -1,13 +1,12 @@
 """Jobs' statuses as Prometheus reads them. Names and labels are frozen by tests/golden/metrics.txt."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.alarms import Alarm, alarms
-from service.api.jobs import Jobs
 from service.status import Status
 
 COUNTERS = {
@@ -55,20 +54,20 @@ TASK_METRICS = {
 }
 
 
-def exposition(jobs: Jobs) -> bytes:
-    """The text of /metrics."""
+def exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
+    """The text of /metrics, of jobs by name and what each said."""
     registry = CollectorRegistry()
-    registry.register(_JobCollector(jobs))
+    registry.register(_JobCollector(statuses))
     return generate_latest(registry)
 
 
 class _JobCollector(Collector):
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
+    def __init__(self, statuses: Sequence[tuple[str, Status]]) -> None:
+        self._statuses = list(statuses)
 
     def collect(self) -> Iterator[Metric]:
         """All families, each with the samples of every job that has the figure."""
-        statuses = [(name, status) for name in self._jobs.names() if (status := self._jobs.status(name)) is not None]
+        statuses = self._statuses
         yield from _counters(statuses)
         yield from _gauges(statuses)
         yield from _durability(statuses)

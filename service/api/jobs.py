@@ -1,248 +1,268 @@
-"""The jobs that the API can tell of and ask, and what it says of each."""
+"""/v1/jobs: the jobs, how each is, and what is done to one as a whole."""
 
-from collections.abc import Callable, Mapping
+import tomllib
+from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Query, Request, Response
+from fastapi import Path as InPath
+from pydantic import Field, JsonValue, model_validator
 
-from service.alarms import alarms
-from service.past.asking import ask_commit
-from service.past.commits import entries_of
-from service.status import Number, Status
+from millrace.errors import SpecError
+from service.access.roles import Role
+from service.access.secrecy import without_secrets
+from service.api import etags
+from service.api.answers import Asked, Described, finite
+from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.jobstatus import Figures, figures_of
+from service.api.operations import OperationEntry, accepted, begins
+from service.api.paging import Page, Paged, page
+from service.api.statuses import StatusesOf
+from service.hosting.host import Action, Desired, HostedJob, NewJob, Phase
 
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Door)
 
-class Jobs(Protocol):
-    """The jobs known here. Any thread."""
-
-    def names(self) -> list[str]:
-        """All of them."""
-        ...
-
-    def status(self, name: str) -> Status | None:
-        """What a job's chief said last; None where there is no such job."""
-        ...
-
-    def commits(self, name: str) -> list[dict[str, Any]]:
-        """The commits of a job that is known here, in order of time."""
-        ...
-
-    def ask_commit(self, name: str) -> int:
-        """Have a job that is known here make a commit; the version it will hold. Raises MillraceError."""
-        ...
+JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
+ETAG = {"ETag": {"description": "For If-Match: another one after every change.", "schema": {"type": "string"}}}
+GONE = (HTTPStatus.NOT_FOUND,)
+FORBIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED)
 
 
-class OneJob:
-    """The one job of a foreground run, with its store."""
+class OutcomeEntry(Described):
+    """How a job's processes ended."""
 
-    def __init__(self, name: str, status: Callable[[], Mapping[str, Any]], store: Path) -> None:
-        self._name, self._status, self._store = name, status, store
-
-    def names(self) -> list[str]:
-        """The job's name."""
-        return [self._name]
-
-    def status(self, name: str) -> Status | None:
-        """Its status."""
-        return Status(self._status()) if name == self._name else None
-
-    def commits(self, name: str) -> list[dict[str, Any]]:
-        """Its commits."""
-        return entries_of(self._store)
-
-    def ask_commit(self, name: str) -> int:
-        """See Jobs."""
-        return ask_commit(self._store)
-
-
-class Described(BaseModel):
-    """Base of answers: fields are described by their docstrings."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-
-class Health(Described):
-    """That this process answers."""
-
-    status: str = "ok"
-    version: str
-    """Millrace's version."""
+    code: int
+    """0: well; 1: an error that would come again; 2: the spec is wrong; 70: a bug; 75: something was away."""
+    reason: str
+    lines: list[str]
+    """The last lines of output of the worker that was to blame."""
+    at: datetime
 
 
 class JobEntry(Described):
-    """One job of a list."""
+    """A job, what is wanted of it, and where it stands."""
 
     name: str
-    state: str
-    """"starting", "replaying", "training", "draining", "restarting", "done" or "failed"."""
+    phase: Phase
+    """Where it stands."""
+    desired: Desired
+    """What is wanted of it, until somebody asks for something else."""
+    trouble: str
+    """What is wrong with a broken one, or what it waits for; empty: nothing."""
+    revision: int
+    """Counts the changes by people; the ETag."""
+    created: datetime
+    created_by: str
+    changed: datetime
+    outcome: OutcomeEntry | None
+    """How it ended, where it did."""
 
 
-class JobList(Described):
-    """All jobs."""
-
-    jobs: list[JobEntry]
+class JobStatus(JobEntry, Figures):
+    """A job with all that it says of itself. A figure that is not known yet is null."""
 
 
-class LastCommit(Described):
-    """How a job's commits go."""
+class JobSpec(Described):
+    """What a job was made of."""
 
-    version: Number | None
-    """What a restart goes on from: nothing up to here can be lost."""
-    age_s: Number | None
-    """Since it was made, or since the start."""
-    writing: bool
-    """Whether the next one is being written."""
-    rows: Number | None
-    """Rows that the last one wrote."""
-    pause_s: Number | None
-    """How long training waited for it."""
-    write_s: Number | None
-    """How long it was written for, while training went on."""
-    failing: str | None
-    """Why the last try failed, until one succeeds."""
-    failing_s: Number | None
-    """For how long they have failed."""
+    spec: dict[str, Any]
+    """As its user wrote it, with "***" in place of passwords."""
+    base: str
+    """The folder where its relative paths start."""
+    store: str
+    """The folder of its store."""
 
 
-class LastMirrored(Described):
-    """How the copies in the store's mirror go."""
+class CreateJob(Asked):
+    """A job to be made: `spec` or `toml`."""
 
-    version: Number | None
-    """What an empty machine could go on from; null until one is copied by this generation."""
-    behind_s: Number | None
-    """How long a newer commit has waited."""
-    trouble: str | None
+    spec: dict[str, JsonValue] | None = None
+    """The spec as JSON."""
+    toml: str | None = Field(default=None, max_length=1 << 20)
+    """The spec as TOML text."""
+    name: str | None = Field(default=None, max_length=64)
+    """Stands before the spec's name."""
+    base: str | None = Field(default=None, max_length=4096)
+    """The folder where relative paths start: below an allowed root. Unless given, the job's own folder."""
+    start: bool = True
+    """Whether it begins at once."""
 
+    @model_validator(mode="after")
+    def _one_of(self) -> "CreateJob":
+        if (self.spec is None) == (self.toml is None):
+            raise ValueError("give either spec or toml")
+        return self
 
-class JobStatus(JobEntry):
-    """What a job is doing. A figure that is not known yet is null."""
-
-    pass_number: Number | None = Field(serialization_alias="pass")
-    """The pass in training."""
-    version: Number | None
-    """The last closed pass."""
-    events: Number | None
-    """Events trained on."""
-    samples: Number | None
-    """Samples trained on."""
-    rejected: dict[str, Number]
-    """Events that gave no sample, by reason."""
-    events_per_s: Number | None
-    samples_per_s: Number | None
-    positions: dict[str, Number]
-    """By partition: the position after the last event trained on."""
-    lag: dict[str, Number]
-    """By partition: events that wait."""
-    metrics: dict[str, dict[str, dict[str, Number]]]
-    """"window", "life" and "pass": by task, by name of the metric; taken before the samples were learnt."""
-    loss: Number | None
-    """Mean loss of the last steps."""
-    freshness_s: Number | None
-    """From an event's time to its being learnt."""
-    learning: bool
-    """False: the job only predicts."""
-    table_rows: dict[str, Number]
-    """Rows by table."""
-    restarts: Number
-    """How often the workers were started again since the launcher was."""
-    last_death: str | None
-    """Why they were started again last."""
-    generation: Number | None
-    """How many times the workers were started in the job's life."""
-    timeline: str | None
-    """The branch of the job's history that the versions are of."""
-    commit: LastCommit | None
-    mirror: LastMirrored | None
-    """Null without a mirror."""
-    restored: str | None
-    """The commit that these workers began from; null: from the beginning."""
-    alarms: dict[str, str]
-    """What is wrong although the job goes on: "commits", "log", "mirror", "forked", "damage"."""
+    def raw(self) -> dict[str, Any]:
+        """The spec. Raises SpecError."""
+        if self.spec is not None:
+            return dict(self.spec)
+        try:
+            return tomllib.loads(self.toml or "")
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"not TOML: {error}", "toml") from error
 
 
-class CommitEntry(Described):
-    """One commit of a job."""
+class SetKeys(Asked):
+    """Settings to be changed while the job runs."""
 
-    name: str
-    version: int
-    """The last closed pass that it holds."""
-    timeline: str
-    generation: int
-    made_at: str | None
-    rows: int | None
-    bytes: int | None
-    """Of all its files."""
-    own_bytes: int | None
-    """What its removal would free: of files that no other commit shares."""
-    held_by: list[str]
-    """Who keeps it from being pruned."""
-    damaged: str | None
-    """What is wrong with its manifest; its files are not read for this list."""
-    next: bool
-    """Whether a restart begins here, if it is sound."""
+    keys: dict[str, JsonValue] = Field(min_length=1, max_length=100)
+    """By key, as in "tables.default.optimizer.lr": 0.02; null takes a threshold away."""
 
 
-class CommitList(Described):
-    """A job's commits, in order of time."""
+def job_entry(job: HostedJob) -> dict[str, Any]:
+    """What JobEntry holds."""
+    ended = job.outcome
+    outcome = None if ended is None else OutcomeEntry(
+        code=ended.code, reason=ended.reason, lines=list(ended.lines), at=ended.at
+    )  # fmt: skip
+    return {
+        "name": job.name,
+        "phase": job.phase,
+        "desired": job.desired,
+        "trouble": job.trouble,
+        "revision": job.revision,
+        "created": job.created,
+        "created_by": job.created_by,
+        "changed": job.changed,
+        "outcome": outcome,
+    }
 
-    commits: list[CommitEntry]
+
+def _tagged(job: HostedJob, response: Response) -> JobEntry:
+    response.headers["ETag"] = etags.etag(job)
+    return JobEntry(**job_entry(job))
 
 
-class CommitAsked(Described):
-    """A commit that the chief was asked for; the list has it once it is made."""
-
-    version: int
-    """It will be of this version or a later one."""
+def _with_etag(described: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> dict[str, Any]:
+    described["responses"][int(status)] = {"description": "The job.", "headers": ETAG}
+    return described | {"status_code": status}
 
 
-def described(name: str, status: Status) -> JobStatus:
-    """A chief's status as the API gives it."""
-    return JobStatus(
-        name=name,
-        state=status.text("state", "starting"),
-        pass_number=status.number("pass"),
-        version=status.number("version"),
-        events=status.number("events"),
-        samples=status.number("samples"),
-        rejected=status.counts("rejected"),
-        events_per_s=status.number("events_per_s"),
-        samples_per_s=status.number("samples_per_s"),
-        positions=status.counts("positions"),
-        lag=status.counts("lag"),
-        metrics={span: status.metrics(span) for span in ("window", "life", "pass")},
-        loss=status.number("loss"),
-        freshness_s=status.number("freshness_s"),
-        learning=status.raw.get("learning", True) is True,
-        table_rows=status.table_rows(),
-        restarts=status.number("restarts") or 0,
-        last_death=status.text("last_death") or None,
-        generation=status.number("generation"),
-        timeline=status.text("timeline") or None,
-        commit=_last_commit(status.part("commit")),
-        mirror=_last_mirrored(status.part("commit").part("mirror")),
-        restored=status.text("restored") or None,
-        alarms={alarm.value: text for alarm, text in alarms(status).items()},
+@router.get("", **door(Role.VIEWER), operation_id="listJobs", summary="List the jobs")
+def list_jobs(statuses: StatusesOf, paging: Paged) -> Page[JobEntry]:
+    """All jobs by name, and where each stands."""
+    return page([JobEntry(**job_entry(job)) for job in statuses.jobs()], paging, lambda each: each.name)
+
+
+@router.post(
+    "",
+    **_with_etag(door(Role.ADMIN, repeatable=True), HTTPStatus.CREATED),
+    operation_id="createJob",
+    summary="Make a job",
+)
+def create_job(
+    host: HostOf, statuses: StatusesOf, caller: CallerOf, asked: CreateJob, request: Request, response: Response
+) -> JobEntry:
+    """Make a job of a spec, and begin it unless `start` is false.
+
+    The spec is refused where it names a command, a model or a place that this service does not allow.
+    """
+    note(request, name=asked.name, base=asked.base, start=asked.start)
+    new = NewJob(spec=asked.raw(), name=asked.name, base=Path(asked.base) if asked.base else None, start=asked.start)
+    job = host.create(new, caller.name)
+    note(request, created=job.name, base=asked.base, start=asked.start)
+    statuses.forget(job.name)
+    response.headers["Location"] = f"/v1/jobs/{job.name}"
+    return _tagged(job, response)
+
+
+@router.get("/{job}", **_with_etag(door(Role.VIEWER, *GONE)), operation_id="getJob", summary="What a job is doing")
+def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus:
+    """Where a job stands, with all that it says of itself."""
+    found = statuses.job(job)
+    response.headers["ETag"] = etags.etag(found)
+    return JobStatus(**job_entry(found), **dict(figures_of(statuses.of(job))))
+
+
+@router.delete(
+    "/{job}",
+    **door(Role.ADMIN, *FORBIDDEN, HTTPStatus.PRECONDITION_REQUIRED),
+    status_code=HTTPStatus.NO_CONTENT,
+    operation_id="deleteJob",
+    summary="Delete a job",
+)
+def delete_job(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    request: Request,
+    if_match: etags.Precondition = None,
+    keep_store: Annotated[bool, Query(description="Whether its store stays on disk.")] = False,
+) -> None:
+    """Forget a job that does not run, with its folder, and its store unless that is to be kept."""
+    note(request, keep_store=keep_store)
+    etags.check(host.job(job), if_match, needed=True)
+    host.delete(job, caller.name, keep_store)
+    statuses.forget(job)
+
+
+@router.patch(
+    "/{job}",
+    **begins(Role.OPERATOR, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED),
+    operation_id="setKeys",
+    summary="Change settings of a running job",
+)
+def set_keys(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    asked: SetKeys,
+    request: Request,
+    response: Response,
+    if_match: etags.Precondition = None,
+) -> OperationEntry:
+    """Change learning rates, decays and thresholds: they act at the close of a pass, which the operation waits for.
+
+    They stand before the spec, also after a restart.
+    """
+    note(request, keys=asked.keys)
+    etags.check(host.job(job), if_match, needed=True)
+    operation = host.change(job, asked.keys, caller.name)
+    statuses.forget(job)
+    return accepted(operation, response)
+
+
+def _action(action: Action, summary: str, told: str) -> None:
+    """The route of one action."""
+
+    def act(
+        host: HostOf,
+        statuses: StatusesOf,
+        caller: CallerOf,
+        job: JobName,
+        response: Response,
+        if_match: etags.Precondition = None,
+    ) -> JobEntry:
+        etags.check(host.job(job), if_match, needed=False)
+        done = host.act(job, action, caller.name)
+        statuses.forget(job)
+        return _tagged(done, response)
+
+    act.__doc__ = told
+    router.add_api_route(
+        f"/{{job}}/{action.value}",
+        act,
+        methods=["POST"],
+        **_with_etag(door(Role.OPERATOR, *FORBIDDEN, repeatable=True)),
+        operation_id=f"{action.value}Job",
+        summary=summary,
     )
 
 
-def _last_commit(status: Status) -> LastCommit | None:
-    if not status.raw:
-        return None
-    return LastCommit(
-        version=status.number("version"),
-        age_s=status.number("age_s"),
-        writing=status.flag("writing") is True,
-        rows=status.number("rows"),
-        pause_s=status.number("pause_s"),
-        write_s=status.number("write_s"),
-        failing=status.text("failing") or None,
-        failing_s=status.number("failing_s"),
-    )
+_action(Action.PAUSE, "Pause a job", "Have it train no new pass; its workers stay. The phase follows.")
+_action(Action.RESUME, "Go on with a job", "Have it train on; one that has ended begins again where it was.")
+_action(Action.DRAIN, "Have a job end", "Have it finish its pass, commit, complete its exports and end.")
+_action(Action.STOP, "Stop a job", "As drain, but killed where that takes long; it goes on from its log later.")
+_action(Action.RESTART, "Restart a job", "Stop it, then have it begin again where it was.")
 
 
-def _last_mirrored(status: Status) -> LastMirrored | None:
-    if not status.raw:
-        return None
-    return LastMirrored(
-        version=status.number("version"), behind_s=status.number("behind_s"), trouble=status.text("trouble") or None
-    )
+@router.get("/{job}/spec", **door(Role.VIEWER, *GONE), operation_id="getSpec", summary="A job's spec")
+def get_spec(statuses: StatusesOf, job: JobName) -> JobSpec:
+    """What the job was made of, without its passwords."""
+    found = statuses.job(job)
+    return JobSpec(spec=finite(without_secrets(dict(found.spec))), base=str(found.base), store=str(found.store))

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,10 +50,18 @@ def bound(text: str) -> socket.socket:
 
 
 @contextmanager
-def serving(api: FastAPI, listener: socket.socket) -> Iterator[None]:
-    """Serve `api` on `listener` as long as the context lasts; then the port is free again."""
+def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key: Path | None = None) -> Iterator[None]:
+    """Serve `api` on `listener` as long as the context lasts, encrypted with `cert`; then the port is free again."""
     server = uvicorn.Server(
-        uvicorn.Config(api, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=int(STOP_S))
+        uvicorn.Config(
+            api,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=int(STOP_S),
+            ssl_certfile=cert,
+            ssl_keyfile=key,
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
     thread.start()

@@ -1,6 +1,7 @@
 """`millrace export`: has a running job make an export, and waits for it."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.deadline import Deadline
@@ -14,8 +15,21 @@ class ExportFailed(MillraceError):
     """The export that was asked for failed; the next of its stream takes what it lacks."""
 
 
-def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> str:
-    """Have an export of `stream` made; what became of it, in words, once it is complete.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An export that was asked for and is there, or one after it."""
+
+    name: str
+    current: bool | None
+    """Whether it is pointed to; None: another one has ended since."""
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> Made:
+    """Have an export of `stream` made; what became of it, once it is complete.
 
     Raises ExportFailed, and as service.operating.wishes.carried_out.
     """
@@ -32,17 +46,20 @@ def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) 
         time.sleep(LOOK_S)
 
 
-def ended(status: Status, stream: str, version: int) -> str | None:
-    """How the export of a version ended, in words; None: it has not. Raises ExportFailed."""
+def ended(status: Status, stream: str, version: int) -> Made | None:
+    """How the export of a version ended; None: it has not. Raises ExportFailed."""
     told = status.part("operations").part("exporting").part(stream)
     last, name = told.part("last"), told.part("last").text("name")
     number = int(name.partition("-")[0]) if name else 0
     if number < version:
         return None
     if number > version:
-        return f"that of version {version} has ended, and another one since; the newest is {told.text('name')}"
+        newest = told.text("name")
+        words = f"that of version {version} has ended, and another one since; the newest is {newest}"
+        return Made(newest, None, words)
     if last.text("outcome") != "complete":
         raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
     if last.flag("current") is False:
-        return f"{name} is complete, and not pointed to: {'; '.join(told.raw.get('failed_gates') or ())}"
-    return f"{name} is complete"
+        gates = "; ".join(told.raw.get("failed_gates") or ())
+        return Made(name, False, f"{name} is complete, and not pointed to: {gates}")
+    return Made(name, True, f"{name} is complete")

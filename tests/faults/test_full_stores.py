@@ -1,7 +1,6 @@
 """A whole job whose store is on a full disk: it trains on while it can, says so everywhere, and loses nothing."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from dataset.rejection import Reason, Rejection
 from millrace.errors import SpecError, Unwritable
 from millrace.rpc import write_address
 from service.api.exposition import exposition
-from service.api.jobs import OneJob, described
+from service.api.jobstatus import figures_of
 from service.display import render
 from service.launcher.run_folder import run_folder, write_private
 from service.status import Status
@@ -104,8 +103,8 @@ def test_commits_fail_on_a_full_disk_while_training_goes_on_and_succeed_once_the
 
 def assert_told_everywhere(status):
     text = f"commits fail, version 1 is the last one: {status['commit']['failing']}"
-    assert described("small", Status(status)).alarms == {"commits": text}
-    assert 'millrace_commit_failing{job="small"} 1.0' in exposition(OneJob("small", lambda: status, Path())).decode()
+    assert figures_of(Status(status)).alarms == {"commits": text}
+    assert 'millrace_commit_failing{job="small"} 1.0' in exposition([("small", Status(status))]).decode()
     console = Console(record=True, width=1000, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(render(Status(status), ()))
     console.file.close()
@@ -152,7 +151,7 @@ def test_training_waits_for_a_log_that_cannot_grow_and_says_so(follow, disk, exp
     alarm = running.until_said("ALARM training waits")
     assert "the job stops after 300 s of it" in alarm and str(log) in alarm
     status = status_of(running)
-    assert described("small", Status(status)).alarms == {"log": status["trouble"]}
+    assert figures_of(Status(status)).alarms == {"log": status["trouble"]}
     assert status["version"] < NUM_PASSES
     disk.free()
     running.until_said("alarm over: training waits")

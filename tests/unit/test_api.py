@@ -1,23 +1,17 @@
 """The HTTP API: its answers, its problems, its metrics, its address."""
 
-import asyncio
 import socket
 import urllib.request
 from pathlib import Path
 
-import httpx
 import pytest
 
 import millrace
-from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from millrace.locks import locked
-from millrace.role import serve_role
-from service.api.app import app
 from service.api.exposition import exposition
-from service.api.jobs import OneJob
 from service.api.server import bound, parse_address, serving
-from tests.fakes.past import Past
+from service.status import Status
+from tests.fakes.asked_api import api
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STATUS = {
@@ -71,30 +65,42 @@ STATUS = {
 }
 
 
-NOWHERE = Path("/nowhere")
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with api(tmp_path_factory.mktemp("api")) as made:
+        made.job("news", STATUS)
+        yield made
 
 
-def get(path, status=STATUS, host="127.0.0.1", store=NOWHERE, method="GET", headers=None):
-    async def ask():
-        transport = httpx.ASGITransport(app(OneJob("news", lambda: status, store)))
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
-            return await client.request(method, path, headers=headers)
+@pytest.fixture
+def get(served):
+    def got(path, status=STATUS, **more):
+        served.host.statuses["news"] = status
+        served.api.state.statuses.forget("news")
+        return served.get(path, **more)
 
-    return asyncio.run(ask())
+    return got
 
 
-def test_health_tells_the_version():
+def test_health_tells_the_version(get):
     answer = get("/v1/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": millrace.__version__})
 
 
-def test_jobs_are_listed():
-    assert get("/v1/jobs").json() == {"jobs": [{"name": "news", "state": "training"}]}
-
-
-def test_a_job_tells_what_it_is_doing():
-    assert get("/v1/jobs/news").json() == {
+def test_a_job_tells_what_it_is_doing(get):
+    told = get("/v1/jobs/news").json()
+    assert told.pop("created") == told.pop("changed")
+    assert told == {
         "name": "news",
+        "phase": "training",
+        "desired": "running",
+        "trouble": "",
+        "revision": 1,
+        "created_by": "tests",
+        "outcome": None,
+        "day": None,
+        "overrides": {},
+        "exports": {"main": STATUS["operations"]["exporting"]["main"]},
         "state": "training",
         "pass": 12,
         "version": 11,
@@ -130,7 +136,7 @@ def test_a_job_tells_what_it_is_doing():
     }
 
 
-def test_a_job_that_is_starting_has_no_figures_yet():
+def test_a_job_that_is_starting_has_no_figures_yet(get):
     answer = get("/v1/jobs/news", {"job": "news", "state": "starting"}).json()
     assert answer["state"] == "starting"
     assert answer["pass"] is None
@@ -147,86 +153,27 @@ def test_a_job_that_is_starting_has_no_figures_yet():
         ("/nowhere", "Not Found"),
     ],
 )
-def test_what_is_not_there_is_a_problem(path, detail):
+def test_what_is_not_there_is_a_problem(get, path, detail):
     answer = get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {"type": "about:blank", "title": "Not Found", "status": 404, "detail": detail}
 
 
-def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own():
+def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own(get):
     assert get("/v1/jobs", host="evil.example").status_code == 400
-
-
-def test_the_addresses_are_the_ones_we_promised():
-    paths = get("/v1/openapi.json").json()["paths"]
-    assert {path: sorted(methods) for path, methods in paths.items()} == {
-        "/v1/health": ["get"],
-        "/v1/jobs": ["get"],
-        "/v1/jobs/{name}": ["get"],
-        "/v1/jobs/{name}/commits": ["get", "post"],
-        "/metrics": ["get"],
-    }
-
-
-def test_a_jobs_commits_are_listed(tmp_path):
-    past = Past(tmp_path / "store").begin()
-    past.close(1, a=(0, 100))
-    name = past.commit(1)
-    past.end()
-    (commit,) = get("/v1/jobs/news/commits", store=past.store).json()["commits"]
-    assert 0 < commit.pop("own_bytes") < commit.pop("bytes")
-    assert commit == {
-        "name": name, "version": 1, "timeline": "t1", "generation": 1, "made_at": "2026-01-02T03:04:05+00:00",
-        "rows": 100, "held_by": [], "damaged": None, "next": True,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def chief(tmp_path):
-    """A chief that serves its Role where a launcher keeps its private files."""
-
-    class Chief:
-        store, commits = tmp_path / "store", 0
-
-        def commit(self):
-            self.commits += 1
-
-    made = Chief()
-    folder = made.store / "workers" / "g3"
-    folder.mkdir(parents=True)
-    (folder / "trainer-0.json").write_text('{"secret": "s"}')
-    address = folder / "trainer-0.address"
-    with locked(made.store / "lock", Deadline.after(5)), serve_role(lambda: STATUS, print, "s", address, made.commit):
-        yield made
-
-
-def test_a_commit_is_asked_for_of_the_chief_and_its_version_told_at_once(chief):
-    answer = get("/v1/jobs/news/commits", store=chief.store, method="POST")
-    assert (answer.status_code, answer.json(), chief.commits) == (202, {"version": 11}, 1)
-
-
-def test_a_page_elsewhere_cannot_ask_for_a_commit(chief):
-    headers = {"sec-fetch-site": "cross-site"}
-    assert get("/v1/jobs/news/commits", store=chief.store, method="POST", headers=headers).status_code == 403
-    assert chief.commits == 0
-
-
-def test_a_commit_that_nobody_can_make_now_is_a_problem(tmp_path):
-    answer = get("/v1/jobs/news/commits", store=tmp_path, method="POST")
-    assert answer.status_code == 503
-    assert answer.json()["detail"].startswith(f"no run is going on in {tmp_path}")
+    assert get("/v1/jobs", host="mill.example").status_code == 200
 
 
 def test_metric_names_and_labels_are_the_ones_we_promised():
     full = {**STATUS, "loss": 0.2}
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
-    text = exposition(OneJob("news", lambda: full, NOWHERE)).decode()
+    text = exposition([("news", Status(full))]).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
 
 
-def test_alarms_are_told_and_counted():
+def test_alarms_are_told_and_counted(get):
     failing = {**STATUS["commit"], "failing": "/store: No space left on device", "failing_s": 3.0, "mirror": None}
     in_trouble = {**STATUS, "commit": failing, "trouble": "the log is full", "forked": True}
     answer = get("/v1/jobs/news", in_trouble).json()
@@ -242,7 +189,7 @@ def test_alarms_are_told_and_counted():
     assert "millrace_mirror_version{" not in text
 
 
-def test_exports_that_fail_are_told_and_counted():
+def test_exports_that_fail_are_told_and_counted(get):
     main = {"name": "0000000008-delta", "failing": "no room", "failed_gates": ["auc 0.5 is below 0.6"]}
     failing = {**STATUS, "operations": {"exporting": {"main": main, "more": {}}}}
     assert get("/v1/jobs/news", failing).json()["alarms"] == {
@@ -259,7 +206,7 @@ def test_exports_that_fail_are_told_and_counted():
     )
 
 
-def test_metrics_are_served_as_prometheus_text():
+def test_metrics_are_served_as_prometheus_text(get):
     answer = get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert 'millrace_window_auc{job="news",task="ctr"} 0.75' in answer.text
@@ -297,10 +244,10 @@ def test_a_port_that_is_taken_is_told():
     assert str(caught.value) == message
 
 
-def test_it_is_served_over_the_wire_and_gives_the_port_back():
+def test_it_is_served_over_the_wire_and_gives_the_port_back(served):
     listener = bound("127.0.0.1:0")
     host, port = listener.getsockname()
-    with serving(app(OneJob("news", lambda: STATUS, NOWHERE)), listener):
+    with serving(served.api, listener):
         with urllib.request.urlopen(f"http://{host}:{port}/v1/health", timeout=10) as answer:
             assert answer.status == 200
     with socket.socket() as again:

@@ -1,0 +1,155 @@
+"""/v1/audit and /v1/tokens: who did what, and who may."""
+
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from sqlalchemy import select
+
+from millrace.errors import SpecError
+from service.access.roles import Role
+from service.access.tokens import Token, Tokens
+from service.api.answers import Asked, Described, finite
+from service.api.doors import Door, HostOf, door, note
+from service.api.paging import Page, Paged, cut, number_after, page
+from service.api.problems import refused
+from service.records.tables import AuditRow
+
+router = APIRouter(prefix="/v1", tags=["administration"], route_class=Door)
+
+RoleName = Literal["viewer", "operator", "admin"]
+ROLES: dict[Role, RoleName] = {Role.VIEWER: "viewer", Role.OPERATOR: "operator", Role.ADMIN: "admin"}
+
+
+class AuditEntry(Described):
+    """Something that somebody asked for."""
+
+    id: int
+    at: datetime
+    who: str
+    role: str | None
+    method: str
+    """HTTP's, or a word for what came by no request."""
+    path: str
+    job: str | None
+    status: int | None
+    """What it was answered."""
+    detail: dict[str, Any]
+
+
+class TokenEntry(Described):
+    """A token, without what opens anything."""
+
+    id: str
+    name: str
+    role: RoleName
+    created: datetime
+    expires: datetime | None
+    last_used: datetime | None
+    revoked: datetime | None
+
+
+class NewToken(TokenEntry):
+    """A token that was just made."""
+
+    token: str
+    """What opens: it is told this once, and kept nowhere."""
+
+
+class CreateToken(Asked):
+    """A token to be made."""
+
+    name: str = Field(max_length=64)
+    role: RoleName
+    days: float | None = Field(default=None, gt=0, le=36_500, allow_inf_nan=False)
+    """How long it opens; unless given, for ever."""
+
+
+@router.get("/audit", **door(Role.ADMIN), operation_id="listAudit", summary="Who did what")
+def audit(
+    host: HostOf,
+    paging: Paged,
+    job: Annotated[str | None, Query(max_length=64, description="What was done to this job only.")] = None,
+    who: Annotated[str | None, Query(max_length=128, description="What this caller did only.")] = None,
+) -> Page[AuditEntry]:
+    """Every request that changed something or tried to, the newest first; kept 400 days."""
+    newest = select(AuditRow).order_by(AuditRow.id.desc()).limit(paging.limit + 1)
+    if paging.after is not None:
+        newest = newest.where(AuditRow.id < number_after(paging))
+    if job is not None:
+        newest = newest.where(AuditRow.job == job)
+    if who is not None:
+        newest = newest.where(AuditRow.who == who)
+    with host.records.reading() as session:
+        found = [_entry(row) for row in session.scalars(newest)]
+    return cut(found, paging, lambda each: str(each.id))
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        id=row.id,
+        at=row.at,
+        who=row.who,
+        role=row.role,
+        method=row.method,
+        path=row.path,
+        job=row.job,
+        status=row.status,
+        detail=finite(row.detail),
+    )
+
+
+@router.get("/tokens", **door(Role.ADMIN), operation_id="listTokens", summary="List tokens")
+def list_tokens(request: Request, paging: Paged) -> Page[TokenEntry]:
+    """All tokens in the order of their making, the revoked ones too."""
+    return page([_told(token) for token in _tokens(request).rows.all()], paging, lambda each: each.id)
+
+
+@router.post(
+    "/tokens",
+    **door(Role.ADMIN),
+    status_code=HTTPStatus.CREATED,
+    operation_id="createToken",
+    summary="Make a token",
+)
+def create_token(request: Request, asked: CreateToken, response: Response) -> NewToken:
+    """Make a token. It is told this once, so a request that is repeated makes another one, or is refused."""
+    note(request, name=asked.name, role=asked.role, days=asked.days)
+    lifetime = None if asked.days is None else timedelta(days=asked.days)
+    token, text = _tokens(request).create(asked.name, Role.of(asked.role), lifetime)
+    response.headers["Location"] = f"/v1/tokens/{token.id}"
+    return NewToken(**dict(_told(token)), token=text)
+
+
+@router.delete(
+    "/tokens/{token}", **door(Role.ADMIN, HTTPStatus.NOT_FOUND), operation_id="revokeToken",
+    summary="Revoke a token",
+)  # fmt: skip
+def revoke_token(request: Request, token: str) -> TokenEntry:
+    """Let a token, by its id or name, open nothing any more."""
+    tokens = _tokens(request)
+    try:
+        return _told(tokens.revoke(token))
+    except SpecError as error:
+        raise refused(HTTPStatus.NOT_FOUND, str(error)) from error
+
+
+def _tokens(request: Request) -> Tokens:
+    tokens: Tokens | None = request.app.state.tokens
+    if tokens is None:
+        raise refused(HTTPStatus.CONFLICT, "a foreground run has no tokens; `millrace serve` has")
+    return tokens
+
+
+def _told(token: Token) -> TokenEntry:
+    return TokenEntry(
+        id=token.id,
+        name=token.name,
+        role=ROLES[token.role],
+        created=token.created_at,
+        expires=token.expires_at,
+        last_used=token.last_used_at,
+        revoked=token.revoked_at,
+    )

@@ -1,0 +1,170 @@
+"""The way into every route: who may, what is written down of it, and requests that are repeated.
+
+A route says its role by `door`; that is what its callers are asked for, and what the OpenAPI document says of it.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from millrace.errors import MillraceError
+from service.access.guard import SAFE_METHODS, require
+from service.access.roles import Caller, Role
+from service.api import problems, repeats
+from service.api.problems import described
+from service.hosting.host import Host
+
+log = logging.getLogger(__name__)
+
+ROLE, ACT, REPEATABLE = "x-role", "x-act", "x-repeatable"
+"""What a route's part of the OpenAPI document says of it."""
+SCHEME = "bearer"
+MAX_DETAIL = 2000
+"""Characters of what the audit log keeps of one value."""
+
+GENERAL = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+"""Problems of every route."""
+GUARDED = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.INSUFFICIENT_STORAGE,
+)
+"""And of those that ask who is there: what is behind them may be in any state."""
+KEY_PARAMETER = {
+    "name": repeats.HEADER,
+    "in": "header",
+    "required": False,
+    "description": "A text of your own: sent again with it, the request is answered alike and done once. Kept a day.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": repeats.MAX_KEY, "pattern": "^[ -~]+$"},
+}
+REPLAYED_HEADER = {
+    repeats.REPLAYED: {"description": "true: the answer to an earlier request.", "schema": {"type": "string"}}
+}
+
+
+def door(role: Role | None, *statuses: HTTPStatus, act: str = "", repeatable: bool = False) -> dict[str, Any]:
+    """What a route says of who may: its callers have `role`, or were granted `act`; None: everybody.
+
+    `statuses` are those of its own problems; those that every route has are added.
+    """
+    if role is None:
+        return {"responses": described([*GENERAL, *statuses]), "openapi_extra": {ROLE: "none", "security": []}}
+    extra: dict[str, Any] = {ROLE: role.word, "security": [{SCHEME: []}]}
+    if act:
+        extra[ACT] = act
+    if repeatable:
+        extra |= {REPEATABLE: True, "parameters": [KEY_PARAMETER]}
+    return {"responses": described([*GENERAL, *GUARDED, *statuses]), "openapi_extra": extra}
+
+
+def downloads(role: Role, media_type: str, *statuses: HTTPStatus) -> dict[str, Any]:
+    """What a route says that answers a file."""
+    found = door(role, *statuses)
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    found["responses"][int(HTTPStatus.OK)] = {"description": "The file.", "content": {media_type: binary}}
+    return found | {"response_class": FileResponse}
+
+
+class Door(APIRoute):
+    """A route behind the guard; see module docstring.
+
+    1. Who asks is known, and may. 2. Is it a repeated request, it has the answer of the first. 3. The route answers.
+    4. The answer is kept for repetitions. 5. What changed something is written down, with its status.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What FastAPI calls for each request."""
+        inner, extra = super().get_route_handler(), self.openapi_extra or {}
+        if extra.get(ROLE, "none") == "none":
+            return inner
+        admit = require(Role.of(extra[ROLE]), extra.get(ACT, ""))
+
+        async def handler(request: Request) -> Response:
+            caller = await run_in_threadpool(admit, request)  # 1
+            request.state.caller = caller
+            if request.method in SAFE_METHODS:
+                return await inner(request)
+            try:
+                response = await (_once(request, caller, inner) if extra.get(REPEATABLE) else inner(request))
+            except Exception as error:
+                await run_in_threadpool(_write_down, request, caller, problems.response_to(error).status_code)
+                raise
+            await run_in_threadpool(_write_down, request, caller, response.status_code)
+            return response
+
+        return handler
+
+
+async def _once(
+    request: Request, caller: Caller, inner: Callable[[Request], Coroutine[Any, Any, Response]]
+) -> Response:
+    """Steps 2 to 4."""
+    key = request.headers.get(repeats.HEADER)
+    if key is None:
+        return await inner(request)
+    kept: repeats.Repeats = request.app.state.repeats
+    asked = repeats.Request(key, caller.name, request.method, request.url.path, await request.body())
+    known = await run_in_threadpool(kept.begin, asked)  # 2
+    if known is not None:
+        request.state.noted = {"repeated": True}
+        return Response(known.body, known.status, {**known.headers, repeats.REPLAYED: "true"})
+    answered: repeats.Answer | None = None
+    try:
+        response = await inner(request)  # 3
+        if response.status_code < HTTPStatus.BAD_REQUEST:
+            headers = {name: response.headers[name] for name in repeats.KEPT_HEADERS if name in response.headers}
+            answered = repeats.Answer(response.status_code, headers, bytes(response.body).decode())
+    finally:
+        await run_in_threadpool(kept.end, asked, answered)  # 4
+    return response
+
+
+def _write_down(request: Request, caller: Caller, status: int) -> None:
+    """Step 5. What cannot be written down has happened all the same: the log says so."""
+    host: Host = request.app.state.host
+    role = caller.role.word if caller.role is not None else None
+    job = request.path_params.get("job")
+    detail = {name: value for name, value in request.path_params.items() if name != "job"}
+    detail |= getattr(request.state, "noted", {})
+    try:
+        host.records.audit(
+            caller.name, request.method, job, detail, role=role, path=request.url.path[:MAX_DETAIL], status=status
+        )
+    except MillraceError as error:
+        log.error("%s %s by %s cannot be written down: %s", request.method, request.url.path, caller.name, error)
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _host(request: Request) -> Host:
+    host: Host = request.app.state.host
+    return host
+
+
+def note(request: Request, **what: Any) -> None:
+    """Have the audit log say this, too, of the request."""
+    request.state.noted = {name: _short(value) for name, value in what.items()}
+
+
+def _short(value: Any) -> Any:
+    return value if len(str(value)) <= MAX_DETAIL else f"{str(value)[:MAX_DETAIL]}..."
+
+
+CallerOf = Annotated[Caller, Depends(_caller)]
+HostOf = Annotated[Host, Depends(_host)]

@@ -1,0 +1,210 @@
+"""/v1/jobs/{job}/exports: a job's exports, one more, and which one is pointed to. The work is service.exports'."""
+
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse
+from pydantic import Field
+
+from millrace.deadline import Deadline
+from service.access.roles import Role
+from service.api.answers import Asked, Described, finite
+from service.api.commits import named
+from service.api.doors import CallerOf, Door, HostOf, door, downloads, note
+from service.api.jobs import JobName
+from service.api.operations import OperationEntry, begins, begun, said
+from service.api.paging import Page, Paged, page
+from service.api.problems import refused
+from service.api.statuses import Statuses, StatusesOf
+from service.exports import listing
+from service.exports.wishing import make_export
+from service.spec import LoadedJob
+from trainer.exports.reading import DONE, MANIFEST
+
+router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=Door)
+
+FILES = "application/octet-stream"
+LIST_S = 2.0
+"""How long a list may be old: it may have to be asked of an object store."""
+EXPORT_S = 3_600.0
+"""How long an export that was asked for may take."""
+StreamName = Annotated[str, InPath(description="A stream of exports.", max_length=128)]
+Timeline = Annotated[str, InPath(description='As in "t1".', max_length=32)]
+ExportName = Annotated[str, InPath(description='As in "0000000012-base".', max_length=64)]
+GONE = (HTTPStatus.NOT_FOUND,)
+
+
+class ExportEntry(Described):
+    """One export."""
+
+    stream: str
+    name: str
+    timeline: str
+    version: int
+    """Of the state that it gives."""
+    kind: Literal["base", "delta"]
+    complete: bool
+    current: bool
+    """Whether serving is pointed to it."""
+    damaged: str | None
+    """What is wrong with its manifest; its files are not read for this."""
+    made_at: str | None
+    rows: int | None
+    tombstones: int | None
+    pending: int | None
+    """Rows that wait for their vector."""
+    bytes: int | None
+    why: str | None
+    """Why it was made, and why it is a base."""
+    failed_gates: list[str]
+
+
+class ExportDetails(Described):
+    """What an export holds."""
+
+    path: str
+    """"t1/0000000012-base"."""
+    url: str
+    """Where it lies."""
+    current: bool
+    manifest: dict[str, Any]
+    """All that it says of itself: tables, gates, files with their hashes, its parent."""
+
+
+class MakeExport(Asked):
+    """An export to be made."""
+
+    stream: str = Field(max_length=128)
+    kind: Literal["base", "delta"] | None = None
+    """Unless given, a delta where the stream has them."""
+
+
+class PointTo(Asked):
+    """An export to be pointed to."""
+
+    name: str = Field(max_length=128)
+    """Its path, name or version."""
+
+
+class Pointed(Described):
+    """What serving is pointed to now."""
+
+    path: str
+    url: str
+    failed_gates: list[str]
+    """Gates that it failed."""
+
+
+def _entries(statuses: Statuses, job: str, loaded: LoadedJob) -> list[dict[str, Any]]:
+    def look() -> list[dict[str, Any]]:
+        with listing.opened(loaded, None) as streams:
+            return [entry for stream in streams for entry in listing.entries_of(stream)]
+
+    return statuses.kept.get(("exports", job), LIST_S, look) if loaded.spec.exports else []
+
+
+@router.get("", **door(Role.VIEWER, *GONE), operation_id="listExports", summary="List a job's exports")
+def list_exports(
+    statuses: StatusesOf,
+    job: JobName,
+    paging: Paged,
+    stream: Annotated[str | None, Query(max_length=128, description="Of this stream only.")] = None,
+) -> Page[ExportEntry]:
+    """A job's exports by stream, in order of time; those that are not complete, too."""
+    found = _entries(statuses, job, statuses.loaded(job))
+    entries = [ExportEntry(**each) for each in found if stream in (None, each["stream"])]
+    return page(entries, paging, lambda each: f"{each.stream}/{each.timeline}/{each.name}")
+
+
+@router.post("", **begins(Role.OPERATOR), operation_id="makeExport", summary="Have an export made")
+def make(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    asked: MakeExport,
+    request: Request,
+    response: Response,
+) -> OperationEntry:
+    """Have a running job export its state at the next close; the result has its `name`, and whether it is `current`."""
+    note(request, stream=asked.stream, kind=asked.kind)
+    loaded = statuses.loaded(job)
+    _check_stream(loaded, asked.stream)
+
+    def work() -> dict[str, Any]:
+        made = make_export(loaded.store, asked.stream, asked.kind, Deadline.after(EXPORT_S))
+        return {"stream": asked.stream, "name": made.name, "current": made.current, "said": str(made)}
+
+    return begun(host, "export", job, caller, said("waiting for the close, and for the export", work), response)
+
+
+@router.get(
+    "/{stream}/{timeline}/{name}", **door(Role.VIEWER, *GONE), operation_id="getExport", summary="What an export holds"
+)
+def get_export(
+    statuses: StatusesOf, job: JobName, stream: StreamName, timeline: Timeline, name: ExportName
+) -> ExportDetails:
+    """A complete export's manifest."""
+    found = _shown(statuses.loaded(job), stream, timeline, name)
+    return ExportDetails(path=found.path, url=found.url, current=found.current, manifest=finite(dict(found.manifest)))
+
+
+@router.get(
+    "/{stream}/{timeline}/{name}/files/{file}",
+    **downloads(Role.VIEWER, FILES, *GONE),
+    operation_id="getExportFile",
+    summary="Download a file of an export",
+)
+def get_file(
+    statuses: StatusesOf,
+    job: JobName,
+    stream: StreamName,
+    timeline: Timeline,
+    name: ExportName,
+    file: Annotated[str, InPath(description="As the manifest names it.", max_length=256)],
+) -> FileResponse:
+    """One file of a complete export that lies in a folder; of an object store, fetch it there."""
+    found = _shown(statuses.loaded(job), stream, timeline, name)
+    if file not in (*found.manifest["files"], MANIFEST, DONE) or PurePosixPath(file).name != file:
+        raise refused(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
+    if "://" in found.url:
+        raise refused(HTTPStatus.CONFLICT, f"this export lies at {found.url}; fetch {file} there")
+    folder = Path(found.url).resolve()
+    path = (folder / file).resolve()
+    if path.parent != folder or not path.is_file():
+        raise refused(HTTPStatus.NOT_FOUND, f"{file} of export {found.path} is not there")
+    return FileResponse(path, media_type=FILES, filename=file)
+
+
+@router.post(
+    "/{stream}/current",
+    **door(Role.OPERATOR, *GONE, repeatable=True),
+    operation_id="pointToExport",
+    summary="Point serving to an export",
+)
+def point(
+    statuses: StatusesOf, _caller: CallerOf, job: JobName, stream: StreamName, asked: PointTo, request: Request
+) -> Pointed:
+    """Have `current.json` name an export, whatever its gates said, until the job points to its next one."""
+    note(request, stream=stream, name=asked.name)
+    loaded = statuses.loaded(job)
+    _check_stream(loaded, stream)
+    with named():
+        done = listing.point_to(loaded, stream, asked.name)
+    statuses.kept.drop(("exports", job))
+    return Pointed(path=done.path, url=done.url, failed_gates=done.failed_gates)
+
+
+def _check_stream(job: LoadedJob, stream: str) -> None:
+    if stream not in job.spec.exports:
+        streams = ", ".join(job.spec.exports) or "none"
+        raise refused(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; it has: {streams}")
+
+
+def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> listing.Shown:
+    _check_stream(job, stream)
+    with named():
+        return listing.shown(job, stream, f"{timeline}/{name}")

@@ -1,0 +1,135 @@
+"""/v1/jobs/{job}/metrics: how well a job predicts what it has not learnt yet; now, over time, and as it comes."""
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+
+from service.access.roles import Role
+from service.api.answers import Described, finite
+from service.api.doors import Door, door
+from service.api.jobs import JobName
+from service.api.paging import Page, Paged, cut, number_after
+from service.api.statuses import StatusesOf
+from service.api.streaming import EventStream, Streams
+from service.past.closes import Close
+from service.status import Number, Status
+
+router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=Door)
+
+MAX_LAST = 2_000
+SPANS = ("life", "window", "pass")
+GONE = (HTTPStatus.NOT_FOUND,)
+Measures = dict[str, dict[str, Number]]
+
+
+class JobMetrics(Described):
+    """Metrics of predictions made before their samples were learnt: by task, by name. None that is not known yet."""
+
+    version: Number | None
+    """The last closed pass."""
+    life: Measures
+    """Since the job began."""
+    window: Measures
+    """Over `metrics.window`."""
+    last_pass: Measures
+    """Of the last pass."""
+    slices: dict[str, Any]
+    """"life" and "window": by task, by slot, by value; see `metrics.slices`."""
+    tensors: dict[str, Any]
+    """"pass", "window" and "life": of each tensor that the model returns, mean and more."""
+
+
+class CloseEntry(Described):
+    """A pass that was closed."""
+
+    version: int
+    timeline: str
+    event_time: datetime | None
+    """The newest event learnt by then; null without event time."""
+    day: int
+    """The job's day."""
+    events: int
+    samples: int
+    rejected: dict[str, int]
+    """Events that gave no sample, by reason."""
+    window: Measures
+    """Metrics over the window, as they stood: auc, gauc, logloss, calibration, rmse. Empty: nothing was predicted."""
+
+
+@router.get("", **door(Role.VIEWER, *GONE), operation_id="getMetrics", summary="A job's metrics")
+def metrics(statuses: StatusesOf, job: JobName) -> JobMetrics:
+    """Metrics over the job's life, the window and the last pass, and by slice."""
+    return job_metrics(statuses.of(job))
+
+
+def job_metrics(status: Status) -> JobMetrics:
+    """A chief's metrics as the API gives them."""
+    told = status.part("metrics")
+    slices = {
+        span: {task: finite(dict(part.part("slices").raw)) for task, part in told.parts(span).items()}
+        for span in ("life", "window")
+    }
+    life, window, last_pass = (status.metrics(span) for span in SPANS)
+    tensors = finite(dict(told.part("tensors").raw))
+    return JobMetrics(
+        version=status.number("version"), life=life, window=window, last_pass=last_pass, slices=slices, tensors=tensors
+    )
+
+
+@router.get("/history", **door(Role.VIEWER, *GONE), operation_id="getMetricsHistory", summary="Metrics over time")
+def history(
+    statuses: StatusesOf,
+    job: JobName,
+    paging: Paged,
+    since: Annotated[int, Query(ge=0, le=2**53, description="Only versions behind this one.")] = 0,
+    last: Annotated[int | None, Query(ge=1, le=MAX_LAST, description="Only so many, the newest, in one page.")] = None,
+) -> Page[CloseEntry]:
+    """What the job's log says of each close, the oldest first, as far back as the log goes."""
+    closes = statuses.closes(job)
+    if last is not None:
+        found = [close for close in closes.newest(last) if close.version > since]
+        return Page(items=[close_entry(close) for close in found], next=None)
+    begin = max(since, number_after(paging))
+    entries = [close_entry(close) for close in closes.after(begin, paging.limit + 1)]
+    return cut(entries, paging, lambda each: str(each.version))
+
+
+def close_entry(close: Close) -> CloseEntry:
+    """A close as the API gives it."""
+    body, at_s = close.body, close.body.get("event_time_s")
+    return CloseEntry(
+        version=close.version,
+        timeline=close.timeline,
+        event_time=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
+        day=body["day"],
+        events=body["events"],
+        samples=body["samples"],
+        rejected=body["rejected"],
+        window=body.get("window", {}),
+    )
+
+
+@router.get(
+    "/stream",
+    **door(Role.VIEWER, *GONE),
+    operation_id="streamMetrics",
+    summary="Metrics as they come",
+    response_class=EventStream,
+    status_code=HTTPStatus.OK,
+)
+async def stream(
+    request: Request,
+    job: JobName,
+    last_event_id: Annotated[
+        str | None, Header(description="The last event seen: closes since are told first.", max_length=64)
+    ] = None,
+) -> EventStream:
+    """A stream of server-sent events, until the job ends.
+
+    `close`: a pass was closed, as in the history; its id is the version. `figures`: a job's figures, at each close and
+    at least each second while they change. `end`: the job's phase, at its end. Comments keep the line open.
+    """
+    streams: Streams = request.app.state.streams
+    return await streams.open(job, last_event_id)

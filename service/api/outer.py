@@ -1,0 +1,87 @@
+"""What holds for every request before any route sees it: the host's name, the body's length, the headers of answers."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import answer, problem, refused
+
+LOCAL_NAMES = ("127.0.0.1", "localhost")
+"""Names under which it always answers: a web page elsewhere cannot reach it by a name of its own."""
+OURS = ("/v1", "/metrics")
+"""Paths whose answers are data: no page of them is ever shown."""
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+DATA_HEADERS = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'", "cache-control": "no-store"}
+HSTS = "max-age=31536000"
+
+
+class Outer:
+    """See module docstring."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str], max_body: int) -> None:
+        """`names` beside LOCAL_NAMES; a body longer than `max_body` bytes is not read on."""
+        self._app, self._names, self._max_body = app, {*LOCAL_NAMES, *(name.lower() for name in names)}, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = _with_headers(scope, send)
+        headers = Headers(scope=scope)
+        if host_of(headers.get("host", "")) not in self._names:
+            told = f"this service does not answer as {headers.get('host', '')!r}; see access.hosts"
+            await answer(problem(HTTPStatus.BAD_REQUEST, told))(scope, receive, sent)
+            return
+        length = headers.get("content-length", "0")
+        if not (length.isdecimal() and int(length) <= self._max_body):
+            await answer(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large()))(scope, receive, sent)
+            return
+        await self._app(scope, self._bounded(receive), sent)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """A body of no announced length is counted as it comes."""
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            if read > self._max_body:
+                raise refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large())
+            return message
+
+        return bounded
+
+    def _too_large(self) -> str:
+        return f"a request may have {self._max_body:,} bytes; see limits.max_body"
+
+
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port."""
+    if header.startswith("["):
+        return header.partition("]")[0] + "]"
+    return header.partition(":")[0].lower()
+
+
+def _with_headers(scope: Scope, send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+            if scope["path"].startswith(OURS):
+                for name, value in DATA_HEADERS.items():
+                    headers.setdefault(name, value)
+            if scope.get("scheme") == "https":
+                headers.setdefault("strict-transport-security", HSTS)
+        await send(message)
+
+    return sent

@@ -1,0 +1,155 @@
+"""/v1/jobs/{job}/log, /output, /deadletters: what happened, what its processes printed, what it could not learn."""
+
+import re
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse
+
+from service.access.roles import Role
+from service.api.answers import Described
+from service.api.doors import Door, HostOf, door, downloads
+from service.api.jobs import JobName
+from service.api.paging import Page, Paged, cut, encoded, number_after, page
+from service.api.problems import refused
+from service.api.statuses import StatusesOf
+from service.operating.forgetting import LETTERS
+from service.past.records import good_records
+from service.past.wording import told
+
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
+
+LINES = "application/x-ndjson"
+LOG_S = 1.0
+"""How long the words of a log may be old: it is read as a whole."""
+FILE = re.compile(r"pass-(\d{12})-rank-(\d+)\.jsonl")
+GONE = (HTTPStatus.NOT_FOUND,)
+WorkerName = Annotated[str | None, Query(max_length=64, description='Of this process only, as in "trainer-0".')]
+
+
+class LogLine(Described):
+    """One record of a job's log."""
+
+    number: int
+    when: str
+    """Where the record says it; else empty."""
+    kind: str
+    """"claim", "plan", "operation", "close" or "void"; "damage" at the end of a log that is damaged."""
+    words: str
+
+
+class OutputLine(Described):
+    """A line that a process of a job printed."""
+
+    at: str
+    """ISO 8601, UTC; empty where it is not known."""
+    worker: str
+    text: str
+
+
+class Output(Described):
+    """Lines that a job's processes printed."""
+
+    items: list[OutputLine]
+    next: str
+    """What `after` is for the lines behind these, be there any yet or not."""
+
+
+class LettersFile(Described):
+    """Dead letters of one pass, as one process read it: events that gave no sample, a JSON line each."""
+
+    name: str
+    pass_number: int
+    rank: int
+    bytes: int
+    written: datetime
+
+
+@router.get("/log", **door(Role.VIEWER, *GONE), operation_id="getLog", summary="What happened to a job")
+def log(
+    statuses: StatusesOf,
+    job: JobName,
+    paging: Paged,
+    last: Annotated[int | None, Query(ge=1, le=1000, description="Only so many, the newest, in one page.")] = None,
+) -> Page[LogLine]:
+    """Every claim, plan, operation and close of the job's log in words, the oldest first.
+
+    Of a damaged log, what is good, and then what is wrong.
+    """
+    folder = statuses.job(job).store / "log"
+    lines = statuses.kept.get(("log", job, str(folder)), LOG_S, lambda: _lines(folder))
+    if last is not None:
+        return Page(items=lines[-last:], next=None)
+    begin = number_after(paging)
+    return cut([line for line in lines if line.number > begin], paging, lambda each: str(each.number))
+
+
+def _lines(folder: Path) -> list[LogLine]:
+    records, damage = good_records(folder)
+    lines = [
+        LogLine(number=each.number, when=each.when, kind=each.kind.value, words=each.words) for each in told(records)
+    ]
+    if damage is not None:
+        lines.append(LogLine(number=(lines[-1].number if lines else 0) + 1, when="", kind="damage", words=str(damage)))
+    return lines
+
+
+@router.get("/output", **door(Role.VIEWER, *GONE), operation_id="getOutput", summary="What a job's processes printed")
+def output(
+    host: HostOf,
+    job: JobName,
+    paging: Paged,
+    worker: WorkerName = None,
+    last: Annotated[bool, Query(description="The newest lines, where `after` is not given.")] = False,
+) -> Output:
+    """Lines that a job's processes printed; the newest `limits.max_output` bytes are kept. Ask again with `next`."""
+    begin = number_after(paging, -1 if last else 0)
+    lines = host.log_lines(job, worker, begin, paging.limit)
+    after = lines[-1].after if lines else max(begin, 0)
+    items = [OutputLine(at=line.at, worker=line.worker, text=line.text) for line in lines]
+    return Output(items=items, next=encoded(str(after)))
+
+
+@router.get(
+    "/deadletters", **door(Role.OPERATOR, *GONE), operation_id="listDeadLetters", summary="List files of dead letters"
+)
+def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[LettersFile]:
+    """Files of events that gave no sample, by pass; they hold what the events held."""
+    folder = statuses.job(job).store / LETTERS
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and path.is_file()]
+    entries = []
+    for path, match in found:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # retired since
+            continue
+        written = datetime.fromtimestamp(stat.st_mtime, UTC)
+        entries.append(
+            LettersFile(
+                name=path.name, pass_number=int(match[1]), rank=int(match[2]), bytes=stat.st_size, written=written
+            )
+        )
+    return page(entries, paging, lambda each: each.name)
+
+
+@router.get(
+    "/deadletters/{file}",
+    **downloads(Role.OPERATOR, LINES, *GONE),
+    operation_id="getDeadLetters",
+    summary="Download a file of dead letters",
+)
+def dead_letter_file(
+    statuses: StatusesOf,
+    job: JobName,
+    file: Annotated[str, InPath(max_length=64, description="As the list names it.")],
+) -> FileResponse:
+    """One file: a JSON line for each event, with its partition, position, reason and bytes."""
+    path = statuses.job(job).store / LETTERS / file
+    if FILE.fullmatch(file) is None or path.is_symlink() or not path.is_file():
+        raise refused(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
+    return FileResponse(path, media_type=LINES, filename=file)

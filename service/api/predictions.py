@@ -1,0 +1,102 @@
+"""/v1/predictions, and of a job: predictions of a fixed version over many events. The work is service.predicting's."""
+
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from millrace.errors import SpecError
+from service.access.allowed import Allowed, check_spec
+from service.access.roles import Role
+from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.jobs import JobName
+from service.api.operations import OperationEntry, begins, begun, entry
+from service.api.paging import Page, Paged, cut
+from service.api.statuses import StatusesOf
+from service.hosting.work import Act
+from service.predicting.running import job_of, predict
+from service.spec import LoadedJob
+from trainer.predict.config import PredictionRequest
+
+router = APIRouter(tags=["predictions"], route_class=Door)
+
+KIND = "predict"
+
+
+@router.get(
+    "/v1/jobs/{job}/predictions",
+    **door(Role.VIEWER, HTTPStatus.NOT_FOUND),
+    operation_id="listPredictions",
+    summary="List a job's predictions",
+)
+def list_predictions(host: HostOf, job: JobName, paging: Paged) -> Page[OperationEntry]:
+    """Predictions that were asked for, as operations, the newest first."""
+    name = host.job(job).name
+    found = host.work.list(job=name, after=paging.after, limit=200)
+    return cut([entry(each) for each in found if each.kind == KIND], paging, lambda each: each.id)
+
+
+@router.post(
+    "/v1/jobs/{job}/predictions",
+    **begins(Role.OPERATOR),
+    operation_id="predictByJob",
+    summary="Predict with a job's model",
+)
+def predict_by_job(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    asked: PredictionRequest,
+    request: Request,
+    response: Response,
+) -> OperationEntry:
+    """Predict many events with a version of the job's model, beside its training; writes Parquet to `output`.
+
+    The result is the manifest. The same request goes on where an earlier one was interrupted.
+    """
+    note(request, version=asked.version, output=asked.output)
+    if asked.spec is not None or asked.base is not None:
+        raise SpecError("the job has a spec; leave it out, or use /v1/predictions", "spec")
+    loaded, own = statuses.loaded(job), statuses.job(job).folder
+    placed = _placed(asked, loaded.folder)
+    _check(request, placed, loaded, own)
+    return begun(host, KIND, job, caller, _act(loaded, placed), response)
+
+
+@router.post(
+    "/v1/predictions", **begins(Role.OPERATOR), operation_id="predictByExport", summary="Predict with an export"
+)
+def predict_by_export(
+    host: HostOf, caller: CallerOf, asked: PredictionRequest, request: Request, response: Response
+) -> OperationEntry:
+    """Predict many events with an export of any job: `version` is its address, `spec` says how events are read."""
+    note(request, version=asked.version, output=asked.output)
+    if asked.base is None or not Path(asked.base).is_absolute():
+        raise SpecError("must be an absolute path: relative ones of the spec start there", "base")
+    loaded = job_of(asked)
+    placed = _placed(asked, loaded.folder)
+    _check(request, placed, loaded, None)
+    return begun(host, KIND, None, caller, _act(None, placed), response)
+
+
+def _placed(asked: PredictionRequest, folder: Path) -> PredictionRequest:
+    """The request with its output where it belongs, not where this process stands."""
+    return asked.model_copy(update={"output": str(folder / asked.output)})
+
+
+def _check(request: Request, asked: PredictionRequest, job: LoadedJob, own: Path | None) -> None:
+    """Raises SpecError where the request names what this service does not allow."""
+    allow, private = request.app.state.allow, request.app.state.private
+    own = own or Path("/nowhere")
+    if asked.spec is not None:
+        check_spec(job, allow, own, private)
+    Allowed(allow, own, private).check(asked, job.folder)
+
+
+def _act(job: LoadedJob | None, asked: PredictionRequest) -> Act:
+    def act(progress: Any, cancelled: Any) -> dict[str, Any]:
+        return predict(job, asked, progress, cancelled)
+
+    return act

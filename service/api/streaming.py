@@ -1,0 +1,246 @@
+"""Server-sent events of a job: one task asks for each job that somebody listens to, and hands on to all listeners.
+
+A listener holds what it has not sent yet, within bounds: figures that nobody has fetched are replaced by newer ones;
+a client that does not read what was sent is cut off. No listener has a thread of its own.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from millrace.errors import MillraceError
+from service.api.problems import refused
+from service.hosting.host import Phase
+
+LOOK_S = 0.25
+"""How often a job is looked at."""
+TELL_S = 1.0
+"""How often its figures are told, where no pass is closed."""
+HEARTBEAT_S = 10.0
+"""How long a line may be silent; then a comment keeps it open."""
+SLOW_S = 15.0
+"""How long a client may take to read what was sent; then it is dropped."""
+MAX_WAITING = 256
+"""Closes that wait to be sent to a client; one that falls behind farther is dropped, and may come again."""
+MAX_CAUGHT_UP = 500
+"""Closes that are told to who comes again; of more, the newest."""
+OVER = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event."""
+
+    kind: str
+    data: str
+    id: str = ""
+
+    @property
+    def text(self) -> bytes:
+        """As it is sent."""
+        head = f"id: {self.id}\n" if self.id else ""
+        return f"{head}event: {self.kind}\ndata: {self.data}\n\n".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is seen of a job at once."""
+
+    phase: Phase
+    figures: str
+    """As JSON."""
+    closes: Sequence[tuple[int, str]]
+    """Versions closed since the last look, each as JSON; the oldest first."""
+
+
+Looker = Callable[[str, int | None], Look]
+"""Looks at a job: closes behind that version, or, without one, the newest only. Blocks. Raises MillraceError."""
+
+
+@dataclass(eq=False, slots=True)
+class _Listener:
+    """One client."""
+
+    waiting: deque[Event] = field(default_factory=deque)
+    figures: Event | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+
+    def tell(self, events: Sequence[Event], figures: Event | None) -> None:
+        self.waiting.extend(events)
+        self.figures = figures or self.figures
+        self.over = self.over or len(self.waiting) > MAX_WAITING + MAX_CAUGHT_UP
+        self.woken.set()
+
+    def take(self) -> list[Event]:
+        found = [*self.waiting, *([self.figures] if self.figures else [])]
+        self.waiting.clear()
+        self.figures = None
+        self.woken.clear()
+        return found
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """A job that somebody listens to."""
+
+    listeners: list[_Listener] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Streams:
+    """See module docstring. On the event loop, but for `close`."""
+
+    def __init__(self, look: Looker, max_streams: int) -> None:
+        self._look, self._max_streams = look, max_streams
+        self._watched: dict[str, _Watched] = {}
+        self._num_streams = 0
+        self._closing = False
+
+    async def open(self, job: str, last_id: str | None) -> "EventStream":
+        """A stream of one job's events. Raises 429 where there are `max_streams`, UnknownJob."""
+        if self._closing or self._num_streams >= self._max_streams:
+            raise refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{self._num_streams} streams are open, limits.max_streams = {self._max_streams} may be",
+            )
+        since = int(last_id) if last_id is not None and last_id.isdecimal() and len(last_id) < 16 else None
+        self._num_streams += 1  # from here on it counts
+        try:
+            first = await run_in_threadpool(self._look, job, since)
+        except BaseException:
+            self._num_streams -= 1
+            raise
+        begin = [_close(*each) for each in first.closes[-MAX_CAUGHT_UP:]] if since is not None else []
+        return EventStream(self._events(job, begin, first), self._release)
+
+    def close(self) -> None:
+        """End all streams soon; from any thread."""
+        self._closing = True
+
+    def _release(self) -> None:
+        self._num_streams -= 1
+
+    async def _events(self, job: str, begin: list[Event], first: Look) -> AsyncGenerator[bytes, None]:
+        listener = _Listener()
+        for event in [*begin, Event("figures", first.figures)]:
+            yield event.text
+        if first.phase in OVER:
+            yield _end(first.phase).text
+            return
+        self._listen(job, listener, first.closes[-1][0] if first.closes else None)
+        try:
+            while not self._closing:
+                try:
+                    await asyncio.wait_for(listener.woken.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                for event in listener.take():
+                    yield event.text
+                if listener.over:
+                    return
+        finally:
+            self._leave(job, listener)
+
+    def _listen(self, job: str, listener: _Listener, version: int | None) -> None:
+        watched = self._watched.setdefault(job, _Watched())
+        watched.listeners.append(listener)
+        if watched.task is None:
+            watched.task = asyncio.create_task(self._watch(job, watched, version))
+
+    def _leave(self, job: str, listener: _Listener) -> None:
+        watched = self._watched.get(job)
+        if watched is None or listener not in watched.listeners:
+            return
+        watched.listeners.remove(listener)
+        if not watched.listeners:
+            del self._watched[job]
+            if watched.task is not None:
+                watched.task.cancel()
+
+    async def _watch(self, job: str, watched: _Watched, version: int | None) -> None:
+        """Look at a job as long as somebody listens, and tell all what is new."""
+        told, told_s, now_s = "", 0.0, asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                seen = await run_in_threadpool(self._look, job, version)
+            except MillraceError:  # it is away now, or was deleted: its listeners come again
+                self._end(job, watched, [])
+                return
+            closes = [_close(*each) for each in seen.closes] if version is not None else []
+            version = seen.closes[-1][0] if seen.closes else version
+            news = seen.figures != told and (bool(closes) or now_s() - told_s >= TELL_S)
+            if news:
+                told, told_s = seen.figures, now_s()
+            if closes or news:
+                for listener in watched.listeners:
+                    listener.tell(closes, Event("figures", seen.figures) if news else None)
+            if seen.phase in OVER or self._closing:
+                last = [Event("figures", seen.figures), _end(seen.phase)] if seen.phase in OVER else []
+                self._end(job, watched, last)
+                return
+
+    def _end(self, job: str, watched: _Watched, last: Sequence[Event]) -> None:
+        if self._watched.get(job) is watched:
+            del self._watched[job]
+        for listener in watched.listeners:
+            listener.over = True
+            listener.tell(last, None)
+
+
+def _close(version: int, data: str) -> Event:
+    return Event("close", data, str(version))
+
+
+def _end(phase: Phase) -> Event:
+    return Event("end", json.dumps({"phase": phase.value}))
+
+
+class EventStream(Response):
+    """Sends events as they come, until there are no more, the client goes, or it does not read for SLOW_S."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
+        self._events, self._release = events, release
+        self.background = None
+        self.status_code = HTTPStatus.OK
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        sending = asyncio.create_task(self._send(send))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._release()
+            for task in (sending, leaving):
+                task.cancel()
+                with suppress(asyncio.CancelledError, TimeoutError, OSError):
+                    await task
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        async def within(message: Message) -> None:
+            await asyncio.wait_for(send(message), SLOW_S)
+
+        await within({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for chunk in self._events:
+            await within({"type": "http.response.body", "body": chunk, "more_body": True})
+        await within({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,240 @@
+"""/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is service.operating's."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi import Path as InPath
+from pydantic import Field
+
+from dataset.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import NotYet
+from service.access.roles import Role
+from service.api.answers import Asked, Described, finite
+from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.jobs import JobName
+from service.api.operations import OperationEntry, begins, begun, said
+from service.api.paging import Page, Paged, page
+from service.api.problems import refused
+from service.api.statuses import StatusesOf
+from service.operating import explaining, forgetting, shrinking
+from service.operating.signs import sign_of
+from service.operating.wishes import ticked
+from service.spec import LoadedJob
+from service.status import Number, Status
+
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=Door)
+
+ACT_S = 600.0
+"""How long an operation waits until it has acted."""
+EXPLAIN_S = 20.0
+MAX_EXPLAINING = 4
+"""Explanations at a time: each asks shards, and may fetch from an object store."""
+TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
+GONE = (HTTPStatus.NOT_FOUND,)
+_explaining = threading.BoundedSemaphore(MAX_EXPLAINING)
+
+
+class TableEntry(Described):
+    """A table of rows."""
+
+    name: str
+    rows: Number | None
+    bytes: Number | None
+    """In memory, over all shards."""
+    new_rows: Number | None
+    """Made since these workers began."""
+    dim: int
+    """Length of a row's vector."""
+    slots: dict[str, dict[str, Any]]
+    """By slot: what was seen of its values over the job's life."""
+    held: dict[str, Any] | None
+    """A shrink that would take too many rows and waits for an operator, or null."""
+
+
+class Shrink(Asked):
+    """Rows that are to go: by the table's own rule, unless another is given."""
+
+    delete_below: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Those whose score is below."""
+    delete_after_days: int | None = Field(default=None, ge=0, le=1_000_000)
+    """Those that were not seen for longer."""
+    dry_run: bool = False
+    """Only count what would go, by slot, and why."""
+    allow: bool = False
+    """Also where it is more than `max_shrink_fraction`."""
+
+
+class Forget(Asked):
+    """A value whose row is to go."""
+
+    slot: str = Field(max_length=128)
+    value: str = Field(max_length=4096)
+    """A sign, or the text of one."""
+
+
+class DayTick(Asked):
+    """The day that is to begin."""
+
+    to: int | None = Field(default=None, ge=0, le=10_000_000)
+    """Unless given, the next."""
+
+
+class Explanation(Described):
+    """All that a running job knows of one sign."""
+
+    lines: list[str]
+    """In words."""
+    known: dict[str, Any]
+    """As data: key, bucket, shard, admission, statistics, weights, when it goes, which exports hold it."""
+
+
+def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
+    slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
+    figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
+    told = status.parts("tables")
+    return [
+        TableEntry(
+            name=name,
+            rows=status.table_rows().get(name),
+            bytes=told[name].number("bytes") if name in told else None,
+            new_rows=told[name].number("new_rows") if name in told else None,
+            dim=table.dim,
+            slots={
+                slot: finite(dict(figures[slot].raw)) if slot in figures else {}
+                for slot, of in slots.items()
+                if of == name
+            },
+            held=finite(dict(held[name].raw)) if name in held else None,
+        )
+        for name, table in job.spec.tables.items()
+    ]
+
+
+@router.get("/tables", **door(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
+def list_tables(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[TableEntry]:
+    """A job's tables, with what is in them, by slot."""
+    return page(_entries(statuses.loaded(job), statuses.of(job)), paging, lambda each: each.name)
+
+
+@router.get("/tables/{table}", **door(Role.VIEWER, *GONE), operation_id="getTable", summary="What is in a table")
+def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntry:
+    """What is in a table, by slot."""
+    loaded = statuses.loaded(job)
+    _check_table(loaded, table)
+    return next(each for each in _entries(loaded, statuses.of(job)) if each.name == table)
+
+
+@router.post("/tables/{table}/shrink", **begins(Role.OPERATOR), operation_id="shrinkTable", summary="Have rows go")
+def shrink(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    table: TableName,
+    asked: Shrink,
+    request: Request,
+    response: Response,
+) -> OperationEntry:
+    """Have rows go that meet a rule, or with `dry_run` only count them; refused where they are too many."""
+    note(request, table=table, **asked.model_dump())
+    loaded = statuses.loaded(job)
+    _check_table(loaded, table)
+    rule = {"delete_below": asked.delete_below, "delete_after_days": asked.delete_after_days}
+
+    def work() -> dict[str, Any]:
+        deadline = Deadline.after(ACT_S)
+        if asked.dry_run:
+            return shrinking.dry_run(loaded.store, table, rule, deadline)
+        [shrunk] = shrinking.shrink(loaded.store, [table], {**rule, "allow": asked.allow}, deadline)
+        return asdict(shrunk)
+
+    kind, words = ("shrink-dry-run", "rows are being counted") if asked.dry_run else ("shrink", "until a pass closes")
+    return begun(host, kind, job, caller, said(words, work), response)
+
+
+@router.get(
+    "/tables/{table}/explain",
+    **door(Role.VIEWER, *GONE),
+    operation_id="explainSign",
+    summary="What is known of a sign",
+)
+def explain(
+    statuses: StatusesOf,
+    job: JobName,
+    table: TableName,
+    slot: Annotated[str, Query(max_length=128, description="A sparse slot of the table.")],
+    sign: Annotated[str, Query(max_length=4096, description="A sign, or the text of one.")],
+) -> Explanation:
+    """Where its row is, why it has one or none, what it holds, when it goes, which exports hold it."""
+    loaded = statuses.loaded(job)
+    _check_table(loaded, table)
+    sign_of(loaded.spec, slot, sign)
+    with _one_of_few():
+        known = finite(explaining.explained(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
+    if known["table"] != table:
+        raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} is of table {known['table']!r}")
+    return Explanation(lines=list(explaining.told(known)), known=known)
+
+
+@router.post("/forget", **begins(Role.OPERATOR), operation_id="forgetValue", summary="Have a value's row go")
+def forget(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    asked: Forget,
+    request: Request,
+    response: Response,
+) -> OperationEntry:
+    """Have one value's row go, and, after a commit, dead letters that hold it; the result says what holds it still."""
+    note(request, slot=asked.slot)  # not the value: it is to be forgotten
+    loaded = statuses.loaded(job)
+    sign_of(loaded.spec, asked.slot, asked.value)
+
+    def work() -> dict[str, Any]:
+        return {"lines": list(forgetting.forget(loaded, asked.slot, asked.value, Deadline.after(ACT_S)))}
+
+    return begun(host, "forget", job, caller, said("until a pass closes, and a commit is made", work), response)
+
+
+@router.post("/day-tick", **begins(Role.OPERATOR), operation_id="tickDay", summary="Have the next day begin")
+def day_tick(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    request: Request,
+    response: Response,
+    asked: DayTick | None = None,
+) -> OperationEntry:
+    """Have the next day begin for a running job whose events have no time."""
+    to = None if asked is None else asked.to
+    note(request, to=to)
+    store = statuses.job(job).store
+
+    def work() -> dict[str, Any]:
+        day, version = ticked(store, to, Deadline.after(ACT_S))
+        return {"day": day, "version": version}
+
+    return begun(host, "day-tick", job, caller, said("until a pass closes", work), response)
+
+
+@contextmanager
+def _one_of_few() -> Iterator[None]:
+    if not _explaining.acquire(timeout=EXPLAIN_S / 2):
+        raise NotYet(f"{MAX_EXPLAINING} explanations are being looked up; ask again")
+    try:
+        yield
+    finally:
+        _explaining.release()
+
+
+def _check_table(job: LoadedJob, table: str) -> None:
+    if table not in job.spec.tables:
+        raise refused(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; there are: {', '.join(job.spec.tables)}")

@@ -1,0 +1,123 @@
+"""The closes of a job's log, followed while the job writes it: figures over time, without reading the log anew.
+
+What was read stays known after the log was pruned, as long as whoever follows it lives. Reading and judging the log as
+a whole is trainer.log's; what cannot be read here is left out.
+"""
+
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.log import Kind
+from trainer.log_file import SEALED, LogTooNew, Place, Record, file_numbers, listed, record_of
+
+MAX_KEPT = 50_000
+"""Closes that are remembered of one job; beyond it the oldest half is forgotten."""
+MAX_READ_BYTES = 4 << 20
+"""Read of one file at a time."""
+_BASE = re.compile(r"(?P<timeline>.+)-(?P<version>\d{10,})-g\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A closed pass, and the state it made."""
+
+    number: int
+    """Of its record in the log: the order in which things happened."""
+    timeline: str
+    version: int
+    body: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far a file is read."""
+
+    path: Path
+    byte: int = 0
+
+
+@dataclass(slots=True)
+class Closes:
+    """Of one job's log, in `folder`. Any thread."""
+
+    folder: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _at: _Read | None = None
+    _timeline: str = ""
+    _found: list[Close] = field(default_factory=list)
+
+    def after(self, version: int, limit: int) -> Sequence[Close]:
+        """Closes of versions behind this one that led to the present, the oldest first; `limit` at most."""
+        with self._lock:
+            self._read_on()
+            begin = bisect_right(self._found, version, key=lambda close: close.version)
+            return self._found[begin : begin + limit]
+
+    def newest(self, limit: int) -> Sequence[Close]:
+        """The last ones, the oldest first."""
+        with self._lock:
+            self._read_on()
+            return self._found[-limit:]
+
+    def _read_on(self) -> None:
+        """Read what was written since. Only what the file after a file says of it counts; see trainer.log_file."""
+        paths = listed(self.folder)
+        if self._at is not None and not self.folder.is_dir():
+            self._at, self._found = None, []
+        if self._at is None and paths:
+            self._at = _Read(paths[0])
+        while self._at is not None:
+            place = file_numbers(self._at.path)
+            later = [path for path in paths if (number := file_numbers(path)) and place and number > place]
+            if not self._take(self._at, _sealed_length(self._at.path, later[0]) if later else None) or not later:
+                return
+            self._at = _Read(later[0])
+
+    def _take(self, at: _Read, end: int | None) -> bool:
+        """Take in the whole records of a file up to the byte `end`; whether it is read to there."""
+        try:
+            with at.path.open("rb") as file:
+                file.seek(at.byte)
+                while content := file.read(MAX_READ_BYTES if end is None else min(MAX_READ_BYTES, end - at.byte)):
+                    whole = content[: content.rfind(b"\n") + 1]
+                    for line in whole.splitlines(keepends=True):
+                        record = record_of(line, Place(at.path, at.byte))
+                        if record is None:
+                            return end is not None  # being written, or damaged
+                        self._add(record)
+                        at.byte += len(line)
+                    if not whole:
+                        return end is not None
+                    file.seek(at.byte)
+        except FileNotFoundError:  # pruned
+            return True
+        except (OSError, LogTooNew):
+            return False
+        return True
+
+    def _add(self, record: Record) -> None:
+        if record.kind is Kind.CLAIM and (timeline := record.body.get("timeline", self._timeline)) != self._timeline:
+            base = _BASE.fullmatch(record.body.get("base") or "")
+            kept = int(base["version"]) if base else 0
+            self._found = [close for close in self._found if close.version <= kept]
+            self._timeline = timeline
+        elif record.kind is Kind.CLOSE:
+            if len(self._found) >= MAX_KEPT:
+                del self._found[: MAX_KEPT // 2]
+            self._found.append(Close(record.number, self._timeline, int(record.body["number"]), record.body))
+
+
+def _sealed_length(path: Path, after: Path) -> int | None:
+    """How much of a file counts, by the claim that the file after it begins with; None where that does not say."""
+    try:
+        with after.open("rb") as file:
+            record = record_of(file.readline(), Place(after, 0))
+    except (OSError, LogTooNew):
+        return None
+    length = None if record is None else record.body.get(SEALED, {}).get(path.name)
+    return None if length is None else int(length)
