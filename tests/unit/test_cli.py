@@ -184,7 +184,8 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
     monkeypatch.setattr(running, "bound", listening)
     job = load_job(NEWS, [CAT, f"store.path={tmp_path / 'store'}"])
     assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0") == 0
-    assert seen["jobs"] == {"jobs": [{"name": "news", "state": "starting"}]}
+    (listed,) = seen["jobs"]["items"]
+    assert (listed["name"], listed["phase"]) == ("news", "starting")
 
 
 def test_the_demo_ends_its_stream_where_asked_and_keeps_its_store_apart(tmp_path):
