@@ -7,16 +7,13 @@ import hmac
 import json
 from http import HTTPStatus
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Told to everybody: who looks after processes has no token."""
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a replica without a token answers on loopback: a page elsewhere cannot reach it by its own."""
-
-
-class TooLong(Exception):
-    """A body is longer than allowed."""
 
 
 class Gate:
@@ -38,8 +35,6 @@ class Gate:
         self._under_way += 1
         try:
             await self._app(scope, self._bounded(receive), send)
-        except TooLong:
-            await refuse(send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long())
         finally:
             self._under_way -= 1
 
@@ -67,7 +62,7 @@ class Gate:
         return f"a request is at most {self._max_body:,} bytes long"
 
     def _bounded(self, receive: Receive) -> Receive:
-        """As `receive`, with an end to what it takes in. Raises TooLong."""
+        """As `receive`, with an end to what it takes in. Raises HTTPException, which the application answers."""
         left = self._max_body
 
         async def bounded() -> Message:
@@ -75,7 +70,7 @@ class Gate:
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise TooLong
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long())
             return message
 
         return bounded

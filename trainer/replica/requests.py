@@ -72,7 +72,8 @@ class Tensor:
     def floats(self) -> F32:
         """Raises BadRequest."""
         try:
-            found = np.array(self.data, np.float32)
+            with np.errstate(over="ignore"):
+                found = np.array(self.data, np.float32)
         except OverflowError:
             raise BadRequest(f"{self.name}: a number is too large") from None
         if not np.isfinite(found).all():

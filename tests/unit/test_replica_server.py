@@ -1,0 +1,332 @@
+"""A replica's addresses: the Open Inference Protocol, its errors, who may ask, what Prometheus reads."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from tests.fakes.served import Job, asked
+from trainer.replica.answering import Answering
+from trainer.replica.config import ReplicaConfig
+from trainer.replica.figures import Figures
+from trainer.replica.gate import Gate
+from trainer.replica.server import app, gated
+from trainer.replica.state import State
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+INFER = "/v2/models/small/infer"
+QUIET = SimpleNamespace(refused="", trouble="")
+ONE = {
+    "inputs": [
+        {"name": "a", "datatype": "UINT64", "shape": [1, 2], "data": [[3, 18446744073709551615]]},
+        {"name": "b", "datatype": "BYTES", "shape": [1, 1], "data": ["red"]},
+        {"name": "history", "datatype": "INT64", "shape": [1], "data": [4]},
+        {"name": "d", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1]},
+    ]
+}
+
+
+class Served:
+    """A replica without a process, and requests to it."""
+
+    def __init__(self, folder, **config):
+        self.job = Job(folder)
+        self.state = State(5, 1 << 30)
+        self.figures = Figures(self.state)
+        told = {"exports": "x"} | config
+        self.config = validate(ReplicaConfig, told)
+        self.app = gated(app(self.state, QUIET, self.figures, self.config.max_batch), self.config)
+
+    def serve(self, *versions):
+        for version in versions:
+            self.state.apply(self.job.update(version, whole=not self.state.served))
+        return self
+
+    def ask(self, method, path, told=None, *, content=None, headers=None):
+        async def go():
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as client:
+                body = content if content is not None else None if told is None else json.dumps(told).encode()
+                sent = {"Content-Type": "application/json"} | (headers or {})
+                return await client.request(method, path, content=body, headers=sent)
+
+        return asyncio.run(go())
+
+    def infer(self, told, path=INFER):
+        return self.ask("POST", path, told)
+
+
+@pytest.fixture
+def served(tmp_path):
+    return Served(tmp_path).serve(1, 2)
+
+
+def test_answers_are_the_golden_predictions(served):
+    answer = served.infer({"id": "seven", "inputs": asked(served.job.samples)})
+    assert answer.status_code == 200
+    told = answer.json()
+    assert (told["model_name"], told["model_version"], told["id"]) == ("small", "2", "seven")
+    (output,) = told["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("ctr", "FP32", [16])
+    assert np.abs(np.array(output["data"]) - served.job.predictions()).max() < 1e-5
+
+
+def test_a_sample_alone_is_answered_as_in_a_batch(served):
+    whole = served.infer({"inputs": asked(served.job.samples)}).json()["outputs"][0]["data"]
+    for at in range(4):
+        told = served.infer({"inputs": asked(served.job.samples.slice(at, 1))}).json()
+        assert told["outputs"][0]["data"] == pytest.approx(whole[at : at + 1], abs=1e-6)
+
+
+def test_paddings_are_dropped_and_what_is_too_long_is_cut_as_the_spec_says(served):
+    def tags(texts, history):
+        more = [
+            {"name": "b", "datatype": "BYTES", "shape": [1, len(texts)], "data": texts},
+            {"name": "history", "datatype": "UINT64", "shape": [1, len(history)], "data": history},
+        ]
+        return served.infer({"inputs": [ONE["inputs"][0], ONE["inputs"][3], *more]}).json()["outputs"][0]["data"]
+
+    assert tags(["none", "red", "none"], [9, 8, 1, 2, 3]) == tags(["red"], [1, 2, 3])
+    assert tags(["red"], [1, 2, 3]) != tags(["red"], [9, 8, 1])
+    assert tags([], []) != tags(["red"], [])
+
+
+def test_weights_that_are_not_given_are_1(served):
+    weight = {"name": "b.weight", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
+    plain, ones = served.infer(ONE).json(), served.infer({"inputs": [*ONE["inputs"], weight]}).json()
+    twice = served.infer({"inputs": [*ONE["inputs"], weight | {"data": [2.0]}]}).json()
+    assert plain["outputs"] == ones["outputs"] != twice["outputs"]
+
+
+def changed(at, **changes):
+    return {"inputs": [each | changes if number == at else each for number, each in enumerate(ONE["inputs"])]}
+
+
+LENGTHS = {"name": "a.lengths", "datatype": "INT64", "shape": [1], "data": [3]}
+WRONG = {
+    "no JSON": (b"{", "the body is no JSON"),
+    "deep": (b"[" * 100_000, "the body is no JSON"),
+    "a list": ([], '"inputs", a list of tensors'),
+    "no inputs": ({"inputs": []}, '"inputs", a list of tensors'),
+    "unknown": (changed(0, name="aa"), "there is no input 'aa'; did you mean 'a'"),
+    "twice": ({"inputs": ONE["inputs"] * 2}, "input 'a' is there twice"),
+    "missing": ({"inputs": ONE["inputs"][1:]}, "input 'a' is missing"),
+    "no data": ({"inputs": [{"name": "a"}]}, "needs name, datatype, shape and data"),
+    "shape": (changed(0, shape=[1, 3]), r"a: 2 values are there, the shape \[1, 3\] has 3"),
+    "no size": (changed(0, shape=[1, "2"]), "which is no size"),
+    "below 0": (changed(0, shape=[-1, -2]), "which is no size"),
+    "text for numbers": (changed(0, datatype="BYTES"), "a: is BYTES, and must be UINT64"),
+    "numbers for text": (changed(1, datatype="UINT64", data=[3]), "b: is UINT64, and must be BYTES"),
+    "no number": (changed(0, data=[1, "2"]), "a: data holds values that are no UINT64"),
+    "a fraction": (changed(0, data=[1, 2.5]), "a: data holds values that are no UINT64"),
+    "a truth": (changed(0, data=[1, True]), "a: data holds values that are no UINT64"),
+    "negative": (changed(2, data=[-4]), r"history: a sign is not from 0 to 2\*\*64 - 1"),
+    "too large": (changed(0, data=[1, 1 << 64]), r"a: a sign is not from 0 to 2\*\*64 - 1"),
+    "not finite": (changed(3, data=[0.5, float("nan")]), "d: a number is not finite"),
+    "huge": (changed(3, data=[0.5, 1e300]), "d: a number is not finite"),
+    "dense size": (changed(3, shape=[1, 1], data=[1.0]), r"d: has the shape \[1, 1\], and must have \[1, 2\]"),
+    "samples": (changed(0, shape=[2, 1]), r"history|b|d: has the shape"),
+    "none": (changed(0, shape=[0, 2], data=[]), "0 samples in one request"),
+    "lengths": ({"inputs": [*ONE["inputs"], LENGTHS]}, "a.lengths: must hold 1 numbers, together 2"),
+    "mixed": (changed(0, data=[[3], 4]), "lists and values side by side"),
+    "surrogate": (changed(1, data=["\ud800"]), "no UTF-8"),
+    "output": (ONE | {"outputs": [{"name": "ctrr"}]}, "there is no output 'ctrr'; did you mean 'ctr'"),
+    "outputs": (ONE | {"outputs": [3]}, "a list of objects with a name"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_request_is_said(served, case):
+    told, words = WRONG[case]
+    content = told if isinstance(told, bytes) else json.dumps(told).encode()
+    answer = served.ask("POST", INFER, content=content)
+    assert answer.status_code == 400 and re.search(words, answer.json()["error"]), answer.text
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from(["a", "d", "UINT64"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "datatype", "shape", "data", "inputs", "outputs", "id"]), inner)
+    ),
+    max_leaves=12,
+)
+INPUT = st.fixed_dictionaries({"name": JUNK, "datatype": JUNK, "shape": JUNK, "data": JUNK})
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    served = Served(tmp_path_factory.mktemp("served")).serve(1)
+    return Answering(served.state, served.figures, 10)
+
+
+REQUESTS = st.dictionaries(st.sampled_from(["inputs", "outputs", "id"]), JUNK | st.lists(INPUT, max_size=3))
+
+
+@settings(max_examples=200)
+@given(REQUESTS, st.integers(0, 3))
+def test_whatever_is_sent_gets_an_answer_in_words(answering, told, at):
+    status, body = answering.infer("small", None, json.dumps(told).encode())
+    assert status == 400 and json.loads(body)["error"]
+    name = ["name", "datatype", "shape", "data"][at]
+    inputs = [dict(each) for each in ONE["inputs"]]
+    inputs[at][name] = told
+    status, body = answering.infer("small", None, json.dumps({"inputs": inputs}).encode())
+    assert status == 400 and json.loads(body)["error"]
+
+
+def test_nothing_is_ready_until_a_version_is_there(tmp_path):
+    served = Served(tmp_path)
+    assert served.ask("GET", "/v2/health/live").json() == {"live": True}
+    for path in ("/v2/health/ready", "/v2/models/small", "/v2/models/small/ready"):
+        answer = served.ask("GET", path)
+        assert answer.status_code == 503 and "no version is loaded" in answer.json()["error"]
+    assert served.infer(ONE).status_code == 503
+    served.serve(1)
+    assert served.ask("GET", "/v2/health/ready").json() == {"ready": True}
+    assert served.ask("GET", "/v2/models/small/ready").json() == {"name": "small", "ready": True}
+    assert served.infer(ONE).status_code == 200
+
+
+def test_a_model_tells_what_it_reads_and_says(served):
+    told = served.ask("GET", "/v2/models/small").json()
+    assert told["inputs"] == [
+        {"name": "a", "datatype": "UINT64", "shape": [-1, -1]},
+        {"name": "b", "datatype": "BYTES", "shape": [-1, -1]},
+        {"name": "b.weight", "datatype": "FP32", "shape": [-1, -1]},
+        {"name": "history", "datatype": "UINT64", "shape": [-1, -1]},
+        {"name": "d", "datatype": "FP32", "shape": [-1, 2]},
+    ]
+    assert told["outputs"] == [{"name": "ctr", "datatype": "FP32", "shape": [-1]}]
+    assert (told["name"], told["versions"], told["platform"]) == ("small", ["1", "2"], "millrace_onnx")
+    assert told["parameters"]["version"] == "2" and told["parameters"]["held_back"] is False
+    assert served.ask("GET", "/v2").json()["extensions"] == ["rollback", "follow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v2/models/other", "there is no model 'other'; this replica serves 'small'"),
+        ("/v2/models/small/versions/1", "version 1 is not served, 2 is; it is kept: roll back to it first"),
+        ("/v2/models/small/versions/9/ready", "and it is not kept"),
+        ("/v2/nothing", "Not Found"),
+    ],
+)
+def test_what_is_not_served_is_named(served, path, words):
+    answer = served.ask("GET", path)
+    assert answer.status_code == 404 and words in answer.json()["error"]
+
+
+def test_a_version_is_gone_back_to_until_somebody_follows_again(served):
+    now = served.infer(ONE).json()
+    answer = served.ask("POST", "/v2/models/small/rollback", {"version": 1})
+    assert answer.json() == {"name": "small", "version": "1", "timeline": "t1", "held_back": True}
+    assert served.infer(ONE).json()["model_version"] == "1"
+    assert served.infer(ONE, "/v2/models/small/versions/1/infer").status_code == 200
+    assert served.infer(ONE, "/v2/models/small/versions/2/infer").status_code == 404
+    assert served.ask("POST", "/v2/models/small/follow").json()["version"] == "2"
+    assert served.infer(ONE).json() == now
+    missing = served.ask("POST", "/v2/models/small/rollback", {"version": 7})
+    assert missing.status_code == 404 and "newest: 1, 2" in missing.json()["error"]
+    for wrong in ({}, {"version": "x"}, {"version": 1, "more": 2}, []):
+        assert served.ask("POST", "/v2/models/small/rollback", wrong).status_code == 400
+
+
+# Who may ask, and how much
+
+
+def test_bodies_and_batches_are_bounded(tmp_path):
+    served = Served(tmp_path, max_body="1KiB", max_batch=2).serve(1)
+    answer = served.ask("POST", INFER, content=b" " * 2000)
+    assert answer.status_code == 413 and "1,024 bytes" in answer.json()["error"]
+
+    async def chunks():
+        for _ in range(20):
+            yield b" " * 100
+
+    assert served.ask("POST", INFER, content=chunks()).status_code == 413
+    rows = [{"name": name, "datatype": kind, "shape": [3, 1], "data": data} for name, kind, data in
+            [("a", "UINT64", [1, 2, 3]), ("b", "BYTES", ["x"] * 3), ("history", "UINT64", [1, 2, 3])]]  # fmt: skip
+    rows.append({"name": "d", "datatype": "FP32", "shape": [3, 2], "data": [0] * 6})
+    answer = served.infer({"inputs": rows})
+    assert answer.status_code == 400 and "3 samples in one request; 1 to 2" in answer.json()["error"]
+
+
+def test_more_requests_at_once_than_allowed_are_told_to_come_again():
+    async def go():
+        told, waiting = [], asyncio.Event()
+
+        async def slow(scope, receive, send):
+            await waiting.wait()
+
+        gate = Gate(slow, None, 100, 2, local=False)
+        scope = {"type": "http", "path": "/x", "headers": []}
+
+        async def send(message):
+            told.append(message)
+
+        under_way = [asyncio.create_task(gate(scope, None, send)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await gate(scope, None, send)
+        assert told[0]["status"] == 503 and b"2 requests are under way" in told[1]["body"]
+        waiting.set()
+        await asyncio.gather(*under_way)
+        told.clear()
+        await gate(scope, None, send)
+        assert told == []
+
+    asyncio.run(go())
+
+
+def test_a_token_is_asked_for_by_all_but_health(tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    served = Served(tmp_path, token_file=str(tmp_path / "token"), listen="0.0.0.0:0").serve(1)
+    assert served.ask("GET", "/v2/health/ready").status_code == 200
+    for headers in (None, {"Authorization": "Bearer 0123456789abcdeX"}, {"Authorization": "0123456789abcdef"}):
+        for path in ("/v2", "/metrics", "/v2/models/small"):
+            answer = served.ask("GET", path, headers=headers)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert served.ask("GET", "/v2", headers={"Authorization": "Bearer 0123456789abcdef"}).status_code == 200
+
+
+def test_pages_of_other_sites_are_not_answered(served):
+    assert served.ask("GET", "/v2", headers={"Host": "evil.example"}).status_code == 400
+    assert served.ask("GET", "/v2", headers={"Host": "localhost:9"}).status_code == 200
+    assert served.ask("POST", "/v2/models/small/follow", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+
+
+def test_only_loopback_is_listened_on_without_a_token(tmp_path):
+    config = lambda **told: validate(ReplicaConfig, {"exports": "x", **told})  # noqa: E731
+    assert config(listen="localhost:1").token() is None and config(listen="[::1]:1").token() is None
+    with pytest.raises(SpecError, match="not this machine's loopback"):
+        config(listen="0.0.0.0:1").token()
+    assert config(listen="0.0.0.0:1", anyone=True).token() is None
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(SpecError, match="holds no token"):
+        config(token_file=str(tmp_path / "short")).token()
+    with pytest.raises(SpecError, match="one of exports, feed and store"):
+        validate(ReplicaConfig, {})
+
+
+def test_the_metrics_are_the_ones_we_promised(served):
+    served.infer(ONE)
+    text = served.ask("GET", "/metrics").text
+    lines = [line for line in text.splitlines() if "_created" not in line and "_bucket" not in line]
+    found = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
+    assert "\n".join(found) + "\n" == (GOLDEN / "replica_metrics.txt").read_text()
+    assert 'millrace_replica_requests_total{code="200"} 1.0' in text
+    assert "millrace_replica_samples_total 1.0" in text
