@@ -30,6 +30,8 @@ U32 = NDArray[np.uint32]
 
 STAYS, BELOW, UNSEEN = np.uint8(0), np.uint8(1), np.uint8(2)
 """What a shrink says of a row: nothing, its score is too low, or it alone is unseen for too long."""
+KEEPERS = "base_threshold", "delta_keep_days", "delta_threshold"
+"""What may keep a row out of an export that it could be in."""
 NEVER = -1
 """Days after which a row that is never too old goes."""
 
@@ -277,13 +279,19 @@ class Life:
 
     def selected(self, words_UW: U32, cut: Cut, version: int) -> NDArray[np.bool_]:
         """(U,) whether the export cut at `version`, which is now, selects rows."""
-        changed_U = words_UW[:, 1] > cut.since
-        chosen_U = changed_U & (self.score(words_UW) >= _least(cut.base_threshold))
+        selected_U: NDArray[np.bool_] = (words_UW[:, 1] > cut.since) & (self.kept_back(words_UW, cut, version) == 0)
+        return selected_U
+
+    def kept_back(self, words_UW: U32, cut: Cut, version: int) -> U8:
+        """(U,) which threshold of the export cut at `version`, which is now, keeps rows back: 0, or 1 + its place in
+        KEEPERS; the first of those that do."""
+        by_U = np.zeros(len(words_UW), np.uint8)
         if cut.delta_threshold > 0:
-            chosen_U &= self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold)
+            by_U[~(self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold))] = 3
         if cut.delta_keep_days is not None:
-            chosen_U &= self.unseen(words_UW) <= cut.delta_keep_days
-        return chosen_U
+            by_U[self.unseen(words_UW) > cut.delta_keep_days] = 2
+        by_U[~(self.score(words_UW) >= _least(cut.base_threshold))] = 1
+        return by_U
 
     def leaves_after(self, words_W: U32, max_days: int = 3660) -> int | None:
         """Days until one row, if it is not seen again, meets the rule in force; None: not within `max_days`."""

@@ -12,6 +12,12 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def pending_text(table: Mapping[str, Any]) -> str:
+    """What an export's manifest says of a table's rows that were kept back, and by which thresholds."""
+    by = ", ".join(f"{count(rows)} by {name}" for name, rows in table.get("pending_by", {}).items())
+    return f"{count(table['pending'])} pending{by and f' ({by})'}"
+
+
 def ratio(value: float | None) -> str:
     """A metric to four places, or a dash."""
     return "-" if value is None else f"{value:.4f}"

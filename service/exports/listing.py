@@ -17,7 +17,7 @@ from rich.table import Table
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
-from service.lines import count
+from service.lines import count, pending_text
 from service.spec import LoadedJob
 from trainer.exports import pointing
 from trainer.exports.manifest import ManifestUnusable
@@ -190,7 +190,7 @@ def _told(shown: Shown) -> Iterator[str]:
     for name, table in told["tables"].items():
         yield (
             f"  table {name}: {count(table['rows'])} rows, {count(table['tombstones'])} deleted, "
-            f"{count(table['pending'])} pending; {count(table['model_rows'])} rows in the model; {table['dtype']}"
+            f"{pending_text(table)}; {count(table['model_rows'])} rows in the model; {table['dtype']}"
         )
     for gate, found in told["gates"].items():
         yield f"  gate {gate}: {'passed' if found['passed'] else 'failed: ' + found['why']}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from service.lines import count
+from service.lines import count, pending_text
 from service.looking.comparing import TableDifference
 from service.looking.places import commit_of, exports
 from service.looking.states import CommitState
@@ -151,7 +151,7 @@ def _numbers(value: Any) -> str:
 def _told_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Iterator[str]:
     gone = "" if is_base else f"{count(facts['tombstones'])} tombstones, "
     yield (
-        f"table {table}: {count(facts['rows'])} rows, {gone}{count(facts['pending'])} pending, "
+        f"table {table}: {count(facts['rows'])} rows, {gone}{pending_text(facts)}, "
         f"{count(facts['model_rows'])} in the model; dim {facts['dim']}, {facts['dtype']}"
     )
     for slot, counts in facts["by_slot"].items():

@@ -145,13 +145,13 @@ class Law:
         if not is_base and row["changed_version"] <= since:
             return "unchanged"
         if row["score"] < np.float32(section.base_threshold):
-            return "below"
+            return "base_threshold"
         if is_base:
             return ""
         if section.delta_keep_days is not None and row["unseen_days"] > section.delta_keep_days:
-            return "unseen"
+            return "delta_keep_days"
         delta_score = self.before[version][table][key]["delta_score"]
-        return "" if everything or delta_score >= np.float32(section.delta_threshold) else "pending"
+        return "" if everything or delta_score >= np.float32(section.delta_threshold) else "delta_threshold"
 
     def _check_counts(self, request: ExportRequest, made: Export, table: str) -> None:
         """What the manifest counts, and what an export with a threshold does to delta scores."""
@@ -162,7 +162,7 @@ class Law:
         why = {key: self.why_not(request, table, version, key, is_base, since, everything) for key in rows}
         kept = Counter(each for each in why.values() if each and each != "unchanged")
         self.seen.update(kept)
-        assert told["pending"] == kept.total(), (told, kept)
+        assert (told["pending"], told["pending_by"]) == (kept.total(), dict(kept)), (told, kept)
         assert told["rows"] == sum(not each for each in why.values()) and told["model_rows"] == len(rows)
         for key, row in rows.items() if request.section.delta_threshold > 0 else ():
             before = self.before[version][table][key]["delta_score"]

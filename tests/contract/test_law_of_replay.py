@@ -140,7 +140,7 @@ def test_a_plain_history_shows_all_there_is():
     ]
     seen = run(passes, streams=["main", "picky"], **ALONE)
     assert (seen["base"], seen["delta"], seen["longest chain"]) == (2, 6, 4), seen
-    assert seen["tombstones"] and seen["pending"] and seen["below"], seen
+    assert seen["tombstones"] and seen["delta_threshold"] and seen["base_threshold"], seen
 
 
 def test_a_row_that_went_and_came_back_too_low_for_a_delta_is_not_served_as_it_was():

@@ -54,8 +54,8 @@ def write_export(
     _note(out, files, "model.json")
     by_slot = {slot: {"rows": sum(s == slot for s, _ in rows), "tombstones": sum(s == slot for s, _ in gone)}
                for slot in groups}  # fmt: skip
-    facts = {"rows": len(rows), "tombstones": len(gone), "pending": 0, "by_slot": by_slot, "model_rows": len(rows),
-             "dim": dim, "first_order": first_order, "dtype": dtype}  # fmt: skip
+    facts = {"rows": len(rows), "tombstones": len(gone), "pending": 0, "pending_by": {}, "by_slot": by_slot,
+             "model_rows": len(rows), "dim": dim, "first_order": first_order, "dtype": dtype}  # fmt: skip
     whole = {
         "format": 1, "job": "small", "timeline": "t1", "stream": "main", "kind": kind, "version": version,
         "name": out.name, "parent": None if parent is None else {"name": name_of(*parent), "version": parent[0]},

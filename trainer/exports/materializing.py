@@ -105,6 +105,7 @@ class _Table:
             "rows": self.rows,
             "tombstones": 0,
             "pending": 0,
+            "pending_by": {},
             "by_slot": {slot: {"rows": self.by_slot[slot], "tombstones": 0} for slot in slots},
             "norm": (self.squares / self.weights) ** 0.5 if self.weights else 0.0,
             "clamped": 0,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.keys import NUM_BUCKETS
-from pserver.aging import Life
+from pserver.aging import KEEPERS, Life
 from pserver.changes import Changes, read_changes
 from pserver.client import U16, U64, ShardPart
 from pserver.config import TableSection
@@ -28,6 +28,8 @@ from pserver.row_words import HEAD
 from pserver.store.base import U32, RowStore, order_of
 from pserver.store.rocks import RocksRows
 from trainer.commits import Commit, CommitDamaged
+
+U8 = NDArray[np.uint8]
 
 CHUNK_ROWS = 65_536
 """Rows of a delta that are looked up at once."""
@@ -46,14 +48,20 @@ class Selection:
     """Of the commit, at which it was cut."""
     is_base: bool
 
+    def kept_back(self, life: Life, words_UW: U32) -> U8:
+        """(U,) what keeps back rows that are there, and, for a delta, changed: 0, or 1 + its place in KEEPERS.
+
+        Thresholds of 0 keep nothing back.
+        """
+        cut = Cut(since=0, base_threshold=self.cut.base_threshold) if self.is_base else self.cut
+        if cut.base_threshold <= 0 and cut.delta_threshold <= 0 and cut.delta_keep_days is None:
+            return np.zeros(len(words_UW), np.uint8)
+        return life.kept_back(words_UW, cut, self.version)
+
     def chosen(self, life: Life, words_UW: U32) -> NDArray[np.bool_]:
-        """(U,) which it takes of rows that are there, and, for a delta, changed. Thresholds of 0 keep nothing back."""
-        if self.cut.base_threshold <= 0 and self.cut.delta_threshold <= 0 and self.cut.delta_keep_days is None:
-            return np.ones(len(words_UW), np.bool_)
-        if self.is_base:  # also rows from before there were versions
-            high_U: NDArray[np.bool_] = life.score(words_UW) >= np.float32(self.cut.base_threshold)
-            return high_U
-        return life.selected(words_UW, self.cut, self.version)
+        """(U,) which it takes of rows that are there, and, for a delta, changed."""
+        chosen_U: NDArray[np.bool_] = self.kept_back(life, words_UW) == 0
+        return chosen_U
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,8 @@ class Rows:
 
     keys_U: U64
     words_UW: U32
-    num_considered: int
-    """Rows that could have been chosen: of a base those that are there, of a delta those that changed."""
+    kept_back: Mapping[str, int]
+    """Rows that could have been chosen (of a base those that are there, of a delta those that changed), by KEEPERS."""
 
 
 class TableRows:
@@ -180,10 +188,12 @@ def _chosen(selection: Selection, life: Life, keys_U: U64, words_UW: U32) -> Row
     considered_U = ~life.absent(words_UW) if selection.is_base else words_UW[:, 1] > selection.cut.since
     if not considered_U.all():
         keys_U, words_UW = keys_U[considered_U], words_UW[considered_U]
-    chosen_U = selection.chosen(life, words_UW)
-    if chosen_U.all():
-        return Rows(keys_U, words_UW, len(keys_U))
-    return Rows(keys_U[chosen_U], words_UW[chosen_U], len(keys_U))
+    by_U = selection.kept_back(life, words_UW)
+    if not by_U.any():
+        return Rows(keys_U, words_UW, {})
+    counts = np.bincount(by_U, minlength=1 + len(KEEPERS))[1:]
+    kept_back = {name: int(count) for name, count in zip(KEEPERS, counts, strict=True) if count}
+    return Rows(keys_U[by_U == 0], words_UW[by_U == 0], kept_back)
 
 
 def weights_of(words_UW: U32, num_weights: int) -> NDArray[np.float32]:

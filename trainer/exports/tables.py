@@ -26,6 +26,7 @@ from millrace.deadline import Deadline
 from millrace.keys import signs_of
 from millrace.points import Point, reach
 from millrace.priority import Pace
+from pserver.aging import KEEPERS
 from pserver.client import U16, U64
 from pserver.config import TableSection
 from pserver.row_words import groups_of
@@ -50,8 +51,8 @@ class Counts:
 
     rows: int = 0
     tombstones: int = 0
-    pending: int = 0
-    """Rows that the thresholds kept back: of a delta changed ones, of a base any."""
+    kept_back: Counter[str] = field(default_factory=Counter)
+    """Rows that a threshold kept back, by its name: of a delta changed ones, of a base any."""
     model_rows: int = 0
     """All rows at the version."""
     rows_by_group: Counter[int] = field(default_factory=Counter)
@@ -63,10 +64,10 @@ class Counts:
     clamped: int = 0
     not_finite: int = 0
 
-    def take(self, values: Values, group_U: U16, num_considered: int, num_weights: int) -> None:
-        """Some rows were written."""
+    def take(self, values: Values, group_U: U16, kept_back: Mapping[str, int], num_weights: int) -> None:
+        """Some rows were written, others kept back."""
         self.rows += len(group_U)
-        self.pending += num_considered - len(group_U)
+        self.kept_back.update(kept_back)
         self.rows_by_group.update(_counts_of(group_U))
         self.weights += len(group_U) * num_weights
         self.squares += values.squares
@@ -82,7 +83,8 @@ class Counts:
         return {
             "rows": self.rows,
             "tombstones": self.tombstones,
-            "pending": self.pending,
+            "pending": self.kept_back.total(),
+            "pending_by": {name: self.kept_back[name] for name in KEEPERS if self.kept_back[name]},
             "by_slot": by_slot,
             "model_rows": self.model_rows,
             "dim": section.dim,
@@ -140,7 +142,7 @@ class TableWriter:
         """Every row that is there and is chosen."""
         counts = Counts()
         for chunk in self._rows(source.all(selection, self.deadline), counts):
-            counts.model_rows += chunk.num_considered
+            counts.model_rows += len(chunk.keys_U) + sum(chunk.kept_back.values())
         return counts
 
     def delta(self, source: TableRows, selection: Selection) -> Counts:
@@ -165,7 +167,7 @@ class TableWriter:
                 group_U = groups_of(chunk.words_UW)
                 values = written(weights_of(chunk.words_UW, self.num_weights), self.section.first_order, self.dtype)
                 files.write([*self._head(chunk.keys_U, group_U), *_columns(values, self.section.dim)])
-                counts.take(values, group_U, chunk.num_considered, self.num_weights)
+                counts.take(values, group_U, chunk.kept_back, self.num_weights)
                 pace.rest()
                 yield chunk
 
