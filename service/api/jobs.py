@@ -101,8 +101,8 @@ class CreateJob(Asked):
             return dict(self.spec)
         try:
             return tomllib.loads(self.toml or "")
-        except tomllib.TOMLDecodeError as error:
-            raise SpecError(f"not TOML: {error}", "toml") from error
+        except (ValueError, RecursionError) as error:  # no TOML, or a number or depth that Python has a bound for
+            raise SpecError(f"not TOML: {error}", "toml") from None
 
 
 class SetKeys(Asked):
