@@ -25,6 +25,7 @@ from pserver.feed import Subscribers, Subscription
 from pserver.feed_server import FeedServer
 from pserver.wire import Loaded
 from trainer.config import TrainerJob, WorkerConfig
+from trainer.default_rows import saved_rows, widths_of
 from trainer.exports.config import ExportSection
 from trainer.exports.describe import describe
 from trainer.exports.tracing import TraceFailed, trace
@@ -75,8 +76,10 @@ class Telling:
                 return None
 
         def described() -> Mapping[str, Any]:
-            return describe(schema, chief.operator.tables, job.tasks, ExportSection())
+            learnt = {name: row.tolist() for name, row in saved_rows(holders.dense.tensors(), widths).items()}
+            return describe(schema, chief.operator.tables, job.tasks, ExportSection(), learnt)
 
+        widths = widths_of(schema, job.tables)
         facts = job.name, chief.beginning.timeline, config.generation
         return cls(*facts, holders.dense.tensors, described, onnx, lambda: holders.closer.latest_event_s)
 
@@ -158,17 +161,20 @@ class ChiefFeed:
         self._told_version = version
 
     def _introduce(self, strangers: tuple[Subscription, ...]) -> None:
-        """Tell of the model who has not heard of it, and everybody where it is another one."""
+        """Tell of the model who has not heard of it, and everybody where it is told otherwise than before.
+
+        Default rows that are learnt are numbers in what is told of it; its graph stays.
+        """
         if self._model is None:
             self._onnx = self._telling.onnx()
-        model = self._telling.model()
-        whom = self._subscribers.now() if model != self._model else strangers
-        self._model = model
-        if whom:
-            told = self._telling
-            facts = {"job": told.job, "timeline": told.timeline, "generation": told.generation, "model": model}
-            for subscription in whom:
+        model, told = self._telling.model(), self._telling
+        is_new, self._model = model != self._model, model
+        facts = {"job": told.job, "timeline": told.timeline, "generation": told.generation, "model": model}
+        for subscription in self._subscribers.now():
+            if subscription in strangers:
                 subscription.put([feed_wire.introduction(facts, self._onnx)])
+            elif is_new:
+                subscription.put([feed_wire.introduction(facts, None)])
 
     def shut(self) -> None:
         """Send what waits, and give the port back."""

@@ -98,15 +98,13 @@ class _ChiefParts:
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     onnx: bytes | None = None
-    is_new: bool = False
-    """Whether model or onnx are others than those given last."""
     versions: dict[int, tuple[Mapping[str, NDArray[Any]], float | None]] = field(default_factory=dict)
 
     def hear(self, part: Part) -> None:
         """Of its stream, in order."""
         match part.kind:
             case pb.FeedPart.BEGIN:
-                self.facts, self.onnx, self.is_new = part.facts, part.onnx or None, True
+                self.facts, self.onnx = part.facts, part.onnx or self.onnx
             case pb.FeedPart.VERSION:
                 self.versions[part.version] = part.tensors, part.facts.get("event_time_s")
                 if len(self.versions) > MAX_AHEAD:  # shards still tell their bases: old ones will not be asked for
@@ -199,7 +197,7 @@ class FeedUpdates:
         self._find, self.held = find, held
         """What was given last."""
         self._following: _Following | None = None
-        self._told: tuple[Any, bytes | None] = None, None
+        self._told: tuple[Mapping[str, Any] | None, bytes | None] = None, None
         """Model and onnx given last."""
         self._from_nothing = False
         self._lock = threading.Lock()
@@ -247,8 +245,8 @@ class FeedUpdates:
         tensors, event_time_s = chief.take(version)
         following.turn.notify_all()
         model, onnx = chief.facts["model"], chief.onnx
-        is_new = whole or (chief.is_new and (model, onnx) != self._told)
-        chief.is_new, self._told = False, (model, onnx)
+        told_model, told_onnx = (None, None) if whole else self._told
+        self._told = model, onnx
         for shard in shards:
             shard.whole = False
         where = following.where
@@ -262,8 +260,8 @@ class FeedUpdates:
             tables=dict(_tables(model["tables"], told, whole=whole)),
             dense=tensors,
             event_time_s=event_time_s,
-            model=model if is_new else None,
-            onnx=onnx if is_new else None,
+            model=model if model != told_model else None,
+            onnx=onnx if onnx != told_onnx else None,
         )
 
     def _give_up(self, following: _Following) -> None:
