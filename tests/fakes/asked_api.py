@@ -37,17 +37,21 @@ class Served:
     def ask(self, method: str, path: str, *, host: str = "127.0.0.1", token: str | None = "", **more: Any) -> Any:
         """One request; its answer."""
 
-        async def asked() -> httpx.Response:
-            transport = httpx.ASGITransport(self.api, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
-                return await client.request(method, path, **more)
-
         wanted = self.token if token == "" else token
         headers = dict(more.pop("headers", None) or {})
         if wanted is not None:
             headers["authorization"] = f"Bearer {wanted}"
-        more["headers"] = headers
-        return asyncio.run(asked())
+        return self.send(httpx.Request(method, f"http://{host}{path}", headers=headers, **more))
+
+    def send(self, request: httpx.Request) -> Any:
+        """One request; its answer."""
+
+        async def sent() -> httpx.Response:
+            transport = httpx.ASGITransport(self.api, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport) as client:
+                return await client.send(request)
+
+        return asyncio.run(sent())
 
     def get(self, path: str, **more: Any) -> Any:
         return self.ask("GET", path, **more)
