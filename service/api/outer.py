@@ -36,8 +36,9 @@ class Outer:
             return
         sent = _with_headers(scope, send)
         headers = Headers(scope=scope)
-        if host_of(headers.get("host", "")) not in self._names:
-            told = f"this service does not answer as {headers.get('host', '')!r}; see access.hosts"
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or host_of(hosts[0]) not in self._names:
+            told = f"this service does not answer as {', '.join(hosts)!r}; see access.hosts"
             await answer(problem(HTTPStatus.BAD_REQUEST, told))(scope, receive, sent)
             return
         length = headers.get("content-length", "0")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from millrace.errors import SpecError
 from service.access.allowed import Allowed, check_spec
 from service.access.roles import Role
+from service.access.sizes import check_size
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, entry
@@ -75,6 +76,7 @@ def predict_by_export(
     note(request, version=asked.version, output=asked.output)
     if asked.base is None or not Path(asked.base).is_absolute():
         raise SpecError("must be an absolute path: relative ones of the spec start there", "base")
+    check_size(asked.spec or {})
     loaded = job_of(asked)
     placed = _placed(asked, loaded.folder)
     _check(request, placed, loaded, None)

@@ -61,6 +61,8 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
             timeout_graceful_shutdown=int(STOP_S),
             ssl_certfile=cert,
             ssl_keyfile=key,
+            proxy_headers=False,  # else who asks from loopback could say another address, and never fail too often
+            server_header=False,
         )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
