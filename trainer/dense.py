@@ -6,18 +6,16 @@ restart. Every parameter begins at a multiple of 64 bytes: kernels of matrix lib
 
 import hashlib
 from collections.abc import Mapping
-from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from millrace.errors import BadInput, SpecError
-from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
+from trainer.config import TrainSection
+from trainer.dense_optimizer import STATE, FlatOptimizer
 from trainer.ranks import Ranks
 
 ALIGN_FLOATS = 16
-STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
-"""What torch's optimizers keep of a parameter, once they have learnt; without momentum SGD keeps nothing."""
 
 
 class DensePart:
@@ -39,21 +37,21 @@ class DensePart:
         for parameter in parameters:
             begins.append(total)
             total += -(-parameter.numel() // ALIGN_FLOATS) * ALIGN_FLOATS
-        self._flat = nn.Parameter(torch.zeros(total, device=device))
+        self._flat = torch.zeros(total, device=device)
         self._grad = torch.zeros(total, device=device)
         self._sum = torch.zeros(total, device=device) if config.accumulate > 1 else self._grad
         for parameter, begin in zip(parameters, begins, strict=True):
-            view = self._flat.data[begin : begin + parameter.numel()].view_as(parameter)
+            view = self._flat[begin : begin + parameter.numel()].view_as(parameter)
             view.copy_(parameter.data)
             parameter.data = view
             parameter.grad = self._grad[begin : begin + parameter.numel()].view_as(parameter)
         self._config, self._ranks, self._num_summed = config, ranks, 0
-        self._optimizer = _optimizer(self._flat, config.dense_optimizer) if total else None
+        self._optimizer = FlatOptimizer(self._flat, config.dense_optimizer) if total else None
 
     def set_lr(self, lr: float) -> None:
         """Learn with this rate from here on."""
-        for group in () if self._optimizer is None else self._optimizer.param_groups:
-            group["lr"] = lr
+        if self._optimizer is not None:
+            self._optimizer.lr = lr
 
     @property
     def gradient(self) -> Tensor:
@@ -97,8 +95,7 @@ class DensePart:
         if self._config.clip_norm is not None:
             norm = torch.linalg.vector_norm(self._sum)
             self._sum.mul_(torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0))
-        self._flat.grad = self._sum
-        self._optimizer.step()
+        self._optimizer.step(self._sum)
         if self._sum is not self._grad:
             self._sum.zero_()
         self._num_summed = 0
@@ -112,7 +109,7 @@ class DensePart:
         """Weights, buffers and optimizer state by name: what a save holds and the digest covers."""
         found = {f"model.{name}": value.detach() for name, value in self._held().items()}
         if self._optimizer is not None:
-            for name, value in sorted(self._optimizer.state[self._flat].items()):
+            for name, value in sorted(self._optimizer.state.items()):
                 found[f"optimizer.{name}"] = torch.as_tensor(value)
         return found
 
@@ -133,7 +130,7 @@ class DensePart:
         prefix, device = "optimizer.", self._flat.device
         state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if self._optimizer is not None and state.keys() == STATE[type(self._config.dense_optimizer)]:
-            self._optimizer.state[self._flat] = {name: value.to(device).clone() for name, value in state.items()}
+            self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
 
     def digest(self) -> str:
         """SHA-256 over names and bytes of all tensors."""
@@ -142,20 +139,3 @@ class DensePart:
             total.update(name.encode())
             total.update(value.contiguous().cpu().view(-1).numpy().tobytes())
         return total.hexdigest()
-
-
-def _optimizer(flat: nn.Parameter, config: DenseOptimizer) -> torch.optim.Optimizer:
-    match config:
-        case DenseSgd():
-            return torch.optim.SGD([flat], lr=config.lr, momentum=config.momentum)
-        case DenseAdam(weight_decay=decay):
-            betas = (config.beta1, config.beta2)
-            return torch.optim.AdamW(
-                [flat], lr=config.lr, betas=betas, eps=config.epsilon, weight_decay=decay, foreach=False, fused=True
-            )
-        case DenseAdagrad():
-            return torch.optim.Adagrad(
-                [flat], lr=config.lr, initial_accumulator_value=config.initial, eps=config.epsilon, foreach=False
-            )
-        case _:
-            assert_never(config)

@@ -318,7 +318,7 @@ def pick_device(wanted: str, rank: int) -> torch.device:
 def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
     """Threads fixed and algorithms deterministic, so that two runs agree bit for bit."""
     torch.set_num_threads(train.threads or cores)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms loads torch's compiler, too
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
     if device.type == "cuda":

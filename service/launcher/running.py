@@ -129,7 +129,7 @@ def preloaded(cluster: ClusterSection) -> list[str]:
 
     Shards, the first to start, are forked before torch is loaded.
     """
-    trainer = ["trainer.job", "millrace.role", "pyarrow.compute", "torch._inductor.config"]
+    trainer = ["trainer.job", "millrace.role", "pyarrow.compute"]
     return ["pserver.server", *trainer] if cluster.num_shards else trainer
 
 

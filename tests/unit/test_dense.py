@@ -1,11 +1,15 @@
 """Dense parameters learn as torch's optimizers say, from one flat buffer."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
 from trainer.dense import ALIGN_FLOATS, DensePart
+from trainer.dense_optimizer import STATE, FlatOptimizer
 from trainer.ranks import Alone
 
 
@@ -38,6 +42,59 @@ def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
         optimizer.step()
     for ours, theirs in zip(flat.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+CLASSES = {
+    "sgd": (DenseSgd(kind="sgd", lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": PLAIN["sgd"],
+    "adam": (
+        DenseAdam(lr=0.1, beta2=0.99, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, 0.1, betas=(0.9, 0.99), weight_decay=0.1, foreach=False, fused=True),
+    ),
+    "adagrad": (
+        DenseAdagrad(kind="adagrad", lr=0.1, initial=0.2),
+        lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.2, foreach=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
+    section, make = CLASSES[kind]
+    random = torch.Generator().manual_seed(4)
+    start = torch.randn(500, generator=random)
+    flat, theirs = start.clone(), nn.Parameter(start.clone())
+    ours, optimizer = FlatOptimizer(flat, section), make([theirs])
+    for _ in range(5):
+        theirs.grad = torch.randn(500, generator=random)
+        ours.step(theirs.grad)
+        optimizer.step()
+    state = {name: value for name, value in optimizer.state[theirs].items() if value is not None}
+    assert torch.equal(flat, theirs)
+    assert ours.state.keys() == state.keys() == (set() if kind == "sgd" else STATE[type(section)])
+    for name, value in state.items():
+        assert torch.equal(ours.state[name], value) and ours.state[name].dtype == value.dtype
+
+
+START = """
+import sys, torch
+from trainer.config import TrainSection
+from trainer.dense import DensePart
+from trainer.job import set_up_torch
+from trainer.ranks import Alone
+
+config = TrainSection()
+set_up_torch(config, 1, torch.device("cpu"))
+assert torch.are_deterministic_algorithms_enabled()
+part = DensePart(torch.nn.Linear(2, 2), config, Alone())
+part.gradient.fill_(1.0)
+part.step()
+print(sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+
+
+def test_no_trainer_loads_torch_s_compiler_which_takes_as_long_as_torch():
+    assert subprocess.run([sys.executable, "-c", START], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_every_parameter_begins_at_a_multiple_of_64_bytes():

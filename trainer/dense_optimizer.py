@@ -1,0 +1,109 @@
+"""Optimizers of the dense parameters: torch's arithmetic and state, without torch's classes.
+
+Making one of those, or stepping it, loads torch's compiler, which costs each start of a trainer about as much as torch
+itself does. Same functions with the same arguments, so same bits: tests hold it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+import torch
+from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
+
+STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
+"""What is kept, as torch's classes name it, once something was learnt; without momentum SGD keeps nothing."""
+
+Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
+"""Changes weights in place by their gradient, the state, which it begins where there is none, and the learning rate."""
+
+
+class FlatOptimizer:
+    """One flat buffer of weights and how it learns."""
+
+    def __init__(self, flat: Tensor, config: DenseOptimizer) -> None:
+        self._flat, self.lr, self._learn = flat.detach(), config.lr, _learning(config)
+        self.state: dict[str, Tensor] = {}
+        """By name, as in STATE."""
+        if isinstance(config, DenseAdagrad):
+            self.state = {"step": torch.tensor(0.0), "sum": torch.full_like(self._flat, config.initial)}
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor) -> None:
+        """Learn from a gradient of the buffer's shape."""
+        self._learn(self._flat, gradient, self.state, self.lr)
+
+
+def _learning(config: DenseOptimizer) -> Step:
+    match config:
+        case DenseSgd():
+            return partial(_sgd, config)
+        case DenseAdam():
+            return partial(_adamw, config)
+        case DenseAdagrad():
+            return partial(_adagrad, config)
+        case _:
+            assert_never(config)
+
+
+def _sgd(config: DenseSgd, flat: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    """As torch.optim.SGD."""
+    buffers: list[Tensor | None] = [state.get("momentum_buffer")]
+    sgd(
+        [flat],
+        [gradient],
+        buffers if config.momentum else [],
+        lr=lr,
+        momentum=config.momentum,
+        weight_decay=0.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+    if config.momentum and buffers[0] is not None:
+        state["momentum_buffer"] = buffers[0]
+
+
+def _adamw(config: DenseAdam, flat: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    """As torch.optim.AdamW, fused."""
+    if not state:
+        state["step"] = torch.zeros((), device=flat.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
+    adamw(
+        [flat],
+        [gradient],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [],
+        [state["step"]],
+        foreach=False,
+        fused=True,
+        amsgrad=False,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        lr=lr,
+        weight_decay=config.weight_decay,
+        eps=config.epsilon,
+        maximize=False,
+    )
+
+
+def _adagrad(config: DenseAdagrad, flat: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    """As torch.optim.Adagrad."""
+    adagrad(
+        [flat],
+        [gradient],
+        [state["sum"]],
+        [state["step"]],
+        foreach=False,
+        lr=lr,
+        weight_decay=0.0,
+        lr_decay=0.0,
+        eps=config.epsilon,
+        maximize=False,
+    )
