@@ -7,27 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from millrace.deadline import Deadline
+from service.hosting.changing import change
+from service.hosting.desired import STATES
 from service.hosting.errors import NotHosted, UnknownJob
 from service.hosting.host import Action, Desired, HostedJob, Line, NewJob, Phase
 from service.hosting.work import Operation, ProblemOf, Work, plain_problem
-from service.operating.wishes import carried_out
 from service.records.database import Records, opened, utc_now
 from service.spec import LoadedJob
 from service.status import Status
-
-SET_S = 600.0
-"""How long a change of settings waits until it acts."""
-PHASES = {
-    "replaying": Phase.REPLAYING,
-    "training": Phase.TRAINING,
-    "paused": Phase.PAUSED,
-    "draining": Phase.DRAINING,
-    "restarting": Phase.RESTARTING,
-    "done": Phase.ENDED,
-    "failed": Phase.FAILED,
-}
-"""By what a status says; else it is starting."""
 
 
 class OneJob:
@@ -61,7 +48,7 @@ class OneJob:
             base=self._job.folder,
             store=self._job.store,
             desired=Desired.RUNNING,
-            phase=PHASES.get(status.text("state"), Phase.STARTING),
+            phase=STATES.get(status.text("state"), Phase.STARTING),
             revision=1,
             created=self._begun,
             created_by="run",
@@ -85,13 +72,7 @@ class OneJob:
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """See Host."""
         self._check(name)
-        store = self._job.store
-
-        def act(progress: Any, _cancelled: Any) -> dict[str, Any]:
-            progress(None, "until a pass closes")
-            return {"version": carried_out(store, {"op": "set", "keys": dict(keys)}, Deadline.after(SET_S))}
-
-        return self._work.start("set", name, who, act)
+        return change(self._work, name, self._job.store, keys, who, lambda: None)
 
     def status(self, name: str) -> Status:
         """See Host."""

@@ -211,7 +211,7 @@ class Work:
 
     def _do(self, asked: _Asked) -> None:
         if asked.cancelled.is_set():
-            self._end(asked, state=State.CANCELLED)
+            self._end(asked, state=self._given_up())
             return
         self._set(asked, state=State.RUNNING)
         self._update(asked.operation)
@@ -224,13 +224,19 @@ class Work:
         try:
             result = asked.act(progress, asked.cancelled)
         except Cancelled:
-            self._end(asked, state=State.INTERRUPTED if self._closing else State.CANCELLED)
+            self._end(asked, state=self._given_up())
         except Exception as error:  # the rim of an operation: nothing is swallowed, its problem says what it was
+            if isinstance(error, MillraceError) and asked.cancelled.is_set():
+                self._end(asked, state=self._given_up(), said=str(error))
+                return
             if not isinstance(error, MillraceError):
                 log.exception("operation %s (%s)", asked.operation.id, asked.operation.kind)
             self._end(asked, state=State.FAILED, problem=self._problem_of(error))
         else:
             self._end(asked, state=State.DONE, result=result)
+
+    def _given_up(self) -> State:
+        return State.INTERRUPTED if self._closing else State.CANCELLED
 
     def _set(self, asked: _Asked, **changes: Any) -> None:
         with self._lock:
