@@ -59,5 +59,7 @@ def _translated(error: grpc.RpcError, name: str) -> MillraceError:
             return Unavailable(f"the feed of {name} let this subscriber go: {error.details()}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return Refused(f"the feed of {name} refused: {error.details()}")
+        case grpc.StatusCode.UNAUTHENTICATED:  # another process has the port now
+            return Unavailable(f"the feed of {name} is another one: {error.details()}; where is it now?")
         case _:
             return rpc.translated(error, f"the feed of {name}")

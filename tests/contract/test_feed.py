@@ -18,6 +18,8 @@ from tests.contract import feed_world as f
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.contract.test_shards_living import TABLES as LIVING
+from trainer.replica.feeding import FeedUpdates
+from trainer.replica.finding import Whereabouts
 
 KINDS = [0, 1, 2]
 IDS = ["embedded", "1-shard", "2-shards"]
@@ -241,6 +243,32 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
                 list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=rpc.metadata(w.SECRET)))
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             channel.close()
+
+
+def test_who_leaves_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr("pserver.feed.MAX_SUBSCRIBERS", 1)
+    with f.job(1, w.TABLES) as job:
+        for _ in range(3):
+            job.live(some_batches())
+            until = w.Deadline.after(10)
+            while True:  # until the one before has left
+                with f.follower(job) as held:
+                    try:
+                        held.until(job.version)
+                        break
+                    except Unavailable:
+                        until.check("a place")
+
+
+def test_where_another_process_listens_now_the_feed_is_looked_for_again():
+    with f.job(0, w.TABLES) as job, f.job(0, w.TABLES) as other:
+        job.live(some_batches())
+        with f.follower(job) as held:
+            stale = Whereabouts.of_message(job.find(None).message() | {"chief": other.find(None).chief})
+            first = [stale]
+            held.feed = FeedUpdates(lambda deadline: first.pop() if first else job.find(deadline))
+            assert isinstance(held.troubled(), Unavailable)
+            held.until(1)
 
 
 def test_another_format_and_too_many_are_told_so(monkeypatch):

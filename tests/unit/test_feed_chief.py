@@ -1,0 +1,119 @@
+"""When the chief tells a version, and of the model."""
+
+import numpy as np
+import pytest
+import torch
+
+from pserver.feed import Subscription
+from pserver.feed_wire import part_of
+from pserver.proto import feed_pb2 as pb
+from pserver.wire import encoded
+from trainer.feed import ChiefFeed, Telling
+
+
+class Shards:
+    """Those that a chief tells to publish."""
+
+    def __init__(self):
+        self.published, self.secrets = [], []
+
+    def publish(self, version, deadline):
+        self.published.append(version)
+
+    def feed(self, secret, deadline):
+        self.secrets.append(secret)
+        return ["127.0.0.1:1"]
+
+
+class World:
+    def __init__(self):
+        self.weights, self.model, self.traced = torch.zeros(2), {"format": 1}, 0
+        self.shards = Shards()
+        tensors = lambda: {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
+        telling = Telling("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5)
+        self.chief = ChiefFeed(telling, self.shards)
+
+    def trace(self):
+        self.traced += 1
+        return b"graph"
+
+    def listen(self):
+        subscription = Subscription()
+        assert list(self.chief.open(subscription, 0, 0)) == []
+        return subscription
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.chief.shut()
+
+
+def heard(subscription):
+    return [part_of(pb.FeedPart.FromString(encoded(message))) for message in subscription.waiting()]
+
+
+def test_while_nobody_listens_nothing_is_told_copied_or_traced(world):
+    world.chief.tick(1)
+    gone = world.listen()
+    world.chief.close(gone)
+    world.chief.tick(2)
+    assert not world.shards.published and not world.traced and not heard(gone)
+
+
+def test_who_comes_hears_of_the_model_and_the_version_at_the_next_tick(world):
+    first = world.listen()
+    world.chief.tick(0)  # there is none yet
+    assert heard(first) == [] and not world.shards.published
+    world.chief.tick(3)
+    begin, version = heard(first)
+    assert begin.onnx == b"graph" and begin.facts == {
+        "job": "job",
+        "timeline": "t1",
+        "generation": 4,
+        "model": {"format": 1},
+    }
+    assert version.version == 3 and version.facts == {"event_time_s": 12.5}
+    assert list(version.tensors) == ["w"] and version.tensors["w"].tolist() == [0, 0]
+    world.chief.tick(3)
+    assert heard(first) == [] and world.shards.published == [3]
+    second = world.listen()
+    world.chief.tick(3)
+    assert [part.kind for part in heard(second)] == [pb.FeedPart.BEGIN, pb.FeedPart.VERSION]
+    assert [part.version for part in heard(first)] == [3]
+    assert world.shards.published == [3, 3] and world.traced == 1
+
+
+def test_who_has_read_its_base_while_nothing_happens_asks_for_the_version_again(world):
+    one = world.listen()
+    world.chief.tick(3)
+    world.chief.poke()
+    world.chief.tick(3)
+    world.chief.tick(3)
+    assert [part.version for part in heard(one)] == [0, 3, 3]
+
+
+def test_what_is_told_of_a_version_does_not_change_with_the_next(world):
+    one = world.listen()
+    world.chief.tick(1)
+    world.weights.fill_(9)
+    (told,) = (part for part in heard(one) if part.version)
+    assert np.array_equal(told.tensors["w"], [0, 0])
+
+
+def test_another_description_is_told_to_all_without_the_graph(world):
+    one = world.listen()
+    world.chief.tick(1)
+    heard(one)
+    world.model = {"format": 1, "default_row": [1.0]}
+    world.chief.tick(2)
+    begin, version = heard(one)
+    assert begin.facts["model"] == world.model and begin.onnx == b"" and version.version == 2
+
+
+def test_its_ports_are_opened_at_the_first_question_and_stay(world):
+    assert not world.shards.secrets
+    answer = world.chief.answer({"do": "feed"})
+    assert world.chief.answer({"do": "feed"}) == answer and world.shards.secrets == [answer["secret"]]
+    assert answer["shards"] == ["127.0.0.1:1"] and (answer["job"], answer["generation"]) == ("job", 4)

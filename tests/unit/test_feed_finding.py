@@ -1,0 +1,96 @@
+"""Where a feed is: from a store on this machine, or of a service by plain HTTP."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import Refused, Unavailable
+from millrace.role import serve_role
+from trainer.replica.finding import Whereabouts, at_url, in_store
+
+WHERE = Whereabouts("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
+
+
+def soon():
+    return Deadline.after(5)
+
+
+def test_what_a_chief_says_is_understood():
+    assert Whereabouts.of_message(json.loads(json.dumps(WHERE.message()))) == WHERE
+    with pytest.raises(Refused, match="does not say where"):
+        Whereabouts.of_message(WHERE.message() | {"shards": None})
+
+
+def test_the_newest_generation_in_a_store_is_asked(tmp_path):
+    with pytest.raises(Unavailable, match="no run is going on"):
+        in_store(tmp_path)(soon())
+    for generation in (9, 10):
+        folder = tmp_path / "workers" / f"g{generation}"
+        folder.mkdir(parents=True)
+        (folder / "trainer-0.json").write_text(json.dumps({"secret": f"of {generation}"}))
+    with pytest.raises(Unavailable):
+        in_store(tmp_path)(soon())  # it has not said where it is
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        return WHERE.message()
+
+    with serve_role(dict, lambda: None, "of 10", folder / "trainer-0.address", answer=answer):
+        assert in_store(tmp_path)(soon()) == WHERE
+    assert asked == [{"do": "feed"}]
+    with pytest.raises(Unavailable):
+        in_store(tmp_path)(soon())
+
+
+@pytest.fixture
+def service():
+    """A server that gives what it is told to; what it was asked."""
+    answers, asked = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802  # its name
+            asked.append((self.path, self.headers.get("Authorization")))
+            code, body = answers.pop(0)
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/jobs/news", answers, asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_service_is_asked_with_the_token(service):
+    url, answers, asked = service
+    answers += [(200, WHERE.message()), (200, WHERE.message())]
+    assert at_url(url)(soon()) == at_url(f"{url}/", "a token")(soon()) == WHERE
+    assert asked == [("/v1/jobs/news/feed", None), ("/v1/jobs/news/feed", "Bearer a token")]
+
+
+def test_a_services_refusal_stays_and_its_trouble_passes(service):
+    url, answers, _ = service
+    for code, kind in ((404, Refused), (403, Refused), (409, Unavailable), (503, Unavailable)):
+        answers.append((code, {"title": "no", "detail": "job 'news' is unknown"}))
+        with pytest.raises(kind, match=f"{code}: job 'news' is unknown"):
+            at_url(url)(soon())
+    answers.append((200, ["nothing"]))
+    with pytest.raises(Refused):
+        at_url(url)(soon())
+
+
+def test_nobody_there_is_unavailable_and_no_address_is_refused():
+    with pytest.raises(Unavailable, match="does not answer"):
+        at_url("http://127.0.0.1:1/v1/jobs/news")(soon())
+    with pytest.raises(Refused, match="begins with http"):
+        at_url("file:///etc/passwd")
