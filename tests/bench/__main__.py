@@ -25,6 +25,7 @@ from tests.bench import bench_shards, beyond_memory, parsing
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
 from tests.bench import recovery as recovering
+from tests.bench import serving as answering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
 
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -134,6 +135,11 @@ def exports(rounds: int, rows: int) -> dict[str, dict]:
     return found
 
 
+def serving(rounds: int, rows: int) -> dict[str, dict]:
+    """How fast a replica answers while versions come."""
+    return {"replica: requests of one sample, one core": answering.figures(num_rows=rows)}
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
@@ -145,6 +151,7 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "admission": admission,
     "aging": aging,
     "exports": exports,
+    "serving": serving,
 }
 LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
 """Asked for by name only: `make soak` does."""

@@ -61,10 +61,7 @@ class _Input:
     begin: int
     shape: tuple[int, ...]
     is_mask: bool
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
+    end: int
 
 
 class TableSlots:
@@ -84,11 +81,13 @@ class TableSlots:
             rows.append([slot["group"], pooling, length, slot["keep"] == "tail", slot["padding"] is not None])
             rows[-1] += [self.num_floats, self.num_marks]
             shape = (length, self.width) if pooling == kernels.SEQUENCE else (self.width,)
-            inputs.append(_Input(slot["name"], self.num_floats, shape, is_mask=False))
-            self.num_floats += inputs[-1].size
+            end = self.num_floats + int(np.prod(shape))
+            inputs.append(_Input(slot["name"], self.num_floats, shape, is_mask=False, end=end))
+            self.num_floats = end
             if pooling == kernels.SEQUENCE:
-                inputs.append(_Input(f"{slot['name']}.mask", self.num_marks, (length,), is_mask=True))
-                self.num_marks += length
+                end = self.num_marks + length
+                inputs.append(_Input(f"{slot['name']}.mask", self.num_marks, (length,), is_mask=True, end=end))
+                self.num_marks = end
         self._inputs = tuple(inputs)
         self._slot_S7 = np.array(rows, np.int64)
         self._padding_S = np.array([int(slot["padding"] or 0) for slot in slots], np.uint64)
@@ -105,8 +104,8 @@ class TableSlots:
         )  # fmt: skip
         for each in self._inputs:
             values = mask if each.is_mask else out
-            end = each.begin + each.size
-            feeds[each.name] = values[num_samples * each.begin : num_samples * end].reshape(num_samples, *each.shape)
+            begin, end = num_samples * each.begin, num_samples * each.end
+            feeds[each.name] = values[begin:end].reshape(num_samples, *each.shape)
 
 
 class Model:
