@@ -70,6 +70,8 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
     try:
         yield
     finally:
+        if hasattr(api.state, "streams"):
+            api.state.streams.close()
         server.should_exit = True
         thread.join(2 * STOP_S)
         listener.close()

@@ -6,6 +6,7 @@ a client that does not read what was sent is cut off. No listener has a thread o
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from millrace.errors import MillraceError
 from service.api.problems import refused
 from service.hosting.host import Phase
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """How often a job is looked at."""
@@ -69,13 +72,18 @@ Looker = Callable[[str, int | None], Look]
 class _Listener:
     """One client."""
 
+    version: int
+    """The last close that it was told."""
     waiting: deque[Event] = field(default_factory=deque)
     figures: Event | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
-    def tell(self, events: Sequence[Event], figures: Event | None) -> None:
-        self.waiting.extend(events)
+    def tell(self, closes: Sequence[tuple[int, str]], figures: Event | None, last: Sequence[Event] = ()) -> None:
+        """Have it sent: closes that it has not had, figures in place of older ones."""
+        self.waiting.extend(_close(*close) for close in closes if close[0] > self.version)
+        self.version = max([self.version, *(version for version, _ in closes)])
+        self.waiting.extend(last)
         self.figures = figures or self.figures
         self.over = self.over or len(self.waiting) > MAX_WAITING + MAX_CAUGHT_UP
         self.woken.set()
@@ -92,6 +100,8 @@ class _Listener:
 class _Watched:
     """A job that somebody listens to."""
 
+    version: int
+    """The last close that all its listeners were told."""
     listeners: list[_Listener] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
@@ -120,7 +130,8 @@ class Streams:
             self._num_streams -= 1
             raise
         begin = [_close(*each) for each in first.closes[-MAX_CAUGHT_UP:]] if since is not None else []
-        return EventStream(self._events(job, begin, first), self._release)
+        version = first.closes[-1][0] if first.closes else since or 0
+        return EventStream(self._events(job, begin, first, _Listener(version)), self._release)
 
     def close(self) -> None:
         """End all streams soon; from any thread."""
@@ -129,18 +140,20 @@ class Streams:
     def _release(self) -> None:
         self._num_streams -= 1
 
-    async def _events(self, job: str, begin: list[Event], first: Look) -> AsyncGenerator[bytes, None]:
-        listener = _Listener()
+    async def _events(
+        self, job: str, begin: list[Event], first: Look, listener: _Listener
+    ) -> AsyncGenerator[bytes, None]:
         for event in [*begin, Event("figures", first.figures)]:
             yield event.text
         if first.phase in OVER:
             yield _end(first.phase).text
             return
-        self._listen(job, listener, first.closes[-1][0] if first.closes else None)
+        self._listen(job, listener)
         try:
             while not self._closing:
                 try:
-                    await asyncio.wait_for(listener.woken.wait(), HEARTBEAT_S)
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await listener.woken.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
@@ -151,11 +164,12 @@ class Streams:
         finally:
             self._leave(job, listener)
 
-    def _listen(self, job: str, listener: _Listener, version: int | None) -> None:
-        watched = self._watched.setdefault(job, _Watched())
+    def _listen(self, job: str, listener: _Listener) -> None:
+        watched = self._watched.setdefault(job, _Watched(listener.version))
+        watched.version = min(watched.version, listener.version)  # a close since it looked is told
         watched.listeners.append(listener)
         if watched.task is None:
-            watched.task = asyncio.create_task(self._watch(job, watched, version))
+            watched.task = asyncio.create_task(self._watch(job, watched))
 
     def _leave(self, job: str, listener: _Listener) -> None:
         watched = self._watched.get(job)
@@ -167,35 +181,31 @@ class Streams:
             if watched.task is not None:
                 watched.task.cancel()
 
-    async def _watch(self, job: str, watched: _Watched, version: int | None) -> None:
+    async def _watch(self, job: str, watched: _Watched) -> None:
         """Look at a job as long as somebody listens, and tell all what is new."""
         told, told_s, now_s = "", 0.0, asyncio.get_running_loop().time
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                seen = await run_in_threadpool(self._look, job, version)
-            except MillraceError:  # it is away now, or was deleted: its listeners come again
-                self._end(job, watched, [])
-                return
-            closes = [_close(*each) for each in seen.closes] if version is not None else []
-            version = seen.closes[-1][0] if seen.closes else version
-            news = seen.figures != told and (bool(closes) or now_s() - told_s >= TELL_S)
-            if news:
-                told, told_s = seen.figures, now_s()
-            if closes or news:
-                for listener in watched.listeners:
-                    listener.tell(closes, Event("figures", seen.figures) if news else None)
-            if seen.phase in OVER or self._closing:
-                last = [Event("figures", seen.figures), _end(seen.phase)] if seen.phase in OVER else []
-                self._end(job, watched, last)
-                return
-
-    def _end(self, job: str, watched: _Watched, last: Sequence[Event]) -> None:
-        if self._watched.get(job) is watched:
-            del self._watched[job]
-        for listener in watched.listeners:
-            listener.over = True
-            listener.tell(last, None)
+        last: list[Event] = []
+        try:
+            while not self._closing:
+                await asyncio.sleep(LOOK_S)
+                seen = await run_in_threadpool(self._look, job, watched.version)
+                news = seen.figures != told and (bool(seen.closes) or now_s() - told_s >= TELL_S)
+                if news:
+                    told, told_s = seen.figures, now_s()
+                for listener in watched.listeners if news or seen.closes else ():
+                    listener.tell(seen.closes, Event("figures", seen.figures) if news else None)
+                watched.version = max([watched.version, *(version for version, _ in seen.closes)])
+                if seen.phase in OVER:
+                    last = [Event("figures", seen.figures), _end(seen.phase)]
+                    return
+        except MillraceError as error:  # it is away now, or was deleted: its listeners may come again
+            log.info("nobody is told of job %s any more: %s", job, error)
+        finally:
+            if self._watched.get(job) is watched:
+                del self._watched[job]
+            for listener in watched.listeners:
+                listener.over = True
+                listener.tell((), None, last)
 
 
 def _close(version: int, data: str) -> Event:
@@ -233,7 +243,8 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async def within(message: Message) -> None:
-            await asyncio.wait_for(send(message), SLOW_S)
+            async with asyncio.timeout(SLOW_S):  # wait_for of Python 3.11 may lose a cancellation
+                await send(message)
 
         await within({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for chunk in self._events:

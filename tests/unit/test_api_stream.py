@@ -1,0 +1,189 @@
+"""What is told as it happens: who listens is told each close once, has no thread, and cannot hold anything up."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from fastapi import HTTPException
+
+from millrace.errors import Unavailable
+from service.api import streaming
+from service.api.streaming import Look, Streams
+from service.hosting.errors import UnknownJob
+from service.hosting.host import Phase
+
+
+class Job:
+    """A job that is looked at."""
+
+    def __init__(self):
+        self.closes, self.phase, self.looks, self.error, self.threads = [], Phase.TRAINING, 0, None, set()
+
+    def look(self, name, since):
+        self.looks += 1
+        self.threads.add(threading.get_ident())
+        if self.error is not None:
+            raise self.error
+        if name != "news":
+            raise UnknownJob(name, ["news"])
+        found = self.closes[-1:] if since is None else [close for close in self.closes if close > since]
+        return Look(
+            self.phase, json.dumps({"version": len(self.closes)}), [(n, json.dumps({"version": n})) for n in found]
+        )
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setattr(streaming, "LOOK_S", 0.005)
+    monkeypatch.setattr(streaming, "TELL_S", 0.02)
+    return Job()
+
+
+class Client:
+    """Reads a stream; `stalled`: it does not read what was sent."""
+
+    def __init__(self, stream):
+        self.events, self.stalled, self.gone = [], False, asyncio.Event()
+        self.task = asyncio.create_task(stream({"type": "http"}, self._receive, self._send))
+
+    async def _receive(self):
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message):
+        while self.stalled:  # noqa: ASYNC110  # whoever stalls does so for good
+            await asyncio.sleep(0.005)
+        if text := message.get("body", b"").decode():
+            self.events.append(dict(line.partition(": ")[::2] for line in text.strip().splitlines()))
+
+    def of(self, kind):
+        return [event for event in self.events if event.get("event") == kind]
+
+    @property
+    def versions(self):
+        return [int(event["id"]) for event in self.of("close")]
+
+
+async def until(true):
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+def test_every_listener_is_told_each_close_once_and_the_end(job):
+    async def scenario():
+        streams = Streams(job.look, 10)
+        job.closes = [1, 2]
+        first = Client(await streams.open("news", None))
+        await until(lambda: first.of("figures"))
+        job.closes = [1, 2, 3]
+        await until(lambda: first.versions == [3])
+        second = Client(await streams.open("news", "1"))
+        await until(lambda: second.versions == [2, 3])
+        job.closes = [1, 2, 3, 4, 5]
+        await until(lambda: first.versions[-1:] == second.versions[-1:] == [5])
+        job.phase = Phase.ENDED
+        await asyncio.wait_for(asyncio.gather(first.task, second.task), 10)
+        assert (first.versions, second.versions) == ([3, 4, 5], [2, 3, 4, 5])
+        for client in (first, second):
+            assert client.events[-1] == {"event": "end", "data": '{"phase": "ended"}'}
+            assert json.loads(client.of("figures")[-1]["data"]) == {"version": 5}
+
+    asyncio.run(scenario())
+
+
+def test_a_job_is_looked_at_once_for_all_who_listen_and_not_when_nobody_does(job):
+    async def scenario():
+        streams = Streams(job.look, 50)
+        clients = [Client(await streams.open("news", None)) for _ in range(20)]
+        before = job.looks
+        await asyncio.sleep(0.2)
+        assert 0 < job.looks - before <= 45  # one task at 200 looks a second at most
+        for client in clients:
+            client.gone.set()
+        await asyncio.gather(*(client.task for client in clients))
+        await asyncio.sleep(0.02)
+        before = job.looks
+        await asyncio.sleep(0.05)
+        assert job.looks == before
+
+    asyncio.run(scenario())
+
+
+def test_streams_are_bounded_and_one_that_ends_makes_room(job):
+    async def scenario():
+        streams = Streams(job.look, 1)
+        client = Client(await streams.open("news", None))
+        with pytest.raises(HTTPException) as caught:
+            await streams.open("news", None)
+        assert caught.value.status_code == 429
+        client.gone.set()
+        await client.task
+        for error, wanted in ((None, UnknownJob), (Unavailable("away"), Unavailable)):
+            job.error = error
+            with pytest.raises(wanted):  # which takes no room
+                await streams.open("nws", None)
+        job.error = None
+        await streams.open("news", None)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(job, monkeypatch):
+    monkeypatch.setattr(streaming, "SLOW_S", 0.05)
+
+    async def scenario():
+        streams = Streams(job.look, 10)
+        slow, good = Client(await streams.open("news", None)), Client(await streams.open("news", None))
+        await until(lambda: slow.events and good.events)
+        slow.stalled = True
+        job.closes = [1]
+        await asyncio.wait_for(slow.task, 10)
+        job.closes = [1, 2]
+        await until(lambda: good.versions == [1, 2])
+        good.gone.set()
+        await good.task
+
+    asyncio.run(scenario())
+
+
+def test_a_line_that_is_silent_is_kept_open(job, monkeypatch):
+    monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.02)
+
+    async def scenario():
+        client = Client(await Streams(job.look, 1).open("news", None))
+        await until(lambda: len([event for event in client.events if "" in event]) >= 2)
+        client.gone.set()
+        await client.task
+
+    asyncio.run(scenario())
+
+
+def test_streams_end_when_the_service_does_and_when_a_job_is_gone(job):
+    async def scenario():
+        streams = Streams(job.look, 10)
+        client = Client(await streams.open("news", None))
+        await until(lambda: client.events)
+        job.error = UnknownJob("news", [])
+        await asyncio.wait_for(client.task, 10)
+        job.error = None
+        client = Client(await streams.open("news", None))
+        await until(lambda: client.events)
+        streams.close()
+        await asyncio.wait_for(client.task, 10)
+        with pytest.raises(HTTPException):
+            await streams.open("news", None)
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_again_after_long_is_told_the_newest_closes(job):
+    async def scenario():
+        job.closes, job.phase = list(range(1, 2 * streaming.MAX_CAUGHT_UP)), Phase.STOPPED
+        client = Client(await Streams(job.look, 10).open("news", "1"))
+        await asyncio.wait_for(client.task, 10)
+        assert client.versions == job.closes[-streaming.MAX_CAUGHT_UP :]
+        assert client.events[-1]["event"] == "end"
+
+    asyncio.run(scenario())
