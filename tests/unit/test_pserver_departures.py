@@ -274,7 +274,7 @@ def test_a_selective_table_forgets_and_admits_anew_with_the_digest_of_a_fresh_on
         read_UD = shard.rows(batch)["t"]
         shard.apply([Push(batch, {"t": Gradients(grads_UD, ones_U, ones_U)}, 1)], version)
         shard.release(batch)
-        shard.close_pass(0)
+        shard.close_pass(0, version)
         return read_UD.any(axis=1).tolist()
 
     assert [step(shards[0], version) for version in (1, 2, 3)] == [[False] * 6, [False] * 6, [True] * 6]

@@ -161,7 +161,7 @@ def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admis
         rows_UD, one_U = shard.rows(batch)["t"], np.ones(8, np.float32)
         shard.apply([Push(batch, {"t": Gradients(rows_UD, one_U, one_U)}, 8)], number)
         shard.release(batch)
-        shard.close_pass(0)
+        shard.close_pass(0, number)
         taken = table.snapshot()
         store.write(taken.keys_U, taken.words_UW, taken.gone()[0])
         table.settle(True)
