@@ -9,8 +9,10 @@ import grpc
 import pytest
 
 from millrace import rpc
+from millrace.deadline import Deadline
 from millrace.proto import role_pb2
-from pserver.proto import shard_pb2
+from pserver.proto import feed_pb2, shard_pb2
+from service.operating.wishes import answered
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import ENDLESS, SPEC, TWO_BY_TWO, lines
 
@@ -43,9 +45,9 @@ def told(job):
     return {path.stem: json.loads(path.read_text()) for path in files}
 
 
-def methods():
-    """Every call of every service that a worker could serve: its path, and whether it answers with a stream."""
-    for file in (role_pb2, shard_pb2):
+def methods(*files):
+    """Every call of the services: its path, whether it answers with a stream, and whether it is asked with one."""
+    for file in files:
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield f"/{service.full_name}/{method.name}", method.server_streaming, method.client_streaming
@@ -71,7 +73,7 @@ def test_ports_of_shards_and_ranks_answer_nobody_without_the_jobs_secret(job):
     wrong += [((rpc.SECRET_KEY, right.upper()),), ((rpc.SECRET_KEY, right), (rpc.SECRET_KEY, "0" * 64))]
     for path in addresses:
         with rpc.open_channel(path.read_text()) as channel:
-            for method, answers, asks in methods():
+            for method, answers, asks in methods(role_pb2, shard_pb2, feed_pb2):
                 for metadata in wrong:
                     status = asked(channel, method, answers, asks, metadata)
                     assert status is grpc.StatusCode.UNAUTHENTICATED, (path.stem, method, metadata)
@@ -80,6 +82,22 @@ def test_ports_of_shards_and_ranks_answer_nobody_without_the_jobs_secret(job):
     with (job.store.parent / "lines.txt").open("a") as file:
         file.write(lines(3000, 4000))
     assert job.until_events(events + 1000) == 4000
+
+
+def test_the_feeds_secret_opens_the_feed_alone_and_the_jobs_does_not_open_it(job):
+    told_of_feed = answered(job.store, {"do": "feed"}, Deadline.after(60))
+    feed, own = told_of_feed["secret"], told(job)["trainer-0"]["secret"]
+    assert feed != own
+    ports = [told_of_feed["chief"], *told_of_feed["shards"]]
+    workers = [path.read_text() for path in (job.store / "workers").glob("g*/*.address")]
+    assert len(ports) == 3 and not set(ports) & set(workers)
+    refused = grpc.StatusCode.UNAUTHENTICATED
+    for address, secret, module in [(each, own, feed_pb2) for each in ports] + [
+        (each, feed, other) for each in workers for other in (role_pb2, shard_pb2)
+    ]:
+        with rpc.open_channel(address) as channel:
+            for method, answers, asks in methods(module):
+                assert asked(channel, method, answers, asks, rpc.metadata(secret)) is refused, (address, method)
 
 
 def test_nobody_listens_where_other_machines_could_come_in(job):
