@@ -18,6 +18,8 @@ from service.arguments import Json, Overrides
 from service.lines import count, labelled
 from service.predicting.running import metrics_of, predict
 from service.predicting.wording import lines_of
+from service.remote import acting
+from service.remote.asking import Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.parts import METRICS
@@ -80,23 +82,34 @@ def predict_(
         int, typer.Option("--segment-events", min=1, help="Events of one output file: what a kill may lose.")
     ] = 20_000,
     overrides: Overrides = [],  # noqa: B006
+    url: Url = None,
+    token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Predict events with the rows of one version, as inference reads them; a rerun goes on where it was killed."""
+    """Predict events with the rows of one version, as inference reads them; a rerun goes on where it was killed.
+
+    With a job's name at a service, files and folders are the service's.
+    """
+    there = None if job is None else remote_name(job, url)
+    wanted = input_of(input_, topic)
     request = {
-        "input": input_of(input_, topic),
-        "output": str(output.absolute()),
+        "input": wanted if there is None or topic else {"paths": input_},
+        "output": str(output.absolute() if there is None else output),
         "columns": _names(columns),
         "outputs": _names(outputs),
         "segment_events": segment_events,
         **_common(version, export, trainers, shards, share),
     }
-    manifest = _run(_job_of(job, spec, overrides), request)
+    if there is None:
+        manifest = _run(_job_of(job, spec, overrides), request)
+    else:
+        with service_at(url, token) as client:
+            manifest = acting.predict(client, there, request, lambda text: print(text, file=sys.stderr))
     if as_json:
         print(json.dumps(manifest, indent=2))
         return
     print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
-    for line in lines_of(manifest, metrics_of(output)):
+    for line in lines_of(manifest, metrics_of(output) if there is None else None):
         print(line)
 
 

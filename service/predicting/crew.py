@@ -15,6 +15,7 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
 from millrace.lifecycle import ExitCode
 from pserver.remote import RemoteShards
+from service.hosting.errors import Cancelled
 from service.launcher.child import Spawner
 from service.launcher.plan import PYTHON
 from service.launcher.process import OnLine, Worker
@@ -36,8 +37,11 @@ class PredictionFailed(MillraceError):
     """A worker ended on an error that would come again."""
 
 
-class PredictionCancelled(MillraceError):
+class PredictionCancelled(Cancelled):
     """It was called off; what is there stays, and a rerun goes on."""
+
+    def __init__(self) -> None:
+        MillraceError.__init__(self, "the prediction was called off; a rerun goes on from the parts that are there")
 
 
 class WorkerDied(Unavailable):

@@ -72,7 +72,7 @@ def predict(
 
     def check() -> None:
         if cancelled.is_set():
-            raise PredictionCancelled("the prediction was called off; a rerun goes on from the parts that are there")
+            raise PredictionCancelled
 
     with ExitStack() as held:
         done = _claim(output, fingerprint, held)  # 1
@@ -87,7 +87,7 @@ def predict(
         )  # 2
         plan = before or _fix(request, job, fingerprint, version, output)  # 3
         _make_parts(job, request, output, version, plan, folder, progress, check, on_line)  # 4
-        return _complete(job, request, output, plan, progress, check)  # 5, 6
+        return complete(job, request, output, plan, progress, check)  # 5, 6
 
 
 def job_of(request: PredictionRequest) -> LoadedJob:
@@ -182,7 +182,7 @@ def _make_parts(
                 on_line("launcher", f"{error}; starting again ({attempt} of {TRIES - 1})")
 
 
-def _complete(
+def complete(
     job: LoadedJob,
     request: PredictionRequest,
     output: Output,

@@ -25,6 +25,7 @@ from dataset.schema import Schema
 from millrace.errors import BadInput, SpecError
 from millrace.mistakes import nearest
 from trainer.config import TaskSection, TrainerJob
+from trainer.default_rows import DefaultRows, widths_of
 from trainer.dense import DensePart
 from trainer.inputs import inputs_of
 from trainer.job import build_model
@@ -60,7 +61,8 @@ class Predictor:
         self._schema, self._tasks, self._weight = schema, job.tasks, job.sample.weight
         self._device = torch.device("cpu")
         self._model = build_model(job, schema, folder, self._device)
-        self._dense = DensePart(self._model, job.train, Alone())
+        self._default_rows = DefaultRows(widths_of(schema, job.tables), self._device)
+        self._dense = DensePart(self._model, job.train, Alone(), self._default_rows.parameters)
         self._model.eval()
         self._pooling = KernelPooling(1)
         tasks = [task.name for task in job.tasks]
@@ -118,9 +120,9 @@ class Predictor:
         known = [name for name, value in given.items() if _by_sample(value, size)]
         known += [f"{SLOT}{name}" for name in inputs.vectors]
         known += [name for name, value in heard.items() if _by_sample(value, size) and name not in known]
-        for number, name in enumerate(self._outputs):
+        for name in self._outputs:
             if name not in known:
-                raise SpecError(f"the model has no tensor {name!r}; {nearest(name, known)}", f"outputs.{number}")
+                raise SpecError(f"the model has no tensor {name!r}; {nearest(name, [*tasks, *known])}", "outputs")
         returned = {name: value for name, value in given.items() if name not in tasks}
         return {name: self._named(name, returned, inputs, heard) for name in self._outputs}
 
@@ -129,7 +131,10 @@ class Predictor:
         return {name: module for name, module in self._model.named_modules() if name}
 
     def _inputs(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Inputs:
-        leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]).detach() for look in batch.lookups}
+        filled, _ = self._default_rows.filled(rows)
+        leaves = {
+            look.table.name: self._pooling.cells(look, filled[look.table.name]).detach() for look in batch.lookups
+        }
         return inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
 
     @contextmanager

@@ -1,0 +1,178 @@
+"""A small job's data and a commit for it, made in this process; its prediction workers, run in this process, too."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from dataset.schema import Schema
+from millrace.config import validate
+from millrace.deadline import Deadline
+from pserver.config import ShardProcess
+from pserver.remote import RemoteShards
+from pserver.server import ShardServer
+from service.predicting.running import complete
+from service.spec import LoadedJob, load_job
+from tests.fakes.exports import write_export
+from tests.integration.stream_job import SPEC, write_job
+from trainer.commits import read_commit
+from trainer.default_rows import PREFIX, widths_of
+from trainer.exports.reading import open_export
+from trainer.importing.choice import Choice, Tensors
+from trainer.importing.commit import make
+from trainer.importing.exported import Exported
+from trainer.job import build_model
+from trainer.predict.config import PredictionRequest, PredictWorker
+from trainer.predict.parts import Output
+from trainer.predict.plan import Plan, fingerprint_of, segments_of
+from trainer.predict.worker import run
+
+SECRET = "secret"
+ARROW = SPEC.replace('command = ["cat"]', 'command = ["python", "generator.py"]\nprotocol = "arrow"\nbatch_events = 32')
+"""The same lines through a generator that gives each event none, one or two samples."""
+GENERATOR = """
+import sys
+
+from dataset.generator import DataGenerator
+
+
+class Lines(DataGenerator):
+    def generate(self, event):
+        words = event.decode().split()
+        samples, at = {}, 0
+        for slot in ("d", "a", "b", "history", "click", "group"):
+            count = int(words[at])
+            samples[slot] = words[at + 1 : at + 1 + count]
+            at += 1 + count
+        if samples["a"] == ["7"]:
+            raise ValueError("seven")
+        numbers = {name: [float(v) if name in ("d", "click", "group") else int(v) for v in values]
+                   for name, values in samples.items()}
+        for _ in range(int(samples["b"][0]) % 3):
+            yield numbers
+
+
+Lines().run()
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a prediction needs but processes."""
+
+    job: LoadedJob
+    commit: Path
+
+    def request(self, output: Path, **asked: Any) -> PredictionRequest:
+        """Of all the job's lines, in small segments and batches."""
+        raw = {"input": {"paths": ["part-*.txt"]}, "output": str(output), "segment_events": 150, "batch_size": 32}
+        return validate(PredictionRequest, {**raw, **asked})
+
+    def plan(self, request: PredictionRequest) -> Plan:
+        """Fix it, as the first step of a prediction does."""
+        output = Output(Path(request.output))
+        output.work.mkdir(parents=True, exist_ok=True)
+        segments = segments_of(request.input, self.job.spec, self.job.folder, request.segment_events)
+        plan = Plan(fingerprint_of(request, self.job.spec), {"commit": "it"}, segments)
+        plan.write(output.work)
+        return plan
+
+    def worker(self, request: PredictionRequest, rank: int, shards: Sequence[str]) -> PredictWorker:
+        """What a worker is told."""
+        output = Path(request.output)
+        live = output / ".prediction" / "live"
+        shutil.rmtree(live, ignore_errors=True)
+        return PredictWorker(
+            job=self.job.raw,
+            folder=self.job.folder,
+            request=request,
+            output=output,
+            commit=self.commit,
+            rank=rank,
+            shards=tuple(shards),
+            secret=SECRET,
+            live=live,
+            cores=1e6,
+        )
+
+    def predict(self, output: Path, **asked: Any) -> dict[str, Any]:
+        """Every part, worker after worker, and what is told of them; the manifest."""
+        request = self.request(output, **asked)
+        plan = self.plan(request)
+        with ExitStack() as held:
+            addresses = self._shards(request, held)
+            for rank in range(request.trainers):
+                run(self.worker(request, rank, addresses))
+        return self.complete(request, plan)
+
+    def complete(self, request: PredictionRequest, plan: Plan) -> dict[str, Any]:
+        """Metrics, manifest, DONE."""
+        output = Output(Path(request.output))
+        return complete(self.job, request, output, plan, lambda *_: None, lambda: None)
+
+    def _shards(self, request: PredictionRequest, held: ExitStack) -> list[str]:
+        spec, folder = self.job.spec, Path(request.output) / ".prediction"
+        groups = {slot.name: slot.group for slot in Schema.of(spec.slots).sparse}
+        servers = []
+        for shard in range(request.num_shards):
+            config = ShardProcess(
+                shard=shard,
+                num_shards=request.num_shards,
+                num_ranks=request.trainers,
+                tables=spec.tables,
+                groups=groups,
+                seed=spec.seed,
+                secret=SECRET,
+                address_file=folder / "none",
+                live=folder / f"live-{shard}",
+            )
+            servers.append(held.enter_context(ShardServer(config)))
+        if servers:
+            addresses, deadline = [server.address for server in servers], Deadline.after(60)
+            told = {"rank": 0, "world": request.trainers, "generation": 1, "secret": SECRET, "deadline": deadline}
+            shards = RemoteShards(addresses, spec.tables, **told)
+            commit = read_commit(self.commit)
+            shards.restore(commit.folder, commit.shards, commit.version, deadline)
+            shards.close()
+        return [server.address for server in servers]
+
+
+def make_world(folder: Path, spec: str = SPEC, num_lines: int = 300) -> World:
+    """A job with `num_lines` lines or a few less in each of three files, and rows for half of its signs."""
+    path = write_job(folder, num_lines=num_lines, spec=spec)
+    (folder / "generator.py").write_text(GENERATOR)
+    job = load_job(path)
+    rng = np.random.default_rng(11)
+    signs = {"a": 20, "b": 300, "history": 50}
+    width = job.spec.tables["default"].dim + 1
+    rows = {(slot, sign): rng.normal(0, 0.5, width) for slot, most in signs.items() for sign in range(0, most, 2)}
+    schema = Schema.of(job.spec.slots)
+    shapes = {
+        n: each.shape for n, each in build_model(job.spec, schema, folder, torch.device("cpu")).named_parameters()
+    }
+    shapes |= {PREFIX + table: (width,) for table, width in widths_of(schema, job.spec.tables).items()}
+    dense = {name: rng.normal(0, 0.5, shape) for name, shape in shapes.items()}
+    export = write_export(folder / "exports", "base", 3, rows, dense=dense, dim=width - 1)
+    source = Exported(open_export(str(export), folder / "fetched"))
+    choice = Choice.of(schema, job.spec.tables, (), None)
+    made = folder / "made"
+    made.mkdir()
+    commit = make(made, job.spec, job.raw, source, choice, Tensors(tuple(dense), {}, ())).commit
+    return World(job, commit)
+
+
+def content(output: Path) -> dict[str, bytes]:
+    """Every file of an output."""
+    return {str(path.relative_to(output)): path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()}
+
+
+def rows_of(output: Path) -> pa.Table:
+    """All parts."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(output.glob("part-*.parquet"))])

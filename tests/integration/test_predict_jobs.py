@@ -1,0 +1,218 @@
+"""Predictions as people make them: a job trains, and what its versions say of events is written by real processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from service.predicting.crew import PredictionCancelled
+from service.predicting.running import job_of, metrics_of, predict
+from service.spec import load_job
+from tests.contract.predict_world import content, rows_of
+from tests.integration.running_job import RunningJob, runs
+from tests.integration.stream_job import SPEC, millrace, write_job
+from trainer.commits import Commits
+from trainer.exports.golden import PREDICTION
+from trainer.predict.config import PredictionRequest
+from trainer.predict.plan import OtherPrediction
+
+pytestmark = pytest.mark.timeout(300)
+EXPORTED = SPEC + "\n[exports.main]\ngolden = 64\n"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A job that has trained all of its lines, with an export at its end, and those lines once more as a holdout."""
+    folder = tmp_path_factory.mktemp("ended")
+    path = write_job(folder, spec=EXPORTED)
+    run = millrace(path)
+    assert run.code == 0, run.output
+    return load_job(path)
+
+
+@pytest.fixture(scope="module")
+def export(ended):
+    """The export of the job's last version."""
+    (done,) = ended.store.glob("exports/main/small/t1/*/DONE")
+    return done.parent
+
+
+def request_of(output: Path, **asked) -> PredictionRequest:
+    raw = {"input": {"paths": ["part-*.txt"]}, "output": str(output), "segment_events": 100}
+    return validate(PredictionRequest, {**raw, **asked})
+
+
+def predicted(job, output, cancelled=None, **asked):
+    return predict(job, request_of(output, **asked), lambda *_: None, cancelled or threading.Event())
+
+
+def state_of(store):
+    """When every file of a store was written, and its size."""
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in store.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def live(ended):
+    """What the newest version says, by one trainer with the rows in it; nothing of the store is changed by it."""
+    output, before = ended.folder / "live", state_of(ended.store)
+    predicted(ended, output, columns=["a", "b", "history", "d"])
+    assert state_of(ended.store) == before
+    assert Commits(ended.store).holders() == {}, "no lease is left"
+    return output
+
+
+def test_predictions_are_the_golden_ones_of_the_same_versions_export(ended, export, live):
+    golden = pq.read_table(export / "golden.parquet")
+    by_inputs = {}
+    for row in rows_of(live).to_pylist():
+        inputs = (*row["d"], *row["a"], *row["b"], *row["history"])
+        by_inputs[inputs] = row["prediction.ctr"]
+    ours = [by_inputs[(*row["d"], *row["a"], *row["b"], *row["history"])] for row in golden.to_pylist()]
+    assert len(ours) == 64
+    assert np.abs(np.array(ours) - golden[PREDICTION + "ctr"].to_numpy()).max() < 1e-6
+
+
+def test_these_are_no_progressive_predictions(ended, live):
+    progressive = json.loads((ended.store / "report.json").read_text())["metrics"]["life"]["ctr"]
+    after = metrics_of(live)["tasks"]["ctr"]
+    assert after["count"] == progressive["count"]
+    assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
+
+
+def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp_path):
+    raw = {name: value for name, value in ended.raw.items() if name not in ("store", "exports")}
+    asked = request_of(tmp_path / "out", version=str(export), spec=raw, base=str(ended.folder), outputs=["ctr"])
+    manifest = predict(None, asked, lambda *_: None, threading.Event())
+    assert manifest["version"]["name"] == export.name
+    assert rows_of(tmp_path / "out")["prediction.ctr"].equals(rows_of(live)["prediction.ctr"])
+    with pytest.raises(SpecError, match="does not say how events are parsed"):
+        job_of(request_of(tmp_path / "none", version=str(export)))
+
+
+def test_an_export_of_other_slots_is_refused(ended, export, tmp_path):
+    other = load_job(ended.folder / "job.toml", ['slots.2.pooling="sum"'])
+    with pytest.raises(SpecError, match="its slots history are not as in the job"):
+        predicted(other, tmp_path / "out", version=str(export))
+    with pytest.raises(SpecError, match="made with other slots"):
+        predicted(other, tmp_path / "again", version="live")
+
+
+@pytest.mark.slow
+def test_four_trainers_and_two_shards_write_the_same(ended, live, tmp_path):
+    predicted(ended, tmp_path / "out", columns=["a", "b", "history", "d"], trainers=4, shards=2)
+    assert content(tmp_path / "out") == content(live)
+
+
+def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended, live, tmp_path):
+    cancelled, held = threading.Event(), []
+
+    def progress(share, text):
+        held.append(Commits(ended.store).holders())
+        if share:
+            cancelled.set()
+
+    asked = request_of(tmp_path / "out", columns=["a", "b", "history", "d"], segment_events=1, version="live")
+    with pytest.raises(PredictionCancelled):
+        predict(ended, asked, progress, cancelled)
+    assert [name for holders in held for name in holders][-1:] == Commits(ended.store).names()[-1:]
+    assert Commits(ended.store).holders() == {}
+    assert list((tmp_path / "out").glob("part-*.parquet")) and not (tmp_path / "out" / "DONE").exists()
+
+
+def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
+    with pytest.raises(OtherPrediction, match="holds another prediction"):
+        predicted(ended, live, columns=["a"])
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SpecError, match="is not empty"):
+        predicted(ended, tmp_path)
+    again = predicted(ended, live, columns=["a", "b", "history", "d"])
+    assert again["samples"] == 1179, "one that is done is not made again"
+
+
+def test_what_a_worker_says_is_what_the_caller_hears(ended, tmp_path):
+    with pytest.raises(SpecError, match="the model has no tensor 'ctrl'; did you mean 'ctr'"):
+        predicted(ended, tmp_path / "out", outputs=["ctrl"])
+
+
+def workers_of(output: Path) -> list[int]:
+    """Processes that were told something below an output's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(output / ".prediction" / "run")) for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_one_goes_on_where_it_was_and_writes_the_same_bytes(ended, tmp_path):
+    job, segments = ended.folder / "job.toml", ["--segment-events", "20", "--set", "pipe.command=['sh', '-c', 'cat']"]
+    command = [sys.executable, "-m", "service", "predict", str(job), "--input", str(ended.folder / "part-*.txt")]
+    told = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    output, deadline = tmp_path / "killed", Deadline.after(100)
+    process = subprocess.Popen([*command, "--output", str(output), *segments], **told, start_new_session=True)
+    while len(list(output.glob("part-*.parquet"))) < 3:
+        deadline.check("waiting for parts")
+        time.sleep(0.01)
+    workers = workers_of(output)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while any(runs(pid) for pid in workers):
+        deadline.check("waiting for its workers to go")
+        time.sleep(0.02)
+    there = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*.parquet")}
+    assert workers and 3 <= len(there) < 60, "killed in the middle"
+    for folder in (output, tmp_path / "whole"):
+        assert (
+            subprocess.run([*command, "--output", str(folder), *segments], **told, timeout=110, check=False).returncode
+            == 0
+        )
+    assert content(output) == content(tmp_path / "whole")
+    kept = [name for name, at in there.items() if (output / name).stat().st_mtime_ns == at]
+    assert len(kept) >= len(there) - 1, "all but one that may have lacked its mark"
+    assert Commits(ended.store).holders() == {}
+
+
+@pytest.mark.slow
+def test_a_holdout_is_evaluated_and_nothing_is_left(ended, live):
+    command = [sys.executable, "-m", "service", "evaluate", str(ended.folder / "job.toml"), "--json", "--version", "4"]
+    more = ["--input", str(ended.folder / "part-*.txt")]
+    done = subprocess.run(
+        [*command, *more], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["metrics"] == metrics_of(live)
+
+
+@pytest.mark.slow
+def test_beside_training_a_pinned_version_is_read_and_training_ends_alike(tmp_path):
+    write_job(tmp_path, num_lines=4000)
+    job = RunningJob(tmp_path / "job.toml", tmp_path, "commit.every='200ms'", "commit.keep=1")
+    try:
+        job.until_events(400)
+        loaded = load_job(tmp_path / "job.toml", [f"store.path={job.store}"])
+        deadline = Deadline.after(60)
+        while not Commits(job.store).names():
+            deadline.check("waiting for a commit")
+            time.sleep(0.02)
+        manifest = predicted(loaded, tmp_path / "out")
+        assert manifest["samples"] == 11_979
+        code, said = job.end(120)
+        assert code == 0, said
+    finally:
+        job.kill()
+    again = millrace(tmp_path / "job.toml", store="again")
+    assert job.report["digest"] == again.report["digest"]

@@ -1,0 +1,437 @@
+"""Pieces of prediction jobs: requests, batches of one size, columns, plans, parts, pace, the model's tensors."""
+
+import json
+import threading
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.batch import Ragged, Samples
+from dataset.config import DenseSlot, KafkaSource, MetaSlot, SparseSlot
+from dataset.schema import Schema
+from dataset.source import Partition, Segment
+from millrace.config import validate
+from millrace.errors import BadInput, SpecError
+from pserver.config import TableSection
+from service.predicting.commands import input_of
+from service.predicting.crew import Crew, PredictionFailed, WorkerDied
+from service.predicting.running import predict
+from service.predicting.versions import is_commit
+from service.spec import Job
+from tests.integration.stream_job import SPEC
+from trainer.config import MetricsSection, TaskSection
+from trainer.embedding import tables_of
+from trainer.exports.tracing import Frozen
+from trainer.metrics.tensors import TensorTotal
+from trainer.predict import plan as planning
+from trainer.predict.batches import FixedBatches, filled_up, no_samples
+from trainer.predict.columns import Columns, Numbering
+from trainer.predict.config import PredictionRequest
+from trainer.predict.observing import measured, observed_table, targets_of
+from trainer.predict.pace import ProcessPace
+from trainer.predict.parts import Output, writing_part
+from trainer.predict.plan import Plan, fingerprint_of, segments_of, source_config
+from trainer.predict.predictor import Predictor
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = (
+    SparseSlot(name="user"),
+    SparseSlot(name="tags", pooling="mean", weighted=True),
+    SparseSlot(name="seen", pooling="none", max_len=4),
+    DenseSlot(kind="dense", name="age", size=2),
+    MetaSlot(kind="meta", name="click"),
+    MetaSlot(kind="meta", name="page", type="string"),
+)
+SCHEMA = Schema.of(ENTRIES)
+
+
+def request(**asked):
+    return validate(PredictionRequest, {"input": {"paths": ["*.txt"]}, "output": "out", **asked})
+
+
+def spec(text=SPEC):
+    return validate(Job, tomllib.loads(text))
+
+
+def samples_of(rng, num):
+    def ragged(most, weighted=False):
+        lengths = rng.integers(0, most + 1, num)
+        total = int(lengths.sum())
+        weights = rng.random(total).astype(np.float32) if weighted else None
+        return Ragged(rng.integers(0, 30, total).astype(np.uint64), np.concatenate([[0], np.cumsum(lengths)]), weights)
+
+    return Samples(
+        {"user": ragged(1), "tags": ragged(3, weighted=True), "seen": ragged(4)},
+        {"age": rng.random((num, 2), np.float32)},
+        {"click": rng.integers(0, 2, num).astype(np.float32), "page": np.array([f"p{n}" for n in range(num)], object)},
+        np.sort(rng.integers(0, max(1, num), num)),
+        np.full(num, np.nan),
+    )
+
+
+# -- requests
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"input": {}}, "needs either paths"),
+        ({"input": {"paths": ["a"], "kafka": {"topic": "t"}}}, "needs either paths"),
+        ({"trainers": 2, "shards": 0}, "need shards = 1 or more"),
+        ({"share": 1.5}, "share"),
+        ({"colums": ["a"]}, "did you mean 'columns'"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_by_its_key(asked, words):
+    with pytest.raises(SpecError, match=words):
+        request(**asked)
+
+
+def test_rows_are_in_the_one_trainer_unless_there_are_more():
+    assert [request(trainers=n).num_shards for n in (1, 2, 4)] == [0, 1, 1]
+    assert request(shards=3).num_shards == 3
+
+
+def test_what_is_a_commit_and_what_an_address():
+    commits = ["live", "12", "t1-0000000012-g3"]
+    assert all(is_commit(text) for text in commits)
+    assert not any(is_commit(text) for text in ["exports/main", "s3://bucket/0000000012-base", "/12"])
+
+
+def test_the_input_of_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert input_of(["day/*.gz", "/b"], None) == {"paths": [str(tmp_path / "day/*.gz"), "/b"]}
+    assert input_of([], "clicks") == {"kafka": {"topic": "clicks"}}
+    assert input_of([], "clicks:0=5-9,12=0-3") == {"kafka": {"topic": "clicks", "ranges": {"0": [5, 9], "12": [0, 3]}}}
+    for paths, topic in (([], None), (["a"], "t"), ([], "t:0=9"), ([], "t:x=1-2")):
+        with pytest.raises(SpecError):
+            input_of(paths, topic)
+
+
+def test_without_a_job_the_request_must_bring_its_spec():
+    with pytest.raises(SpecError, match="does not say how events are parsed"):
+        predict(None, request(version="/somewhere"), lambda *_: None, threading.Event())
+
+
+# -- batches
+
+
+@given(st.integers(0, 40), st.integers(1, 16))
+def test_batches_have_one_size_and_hold_every_sample_once(num, size):
+    samples = samples_of(np.random.default_rng(num), num)
+    block = FixedBatches(tables_of(SCHEMA, {"default": TableSection(dim=3)}, None), size).block(samples)
+    assert [len(batch.samples) for batch in block.batches] == [size] * -(-num // size)
+    assert sum(batch.num_samples for batch in block.batches) == num
+    for number, batch in enumerate(block.batches):
+        ours = samples.slice(number * size, number * size + batch.num_samples)
+        theirs = batch.samples.slice(0, batch.num_samples)
+        for name, column in ours.sparse.items():
+            assert column.values_N.tolist() == theirs.sparse[name].values_N.tolist()
+            assert column.offset_B1.tolist() == theirs.sparse[name].offset_B1.tolist()
+        assert theirs.meta["page"].tolist() == ours.meta["page"].tolist()
+        empty = batch.samples.slice(batch.num_samples, size)
+        assert not any(len(column.values_N) for column in empty.sparse.values())
+
+
+def test_no_samples_can_be_filled_up_and_looked_up():
+    filled = filled_up(no_samples(SCHEMA), 5)
+    assert len(filled) == 5 and filled.dense["age"].shape == (5, 2)
+    (batch,) = FixedBatches(tables_of(SCHEMA, {"default": TableSection(dim=3)}, None), 5).block(filled).batches
+    assert len(batch.keys["default"].keys_U) == 0
+
+
+# -- columns
+
+
+def numbers_reference(events):
+    return [events[:place].count(event) for place, event in enumerate(events)]
+
+
+@given(st.lists(st.integers(0, 5)).map(sorted), st.lists(st.integers(0, 12)))
+def test_samples_are_numbered_within_their_events_however_blocks_are_cut(events, cuts):
+    numbering, found = Numbering(traced=True), []
+    bounds = sorted({0, len(events), *(cut for cut in cuts if cut < len(events))})
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        found += numbering.number(np.array(events[begin:end], np.int64)).tolist()
+    assert found == numbers_reference(events)
+
+
+def test_two_columns_of_one_name_are_refused():
+    job = spec()
+    columns = Columns.of(request(columns=["a", "a"], outputs=["ctr", "slot.a"]), job, Schema.of(job.slots))
+    assert columns.names()[-3:] == ["a", "prediction.ctr", "slot.a"]
+    with pytest.raises(SpecError, match="two columns would be named 'a'"):
+        Columns.of(request(columns=["a"], outputs=["ctr", "a"]), job, Schema.of(job.slots))
+
+
+def test_a_masked_or_absent_label_is_null_and_weighs_nothing():
+    samples = samples_of(np.random.default_rng(1), 4)
+    samples.meta["click"][:] = [1, 0, np.nan, 1]
+    samples.meta["page"] = np.array([1, 0, 1, 1], np.float32)
+    tasks = (TaskSection(name="ctr", label="click", mask="page"),)
+    label_B, weight_B = targets_of(samples, tasks, None)
+    assert label_B["ctr"].tolist() == [1, 0, 0, 1] and weight_B["ctr"].tolist() == [1, 0, 0, 1]
+    columns = Columns(SCHEMA, tasks, (), ("ctr",), True)
+    table = columns.table(Segment("f", 0, 0, 9), samples, np.zeros(4, np.int64), {"ctr": np.zeros(4, np.float32)})
+    assert table["label.ctr"].to_pylist() == [1, None, None, 1]
+
+
+# -- plans
+
+
+def test_the_fingerprint_is_of_what_the_output_depends_on():
+    job, asked = spec(), request()
+    same = [request(trainers=4), request(output="other"), request(share=0.1), request(shards=2)]
+    other = [request(columns=["a"]), request(batch_size=7), request(version="3"), request(metrics=False)]
+    assert {fingerprint_of(each, job) for each in same} == {fingerprint_of(asked, job)}
+    found = {fingerprint_of(each, job) for each in (asked, *other)} | {fingerprint_of(asked, spec(SPEC + "\n"))}
+    changed = [
+        SPEC.replace('["cat"]', '["tac"]'),
+        SPEC.replace("hidden = [8]", "hidden = [4]"),
+        SPEC.replace('"mean"', '"sum"'),
+    ]
+    assert len(found | {fingerprint_of(asked, spec(each)) for each in changed}) == 8
+    assert fingerprint_of(asked, spec(SPEC.replace("lr", "lr"))) == fingerprint_of(asked, job)
+
+
+def test_segments_are_cut_by_position_alone(tmp_path):
+    for name, lines in (("a.txt", 5), ("b.txt", 0), ("c.txt", 4)):
+        (tmp_path / name).write_text("x\n" * lines)
+    cut = segments_of(request().input, spec(), tmp_path, 2)
+    assert [(each.partition, each.begin, each.end) for each in cut] == [
+        ("a.txt", 0, 2), ("a.txt", 2, 4), ("a.txt", 4, 5), ("c.txt", 0, 2), ("c.txt", 2, 4)
+    ]  # fmt: skip
+    plan = Plan("f", {"commit": "c"}, cut)
+    plan.write(tmp_path)
+    assert Plan.read(tmp_path) == plan
+    Plan.forget(tmp_path)
+    assert Plan.read(tmp_path) is None
+
+
+class Topic:
+    """A topic of two partitions, of which 5 to 20 are retained."""
+
+    def partitions(self, _deadline):
+        return [Partition(f"clicks/{number}", number, 5, 5, 20, True, "id") for number in range(2)]
+
+    def close(self):
+        pass
+
+
+def test_ranges_of_a_topic_are_taken_as_asked_and_must_be_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(planning, "open_input", lambda *_: Topic())
+
+    def cut(ranges):
+        asked = request(input={"kafka": {"topic": "clicks", **({} if ranges is None else {"ranges": ranges})}})
+        return [(each.partition, each.begin, each.end) for each in segments_of(asked.input, spec(), tmp_path, 10)]
+
+    assert cut({"1": [7, 19]}) == [("clicks/1", 7, 17), ("clicks/1", 17, 19)]
+    assert cut(None) == [("clicks/0", 5, 15), ("clicks/0", 15, 20), ("clicks/1", 5, 15), ("clicks/1", 15, 20)]
+    with pytest.raises(BadInput, match="offsets 3 to 9 are asked for; there are 5 to 20"):
+        cut({"0": [3, 9]})
+    with pytest.raises(SpecError, match="no partition 2"):
+        cut({"2": [5, 9]})
+
+
+def test_events_are_read_as_the_jobs_own():
+    job = spec(SPEC.replace('paths = ["part-*.txt"]', 'paths = ["x"]\nevent_time = { slot = "click" }\nfollow = true'))
+    files = source_config(request().input, job)
+    assert files.event_time.slot == "click" and not files.follow
+    kafka = request(input={"kafka": {"topic": "t", "options": {"bootstrap_servers": "b:1"}}})
+    assert isinstance(config := source_config(kafka.input, job), KafkaSource)
+    assert config.end == "latest" and config.event_time.slot == "click"
+    with pytest.raises(SpecError, match="bootstrap_servers"):
+        source_config(request(input={"kafka": {"topic": "t"}}).input, job)
+
+
+# -- parts
+
+
+def a_part(output, number, values):
+    table = pa.table({"x": values})
+    with writing_part(output, number, table.schema, table.schema) as written:
+        written.add(table, table)
+    return written
+
+
+FACTS = {"num_events": 3, "num_samples": 3, "num_judged": 3}
+
+
+def test_a_part_counts_once_its_mark_is_there(tmp_path):
+    output = Output(tmp_path)
+    output.work.mkdir()
+    written = a_part(output, 0, [1, 2, 3])
+    assert output.mark(0) is None and not (tmp_path / "part-000000.parquet").exists()
+    output.finish(0, written, FACTS)
+    assert output.mark(0).num_samples == 3 and output.num_finished() == 1
+    (tmp_path / "part-000000.parquet").write_bytes(b"short")
+    assert output.mark(0) is None, "its file is not what it was"
+
+
+def test_a_part_that_failed_leaves_nothing(tmp_path):
+    output = Output(tmp_path)
+    output.work.mkdir()
+    schema = pa.schema({"x": pa.int64()})
+    with pytest.raises(KeyError), writing_part(output, 0, schema, schema):
+        raise KeyError
+    assert list(output.work.iterdir()) == []
+
+
+def test_done_is_last_and_the_work_goes(tmp_path):
+    output = Output(tmp_path)
+    output.work.mkdir()
+    assert output.manifest() is None
+    output.put("manifest.json", {"half": True})
+    assert output.manifest() is None, "without DONE there is nothing"
+    output.end({"whole": True})
+    assert output.manifest() == {"whole": True} and not output.work.exists()
+
+
+# -- metrics
+
+
+@settings(max_examples=12)
+@given(st.lists(st.integers(0, 30), max_size=3))
+def test_metrics_do_not_depend_on_how_samples_are_cut_into_parts(tmp_path_factory, cuts):
+    rng = np.random.default_rng(3)
+    tasks, config = (TaskSection(name="ctr", label="y"),), MetricsSection(gauc_by="g", slices=("s",))
+    prediction, label = rng.random(30, np.float32), rng.integers(0, 2, 30).astype(np.float32)
+    group, slices = rng.integers(0, 6, 30).astype(np.uint64), np.array([f"v{n % 3}" for n in range(30)], object)
+
+    def over(bounds):
+        folder, files, totals = tmp_path_factory.mktemp("parts"), [], []
+        for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            cut = slice(begin, end)
+            weight = np.ones(end - begin, np.float32)
+            table = observed_table(
+                tasks, {"ctr": prediction[cut]}, {"ctr": label[cut]}, {"ctr": weight}, group[cut], {"s": slices[cut]}
+            )
+            files.append(folder / str(number))
+            with pa.ipc.new_file(str(files[-1]), table.schema) as writer:
+                writer.write_table(table)
+            total = TensorTotal()
+            total.add(prediction[cut])
+            totals.append(json.loads(json.dumps({"p": total.to_json()})))
+        return measured(config, tasks, files, totals, lambda: None)
+
+    whole = over([0, 30])
+    assert over(sorted([0, *cuts, 30])) == whole
+    assert whole["tasks"]["ctr"]["count"] == 30 and whole["tasks"]["ctr"]["gauc"] is not None
+    assert whole["tensors"]["p"]["sum"] == pytest.approx(float(prediction.sum()), rel=1e-6)
+    assert set(whole["tasks"]["ctr"]["slices"]["s"]) == {"other", "v0", "v1", "v2"}
+
+
+# -- pace
+
+
+def test_a_process_rests_for_what_it_worked_beyond_its_share():
+    clock = {"worked": 0.0, "now": 0.0}
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock["now"] += seconds
+
+    pace = ProcessPace(0.5, lambda: clock["worked"], lambda: clock["now"], sleep)
+    clock["worked"], clock["now"] = 1.0, 1.0
+    pace.rest()
+    assert slept == [1.0], "one second of work is half a core's for two"
+    clock["now"] += 100.0
+    pace.rest()
+    clock["worked"], clock["now"] = clock["worked"] + 1.0, clock["now"] + 1.0
+    pace.rest()
+    assert slept == [1.0, 1.0], "what was not used is not saved up"
+
+
+# -- how workers end
+
+
+def test_the_end_of_a_worker_is_told_as_what_it_is():
+    tail = ["12:00:01 INFO  predictor-0: part 3", "error: slots.0: is wrong", "  and this too"]
+    wrong = Crew._error("predictor-0", 2, tail)  # noqa: SLF001
+    assert isinstance(wrong, SpecError) and str(wrong) == "slots.0: is wrong\n  and this too"
+    assert isinstance(Crew._error("predictor-0", 1, tail), PredictionFailed)  # noqa: SLF001
+    killed = Crew._error("shard-1", -9, tail[:1])  # noqa: SLF001
+    assert isinstance(killed, WorkerDied) and "shard-1 ended first: killed by SIGKILL" in str(killed)
+
+
+# -- the model
+
+
+TWO_TOWERS = """
+import torch
+from torch import nn
+
+
+class TwoTowers(nn.Module):
+    def __init__(self, shape, settings):
+        super().__init__()
+        self.user, self.tags, self.drop = nn.Linear(3, 2), nn.Linear(3, 2), nn.Dropout(0.5)
+
+    def forward(self, inputs):
+        user, tags = self.user(inputs.vectors["user"]), self.tags(inputs.vectors["tags"])
+        return {"ctr": self.drop((user * tags).sum(1)), "user_vector": user, "scale": torch.ones(())}
+"""
+
+
+@pytest.fixture
+def towers(tmp_path):
+    """A model of a user's own with two towers, and rows for its keys."""
+    (tmp_path / "towers_of_test.py").write_text(TWO_TOWERS)
+    text = SPEC.split("[[slots]]")[0] + "\n".join(
+        [
+            '[[slots]]\nnames = ["user", "tags"]\npooling = "mean"',
+            '[[slots]]\nname = "click"\nkind = "meta"',
+            '[[tasks]]\nname = "ctr"\nlabel = "click"',
+            "[tables.default]\ndim = 3\nfirst_order = false",
+            '[model]\nclass = "towers_of_test:TwoTowers"\n[store]\npath = "store"',
+        ]
+    )
+    job = spec(text)
+    schema, rng = Schema.of(job.slots), np.random.default_rng(2)
+    samples = Samples(
+        {name: Ragged(rng.integers(0, 9, 7).astype(np.uint64), np.arange(8)) for name in ("user", "tags")},
+        {},
+        {"click": np.ones(7, np.float32)},
+        np.arange(7),
+        np.full(7, np.nan),
+    )
+    batches = FixedBatches(tables_of(schema, job.tables, None), 16)
+    (batch,) = batches.block(samples).batches
+    rows = {"default": rng.normal(size=(len(batch.keys["default"].keys_U), 3)).astype(np.float32)}
+    return job, schema, tmp_path, batches, batch, rows
+
+
+def test_any_tensor_of_the_model_has_a_name(towers):
+    job, schema, folder, batches, batch, rows = towers
+    predictor = Predictor(job, schema, folder, ("ctr", "user_vector", "slot.tags", "tags", "user"))
+    shapes = {name: values.shape for name, values in predictor.try_out(batches, 16).items()}
+    assert shapes == {"user_vector": (16, 2), "slot.tags": (16, 3), "tags": (16, 2), "user": (16, 2)}
+    told = predictor.predict(batch, rows)
+    assert told.prediction_B["ctr"].shape == (7,) and told.tensors["user_vector"].shape == (7, 2)
+    assert np.array_equal(told.tensors["user"], told.tensors["user_vector"]), "a module gives what it returned"
+    logit = (told.tensors["user"] * told.tensors["tags"]).sum(1)
+    np.testing.assert_allclose(told.prediction_B["ctr"], 1 / (1 + np.exp(-logit)), atol=1e-6, err_msg="no dropout")
+    assert set(told.measured) == {"user_vector", "scale", "loss"}
+    np.testing.assert_allclose(told.measured["loss"], np.log1p(np.exp(-logit)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["scale", "slot.click", "drop.0", "nothing"])
+def test_a_name_that_is_no_value_of_a_sample_is_refused(towers, name):
+    job, schema, folder, batches, _, _ = towers
+    with pytest.raises(SpecError, match="outputs: the model has no tensor"):
+        Predictor(job, schema, folder, (name,)).try_out(batches, 16)
+
+
+def test_predictions_are_those_of_the_frozen_model_that_exports_have(towers):
+    job, schema, folder, _, batch, rows = towers
+    predictor = Predictor(job, schema, folder, ())
+    model = predictor._model  # noqa: SLF001
+    inputs = predictor._inputs(batch, rows)  # noqa: SLF001
+    wanted = Frozen(model, job.tasks).predict(inputs)["ctr"][:7]
+    assert np.array_equal(predictor.predict(batch, rows).prediction_B["ctr"], wanted)
