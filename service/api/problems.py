@@ -3,6 +3,7 @@
 Errors are translated here and nowhere else; an operation that fails has a problem of the same form.
 """
 
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -66,6 +67,8 @@ def described(statuses: Iterable[HTTPStatus]) -> dict[int | str, dict[str, Any]]
     }
 
 
+KEY = re.compile(r"([A-Za-z_][\w-]*(?:\.[\w-]+)*): ")
+"""How a mistake in a spec begins."""
 MEANINGS = {
     HTTPStatus.BAD_REQUEST: "The request is none that HTTP knows, or is for another host.",
     HTTPStatus.UNAUTHORIZED: "A token is needed, or this one is not known.",
@@ -95,8 +98,7 @@ def problem(status: HTTPStatus, detail: str, path: str | None = None) -> Problem
 def problem_of(error: Exception) -> dict[str, Any]:
     """An error as a problem, as an operation keeps it: what it says where it is for people, else that it is a bug."""
     if isinstance(error, MillraceError):
-        path = error.path if isinstance(error, SpecError) else None
-        return problem(status_of(error), str(error), path).model_dump(exclude_none=True)
+        return problem(status_of(error), str(error), path_of(error)).model_dump(exclude_none=True)
     detail = f"{type(error).__name__}: {error}; this is a bug, see the service's log"
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail).model_dump(exclude_none=True)
 
@@ -133,11 +135,18 @@ def response_to(error: Exception) -> ProblemResponse:
             headers = dict(error.headers or {})
             return answer(problem(HTTPStatus(error.status_code), str(error.detail)), headers)
         case MillraceError():
-            path = error.path if isinstance(error, SpecError) else None
-            return answer(problem(status_of(error), str(error), path))
+            return answer(problem(status_of(error), str(error), path_of(error)))
         case _:
             told = "something here is broken, the service's log says what; nothing of yours is wrong"
             return answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, told))
+
+
+def path_of(error: MillraceError) -> str | None:
+    """The key that is wrong, of several the first; None where the error is about none."""
+    if not isinstance(error, SpecError):
+        return None
+    begins = KEY.match(str(error))
+    return error.path or (begins[1] if begins else None)
 
 
 def refused(status: HTTPStatus, detail: str) -> HTTPException:
@@ -147,7 +156,9 @@ def refused(status: HTTPStatus, detail: str) -> HTTPException:
 
 def _of_validation(error: RequestValidationError) -> Problem:
     """Every mistake by the key's path; `path` is that of the first."""
-    mistakes = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
+    mistakes = [
+        ("" if each["type"] == "json_invalid" else _path(each["loc"]), str(each["msg"])) for each in error.errors()
+    ]
     lines = [f"{path}: {message}" if path else message for path, message in mistakes[:MAX_MISTAKES]]
     if len(mistakes) > MAX_MISTAKES:
         lines.append(f"and {len(mistakes) - MAX_MISTAKES} more")
