@@ -14,9 +14,9 @@ from millrace.deadline import Deadline
 from tests.contract.replay_law import Law
 from tests.contract.replay_world import NUM_SIGNS, SLOTS, STREAMS, Death, Pass, World
 
-EXAMPLES = int(os.environ.get("MILLRACE_REPLAY_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("MILLRACE_REPLAY_EXAMPLES", "40"))
 """Histories in make test; `make soak` draws SOAK times as many, and longer ones."""
-SOAK = 20
+SOAK = 40
 SHRINK_S = 100.0
 """How long a smaller history is looked for."""
 

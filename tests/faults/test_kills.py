@@ -36,14 +36,18 @@ def job_at(folder, store, trainers, shards):
 
 
 @pytest.mark.timeout(600)  # half a minute and one and a half, on two cores of their own
-@pytest.mark.parametrize(("trainers", "shards"), [(1, 0), (3, 2)], ids=["embedded", "3 trainers x 2 shards"])
-def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers, shards):
+@pytest.mark.parametrize(
+    ("trainers", "shards", "others"),
+    [(1, 0, False), (2, 1, True), pytest.param(3, 2, False, marks=pytest.mark.slow)],
+    ids=["embedded", "2 trainers x 1 shard, others than the chief", "3 trainers x 2 shards"],
+)
+def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers, shards, others):
     write_job(tmp_path, num_lines=500)
     said = []
     undisturbed, disturbed = (job_at(tmp_path, store, trainers, shards) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said
-    planned = in_order(trainers, shards)
+    planned = [death for death in in_order(trainers, shards) if not (others and death.worker == CHIEF)]
     deaths = Deaths(disturbed.store, iter(planned))
     outcome = run(disturbed, deaths, said_by(said))
     assert outcome.code == 0, (outcome, said[-20:])

@@ -23,7 +23,7 @@ def undisturbed(folder, trainers, shards):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("delay_s", [0.0, 0.02])
+@pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.02, marks=pytest.mark.slow)])
 def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
     write_job(tmp_path, num_lines=300)
     closes, told = undisturbed(tmp_path, 1, 0)

@@ -29,7 +29,11 @@ base_threshold = 0.5
 SEQUENCE = SPEC.replace('pooling = "mean"', 'pooling = "none"\nmax_len = 2\nkeep = "tail"')
 
 
-@pytest.mark.parametrize(("spec", "shards"), [(SPEC, 0), (SEQUENCE, 2)], ids=["mean", "sequence-2-shards"])
+@pytest.mark.parametrize(
+    ("spec", "shards"),
+    [pytest.param(SPEC, 0, marks=pytest.mark.slow), (SEQUENCE, 2)],
+    ids=["mean", "sequence-2-shards"],
+)
 def test_every_stream_of_a_job_is_served_by_the_example(tmp_path, spec, shards):
     path = write_job(tmp_path, spec=spec.replace("[store]", EXPORTS + "\n[store]"))
     settings = (f"cluster.shards={shards}", "cluster.trainers=2") if shards else ()

@@ -25,7 +25,7 @@ dtype = "{dtype}"
 """
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
+@pytest.fixture(scope="module", params=["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def job(request, tmp_path_factory):
     """A job that made a base and deltas in one stream, bases in the other."""
     folder = tmp_path_factory.mktemp("exports")
