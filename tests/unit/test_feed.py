@@ -245,3 +245,23 @@ def test_nothing_but_numbers_is_taken_for_a_tensor():
     message.tensors.add(name="a", dtype="O", shape=[1])
     with pytest.raises(BadRequest, match="type 'O'"):
         feed_wire.part_of(message)
+
+
+def test_the_surface_of_the_feed_is_the_one_we_promised():
+    messages = pb.DESCRIPTOR.message_types_by_name
+    fields = {name: [(field.number, field.name) for field in message.fields] for name, message in messages.items()}
+    assert fields["SubscribeRequest"] == [(1, "format"), (2, "since"), (3, "generation")]
+    assert fields["FeedPart"] == [
+        (1, "kind"),
+        (2, "version"),
+        (3, "whole"),
+        (4, "tables"),
+        (5, "tensors"),
+        (6, "facts_json"),
+        (7, "onnx"),
+        (15, "payload"),
+    ]
+    assert fields["FeedRows"] == [(1, "table"), (2, "num_rows"), (3, "width"), (4, "num_gone")]
+    assert pb.FeedPart.Kind.items() == [("BEGIN", 0), ("BASE", 1), ("READ", 2), ("ROWS", 3), ("VERSION", 4)]
+    calls = pb.DESCRIPTOR.services_by_name["Feed"].methods
+    assert [(call.name, call.server_streaming) for call in calls] == [("Subscribe", True), ("Poke", False)]

@@ -146,6 +146,6 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     assert fields["AnnounceRequest"] == [(1, "caller"), (2, "batch"), (3, "learn"), (4, "parts"), (15, "payload")]
     assert fields["RowsReply"] == [(1, "parts"), (15, "payload")]
     assert sorted(wire.METHODS) == [
-        "Announce", "ClosePass", "Digest", "Exchange", "Explain", "Hello", "OpenPass", "Operate", "Pull", "Restore",
-        "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
+        "Announce", "ClosePass", "Digest", "Exchange", "Explain", "Feed", "Hello", "OpenPass", "Operate", "Publish",
+        "Pull", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
     ]  # fmt: skip
