@@ -19,7 +19,7 @@ from trainer.replica.answering import Answering
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
 from trainer.replica.gate import Gate
-from trainer.replica.server import app, gated
+from trainer.replica.server import gated
 from trainer.replica.state import State
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,7 +44,7 @@ class Served:
         self.figures = Figures(self.state)
         told = {"exports": "x"} | config
         self.config = validate(ReplicaConfig, told)
-        self.app = gated(app(self.state, QUIET, self.figures, self.config.max_batch), self.config)
+        self.app = gated(self.state, QUIET, self.figures, self.config)
 
     def serve(self, *versions):
         for version in versions:

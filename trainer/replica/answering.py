@@ -1,15 +1,17 @@
 """One inference request, from its body to the body of its answer: what the server does for nearly all of its life."""
 
 import json
+import logging
 import time
 from http import HTTPStatus
 
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Send
 
 from millrace.errors import BadInput
 from trainer.replica.figures import Figures
-from trainer.replica.gate import answer
+from trainer.replica.gate import answer, refuse
 from trainer.replica.requests import BadRequest, Reader, answered
 from trainer.replica.state import NothingServed, State
 
@@ -17,6 +19,8 @@ INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that short ones go on meanwhile."""
 TRIES = 10
 """How often a model may change while one request is answered."""
+
+log = logging.getLogger(__name__)
 
 
 class NoSuchModel(BadInput):
@@ -43,6 +47,9 @@ class Answering:
             status, found = HTTPStatus.SERVICE_UNAVAILABLE, _error(error)
         except BadInput as error:
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _error(error)
+        except Exception:  # noqa: BLE001  # the rim of a request: the next one is answered
+            log.exception("a request could not be answered")
+            status, found = HTTPStatus.INTERNAL_SERVER_ERROR, b'{"error": "a bug in the replica; see its log"}'
         self._figures.count(status, time.perf_counter() - begin_s)
         return status, found
 
@@ -74,21 +81,23 @@ class Answering:
             self._reader = reader = Reader(model, self._max_batch)
         return reader
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI: a route's application."""
+    async def answer(self, name: str, version: str | None, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
         body = b""
         while True:
-            message = await receive()
+            try:
+                message = await receive()
+            except HTTPException as error:  # it is too long
+                return await refuse(send, HTTPStatus(error.status_code), error.detail)
             if message["type"] == "http.disconnect":
                 return
             body = body + message["body"] if body else message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        path = scope["path_params"]
         if len(body) <= INLINE_BYTES:
-            status, found = self.infer(path["name"], path.get("version"), body)
+            status, found = self.infer(name, version, body)
         else:
-            status, found = await run_in_threadpool(self.infer, path["name"], path.get("version"), body)
+            status, found = await run_in_threadpool(self.infer, name, version, body)
         await answer(send, status, found)
 
 

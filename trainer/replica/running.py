@@ -21,7 +21,7 @@ from trainer.replica.figures import Figures
 from trainer.replica.following import ExportUpdates
 from trainer.replica.history import Version
 from trainer.replica.keeping import Keeper, Source
-from trainer.replica.server import app, gated, serving
+from trainer.replica.server import gated, serving
 from trainer.replica.state import State
 from trainer.replica.updates import Update, Updates
 
@@ -68,7 +68,7 @@ def run(config: ReplicaConfig) -> None:
     with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="millrace-replica-") as scratch:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = Keeper(source, state, figures)
-        api = gated(app(state, keeper, figures, config.max_batch), config)
+        api = gated(state, keeper, figures, config)
         listener = bound(config)
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()

@@ -17,8 +17,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
 from millrace.errors import MillraceError
@@ -50,15 +49,29 @@ class Rollback(BaseModel):
     """One that is kept; the model's metadata lists them."""
 
 
-def app(state: State, keeper: Keeper, figures: Figures, max_batch: int) -> FastAPI:
-    """The application that answers with `state`."""
+class Shortcut:
+    """Inference goes straight to who answers it; all else to the application. Routing costs as much as predicting."""
+
+    def __init__(self, answering: Answering, api: ASGIApp) -> None:
+        self._answering, self._api = answering, api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["method"] == "POST" and scope["path"].endswith("/infer"):
+            match scope["path"].split("/"):
+                case ["", "v2", "models", name, "infer"]:
+                    return await self._answering.answer(name, None, receive, send)
+                case ["", "v2", "models", name, "versions", version, "infer"]:
+                    return await self._answering.answer(name, version, receive, send)
+        await self._api(scope, receive, send)
+
+
+def app(state: State, keeper: Keeper, figures: Figures) -> FastAPI:
+    """The application that answers with `state` all that is not inference."""
     api = FastAPI(title="Millrace replica", version=millrace.__version__, openapi_url="/openapi.json", docs_url=None)
     api.add_exception_handler(HTTPException, _error)
     api.add_exception_handler(RequestValidationError, _error)
     api.add_exception_handler(MillraceError, _error)
-    answering = Answering(state, figures, max_batch)
-    for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
-        api.router.routes.append(Route(path, answering, methods=["POST"]))
     _add_health(api, state, keeper)
     _add_models(api, state, keeper)
 
@@ -173,9 +186,10 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
             return JSONResponse({"error": str(error)}, status)
 
 
-def gated(api: ASGIApp, config: ReplicaConfig) -> Gate:
-    """The application as it is served. Raises SpecError."""
-    return Gate(api, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
+def gated(state: State, keeper: Keeper, figures: Figures, config: ReplicaConfig) -> Gate:
+    """All of it, as it is served. Raises SpecError."""
+    whole = Shortcut(Answering(state, figures, config.max_batch), app(state, keeper, figures))
+    return Gate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
 
 
 @contextmanager
