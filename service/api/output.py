@@ -121,7 +121,7 @@ def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[Lett
     """Files of events that gave no sample, by pass; they hold what the events held."""
     folder = statuses.job(job).store / LETTERS
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and path.is_file()]
+    found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and _is_plain(path)]
     entries = []
     for path, match in found:
         try:
@@ -150,6 +150,11 @@ def dead_letter_file(
 ) -> FileResponse:
     """One file: a JSON line for each event, with its partition, position, reason and bytes."""
     path = statuses.job(job).store / LETTERS / file
-    if FILE.fullmatch(file) is None or path.is_symlink() or not path.is_file():
+    if FILE.fullmatch(file) is None or not _is_plain(path):
         raise refused(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
     return FileResponse(path, media_type=LINES, filename=file)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether this is a file here, and no link to one elsewhere."""
+    return path.is_file() and not path.is_symlink()

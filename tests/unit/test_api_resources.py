@@ -1,0 +1,189 @@
+"""What each resource tells of a job that has a past, and what is done to it there."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.locks import locked
+from service.hosting.host import Line
+from tests.fakes.asked_api import PROBLEM, api
+from tests.fakes.exports import write_export
+from tests.integration.stream_job import SPEC
+from trainer.log import read
+
+FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
+STATUS = {
+    "version": 2,
+    "metrics": {
+        "life": {"ctr": {"auc": 0.7, "gauc": None, "slices": {"a": {"3": {"auc": 0.6}}}}},
+        "window": {"ctr": {"auc": 0.75}},
+        "tensors": {"pass": {"loss": {"mean": 0.5}}},
+    },
+    "tables": {"default": {"rows": 300, "bytes": 4096, "new_rows": 5}},
+    "slots": {"a": {"distinct": 20, "mean_count": 1.0}},
+    "operations": {"shrinking": {"held": {"default": {"rows": 300, "going": 200, "fraction": 0.66}}}},
+}
+ROWS = {("a", 1): [1, 2, 3, 4, 5], ("a", 2): [5, 4, 3, 2, 1]}
+GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of ctr is 0.5"}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A stopped job with two commits, two exports, dead letters and output."""
+    root = tmp_path_factory.mktemp("api")
+    with api(root) as made:
+        made.job("small", STATUS, tomllib.loads(SPEC + '[exports.main]\npath = "out"\n'))
+        past = made.past("small")
+        letters = past.store / "dead_letters"
+        letters.mkdir()
+        (letters / "pass-000000000002-rank-0.jsonl").write_text('{"partition": "a"}\n')
+        (letters / "secret.txt").write_text("no")
+        (letters / "pass-000000000003-rank-0.jsonl").symlink_to("/etc/passwd")
+        folder = made.host.job("small").base / "out" / "small"
+        write_export(folder / "t1", "base", 3, ROWS)
+        write_export(folder / "t1", "delta", 5, ROWS, [("b", 9)], parent=(3, "base"), gates=GATES)
+        manifest = folder / "t1" / "0000000005-delta" / "manifest.json"
+        parent = {"name": "0000000003-base", "version": 3, "timeline": "t1"}
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"parent": parent}))
+        made.host.lines["small"] = [Line(n, "", f"trainer-{n % 2}", f"line {n}") for n in (10, 20, 30)]
+        yield made
+
+
+def missing(answer, words):
+    assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM), answer.text
+    assert words in answer.json()["detail"]
+
+
+def test_commits_are_told_as_the_command_tells_them(served):
+    first, second = served.get("/v1/jobs/small/commits").json()["items"]
+    assert (first["name"], first["rows"], first["next"], second["name"], second["next"]) == (
+        FIRST,
+        100,
+        False,
+        SECOND,
+        True,
+    )
+    told = served.get("/v1/jobs/small/commits/2").json()
+    assert (told["name"], told["positions"], told["progress"], told["made_with"]) == (
+        SECOND, {"a": 200}, {"num_events": 40}, {"torch": "2.9"},
+    )  # fmt: skip
+    assert told["parts"] == [{"folder": "shard-0", "buckets": [0, 4096], "rows": {"default": 200}}]
+    missing(served.get("/v1/jobs/small/commits/9"), "there is no commit of version 9; there are: ")
+    missing(served.get("/v1/jobs/small/commits/..%2F..%2Frecords.db"), "Not Found")
+
+
+def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
+    assert served.post(f"/v1/jobs/small/commits/{FIRST}/pin").json() == {"name": FIRST, "held_by": ["admin"]}
+    both = served.post(f"/v1/jobs/small/commits/{FIRST}/pin", {"holder": "night"}).json()["held_by"]
+    assert both == ["admin", "night"]
+    done = served.done(served.post(f"/v1/jobs/small/commits/{FIRST}/verify"))
+    assert done["result"] == {"name": FIRST, "damage": {}, "shared": {}, "files": 5, "rows": 100, "sound": True}
+    answer = served.ask("DELETE", f"/v1/jobs/small/commits/{FIRST}")
+    assert answer.status_code == 409 and "is kept by admin, night" in answer.json()["detail"]
+    for body in (None, {"holder": "night"}):
+        served.post(f"/v1/jobs/small/commits/{FIRST}/unpin", body)
+    store = served.host.job("small").store
+    with locked(store / "lock", Deadline.after(5)):
+        for method, path in (("DELETE", FIRST), ("POST", f"{FIRST}/rewind")):
+            refused = served.ask(method, f"/v1/jobs/small/commits/{path}")
+            assert refused.status_code == 409 and "runs; stop it" in refused.json()["detail"]
+    done = served.done(served.post("/v1/jobs/small/commits"))
+    assert (done["state"], done["problem"]["status"]) == ("failed", 409)
+    assert done["problem"]["detail"].startswith("no run is going on in")
+    done = served.done(served.post(f"/v1/jobs/small/commits/{FIRST}/rewind"))
+    assert (done["result"]["timeline"], done["result"]["commit"], done["result"]["left"]) == ("t2", FIRST, SECOND)
+    assert served.ask("DELETE", f"/v1/jobs/small/commits/{SECOND}").status_code == 204
+    served.api.state.statuses.forget("small")
+    assert [each["name"] for each in served.get("/v1/jobs/small/commits").json()["items"]] == [FIRST]
+
+
+def test_the_log_is_told_in_pages_and_its_closes_as_history(served):
+    lines, after = [], ""
+    while after is not None:
+        told = served.get(f"/v1/jobs/small/log?limit=2{after and f'&after={after}'}").json()
+        lines, after = lines + told["items"], told["next"]
+    assert [line["number"] for line in lines] == [
+        record.number for record in read(served.host.job("small").store / "log")
+    ]
+    assert lines[0]["kind"] == "claim" and "generation 1" in lines[0]["words"]
+    assert served.get("/v1/jobs/small/log?last=1").json()["items"] == lines[-1:]
+    history = served.get("/v1/jobs/small/metrics/history?limit=1").json()
+    assert (history["items"][0]["version"], history["items"][0]["events"]) == (1, 100)
+    assert served.get("/v1/jobs/small/metrics/history?since=1000").json() == {"items": [], "next": None}
+    (last,) = served.get("/v1/jobs/small/metrics/history?last=1").json()["items"]
+    assert last["window"] == {} and last["event_time"] is None
+
+
+def test_output_is_asked_for_line_by_line(served):
+    told = served.get("/v1/jobs/small/output?limit=2").json()
+    assert [line["text"] for line in told["items"]] == ["line 10", "line 20"]
+    told = served.get(f"/v1/jobs/small/output?after={told['next']}").json()
+    assert [line["text"] for line in told["items"]] == ["line 30"]
+    assert served.get(f"/v1/jobs/small/output?after={told['next']}").json() == {"items": [], "next": told["next"]}
+    assert served.get("/v1/jobs/small/output?last=true&limit=1").json()["items"][0]["text"] == "line 30"
+    assert len(served.get("/v1/jobs/small/output?worker=trainer-0").json()["items"]) == 3
+
+
+def test_dead_letters_are_listed_and_fetched_and_nothing_else_is(served):
+    (only,) = served.get("/v1/jobs/small/deadletters").json()["items"]
+    assert (only["name"], only["pass_number"], only["rank"]) == ("pass-000000000002-rank-0.jsonl", 2, 0)
+    assert served.get(f"/v1/jobs/small/deadletters/{only['name']}").text == '{"partition": "a"}\n'
+    for name in ("secret.txt", "pass-000000000003-rank-0.jsonl", "..%2Frun.json", "pass-000000000009-rank-0.jsonl"):
+        assert served.get(f"/v1/jobs/small/deadletters/{name}").status_code == 404
+
+
+def test_exports_are_listed_shown_fetched_and_pointed_to(served):
+    base, delta = served.get("/v1/jobs/small/exports").json()["items"]
+    assert (base["kind"], base["current"], delta["failed_gates"]) == ("base", False, ["min_auc"])
+    assert served.get("/v1/jobs/small/exports?stream=x").json()["items"] == []
+    told = served.get("/v1/jobs/small/exports/main/t1/0000000005-delta").json()
+    assert (told["path"], told["manifest"]["version"]) == ("t1/0000000005-delta", 5)
+    pointed = served.post("/v1/jobs/small/exports/main/current", {"name": "5"}).json()
+    assert (pointed["path"], pointed["failed_gates"]) == ("t1/0000000005-delta", ["min_auc"])
+    assert served.get("/v1/jobs/small/exports").json()["items"][1]["current"]
+    files = "/v1/jobs/small/exports/main/t1/0000000003-base/files"
+    lies = Path(told["url"]).parent / "0000000003-base"
+    assert served.get(f"{files}/rows-default-0.parquet").content == (lies / "rows-default-0.parquet").read_bytes()
+    (lies / "notes.txt").write_text("not of the export")
+    for name in ("notes.txt", "..%2Fcurrent.json", "x"):
+        assert served.get(f"{files}/{name}").status_code == 404
+    missing(served.get("/v1/jobs/small/exports/mian/t1/x"), "the job has no stream 'mian' of exports; it has: main")
+    missing(served.get("/v1/jobs/small/exports/main/t1/x"), "no complete export 't1/x'")
+    missing(served.post("/v1/jobs/small/exports", {"stream": "x"}), "no stream 'x'")
+    assert served.done(served.post("/v1/jobs/small/exports", {"stream": "main"}))["problem"]["status"] == 409
+
+
+def test_metrics_and_tables_are_told_by_slice_and_slot(served):
+    told = served.get("/v1/jobs/small/metrics").json()
+    assert told["life"] == {"ctr": {"auc": 0.7}} and told["window"] == {"ctr": {"auc": 0.75}}
+    assert (
+        told["slices"]["life"] == {"ctr": {"a": {"3": {"auc": 0.6}}}} and told["tensors"]["pass"]["loss"]["mean"] == 0.5
+    )
+    (table,) = served.get("/v1/jobs/small/tables").json()["items"]
+    assert table == served.get("/v1/jobs/small/tables/default").json()
+    assert (table["rows"], table["dim"], table["slots"]["a"]["distinct"], table["held"]["going"]) == (300, 4, 20, 200)
+    missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; there are: default")
+    answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
+    assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]
+    assert served.get("/v1/jobs/small/tables/default/explain?slot=a&sign=3").status_code == 409  # it does not run
+    for path, body in (
+        ("tables/default/shrink", {"dry_run": True}), ("forget", {"slot": "a", "value": "3"}), ("day-tick", None),
+    ):  # fmt: skip
+        assert served.done(served.post(f"/v1/jobs/small/{path}", body))["problem"]["status"] == 409
+
+
+def test_a_prediction_names_only_places_that_are_allowed(served, tmp_path):
+    asked = {"input": {"paths": ["part-*.txt"]}, "output": str(tmp_path / "out"), "version": "live"}
+    answer = served.post("/v1/jobs/small/predictions", asked)
+    assert (answer.status_code, answer.json()["path"]) == (422, "output"), answer.text
+    answer = served.post("/v1/jobs/small/predictions", {**asked, "output": "out2", "version": "/etc"})
+    assert (answer.status_code, answer.json()["path"]) == (422, "version"), answer.text
+    answer = served.post("/v1/jobs/small/predictions", {**asked, "output": "out2", "spec": {}})
+    assert (answer.status_code, answer.json()["path"]) == (422, "spec")
+    answer = served.post("/v1/predictions", {**asked, "spec": tomllib.loads(SPEC), "base": str(tmp_path)})
+    assert (answer.status_code, answer.json()["path"]) == (422, "base")
+    assert served.get("/v1/jobs/small/predictions").json()["items"] == []
+    assert served.get("/v1/operations?job=small").status_code == 200
