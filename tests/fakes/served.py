@@ -96,7 +96,8 @@ class Job:
         known += [("b", sign_of_text(text.encode())) for text in TEXTS[:2]]
         gone = [list(self.rows)[at] for at in self.rng.permutation(len(self.rows))[:forget]]
         picked = [known[at] for at in self.rng.permutation(len(known))[:num]]
-        changed = {row: self.rng.normal(size=WIDTH).astype(np.float32).tolist() for row in picked if row not in gone}
+        draw = lambda: self.rng.normal(size=WIDTH).astype(np.float16).tolist()  # noqa: E731  # exports of any type hold it
+        changed = {row: draw() for row in picked if row not in gone}
         for row in gone:
             del self.rows[row]
         self.rows |= changed

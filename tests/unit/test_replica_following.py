@@ -86,9 +86,15 @@ def test_a_chain_is_read_at_once_by_who_comes_later(job, updates):
     assert applied(State(10, 1 << 30), next_of(updates), job) == (True, 4)
 
 
-def test_rows_of_half_precision_answer_their_golden_predictions(job, updates):
-    job.export(1, dtype="float32")
-    assert next_of(updates).tables["default"].rows[0].rows_UD.dtype == np.float32
+def test_exports_of_half_precision_and_of_both_in_one_chain_are_read(job, updates):
+    state = State(10, 1 << 30)
+    job.export(1, dtype="float16")
+    assert applied(state, next_of(updates), job) == (True, 1)
+    job.export(2, dtype="float32", forget=3)
+    assert applied(state, next_of(updates), job) == (False, 2)
+    updates.resume(None)
+    job.export(3, dtype="float16")
+    assert applied(state, next_of(updates), job) == (True, 3)
 
 
 def spoil(path):

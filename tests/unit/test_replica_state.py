@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.keys import key_of_reference
 from pserver.kernels import EMPTY, enter
-from tests.fakes.served import Job
+from tests.fakes.served import Job, model_json
 from trainer.replica import kernels
 from trainer.replica.inference import golden_inputs
 from trainer.replica.kernels import MEAN, SEQUENCE, SQRTN, SUM
@@ -34,8 +34,10 @@ def answers(state, job):
     return kept.version.number, found["ctr"]
 
 
-def test_each_version_answers_as_its_golden_predictions(job):
-    state = state_of()
+@pytest.mark.parametrize("default_row", [(), (0.5, -1.0, 2.0, 0.0, 1.0)], ids=["zeros", "learnt"])
+def test_each_version_answers_as_its_golden_predictions(job, default_row):
+    """Keys without a row read the default row that model.json tells of."""
+    state, job.model = state_of(), model_json(default_row)
     for version in range(1, 12):
         update = job.update(version, whole=version in (1, 7), forget=5 if version > 1 else 0)
         state.apply(replace(update, golden=job.golden()))
@@ -134,6 +136,19 @@ def test_a_tensor_of_another_shape_is_refused_by_name(job):
         state.apply(replace(update, dense=update.dense | {"w": np.zeros(4, np.float32)}))
     with pytest.raises(UpdateRefused, match="is a difference, and there is nothing"):
         state.apply(job.update(2))
+
+
+def test_a_default_row_that_is_learnt_changes_with_the_version(job):
+    state = state_of()
+    state.apply(job.update(1, whole=True))
+    before = state.model()
+    job.model = model_json((1.0, 0.0, -1.0, 2.0, 0.5))
+    state.apply(replace(job.update(2), model=job.model, golden=job.golden()))
+    assert state.model().graph is before.graph and state.model() is not before
+    assert state.predict(before, before.empty()) is None  # who asks for the model of before asks anew
+    assert np.abs(answers(state, job)[1] - job.predictions()).max() < 1e-5
+    state.go_to(1)
+    assert state.model() is before
 
 
 def test_another_timeline_may_begin_with_an_older_number(job):
