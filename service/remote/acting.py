@@ -1,6 +1,6 @@
 """What the commands that are also for job files here ask of a job at a service."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millrace.deadline import Deadline
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 COMMIT_S = 900.0
 """How long a commit may take: longer than a job lets one take by default."""
+
+PREDICT_S = 7 * 86400.0
+"""How long a prediction job is waited for: as long as an operation is remembered."""
 
 
 def commit(client: "Client", job: str, deadline: Deadline) -> str:
@@ -34,10 +37,10 @@ def set_keys(client: "Client", job: str, keys: Mapping[str, Any], deadline: Dead
     return int(client.done(asked, deadline)["version"])
 
 
-def predict(client: "Client", job: str | None, request: Mapping[str, Any], deadline: Deadline) -> Any:
-    """Have a prediction job done, of a job or of an export; its manifest."""
-    path = path_of("predictions") if job is None else path_of("jobs", job, "predictions")
-    return client.done(client.post(path, request), deadline)
+def predict(client: "Client", job: str, request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Have a prediction job done; its manifest. Paths of the request are the service's."""
+    asked = client.post(path_of("jobs", job, "predictions"), request)
+    return dict(client.done(asked, Deadline.after(PREDICT_S), say))
 
 
 def _only_stream(client: "Client", job: str) -> str:

@@ -3,6 +3,7 @@
 A JOB that ends in ".toml", or has a "/", is a job file on this machine. Any other is a job of the service at `--url`.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
-import click
 import typer
-from click.core import ParameterSource
 
 from millrace.errors import SpecError
 
 if TYPE_CHECKING:
     from service.remote.client import Client
 
+URL = "MILLRACE_URL"
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="MILLRACE_URL", metavar="URL", help="The service; JOB is then a job's name there."),
+    typer.Option("--url", envvar=URL, metavar="URL", help="The service; JOB is then a job's name there."),
 ]
 Token = Annotated[
     str | None,
@@ -42,8 +42,7 @@ def remote_name(job: Path, url: str | None) -> str | None:
     text = str(job)
     if not text.endswith(".toml") and "/" not in text:
         return text if url is not None else None
-    context = click.get_current_context(silent=True)
-    if url is not None and context is not None and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+    if url != os.environ.get(URL):  # said by the option
         raise SpecError(f"{text} is a job file of this machine; the service's jobs go by their names", "--url")
     return None
 

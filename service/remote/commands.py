@@ -76,14 +76,15 @@ def watch(job: JobName, url: Url = None, token: Token = None) -> None:
 def logs(
     job: JobName,
     worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help='Only its lines: "trainer-0".')] = None,
-    last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="Begin so many lines before the end.")] = 200,
+    last: Annotated[int, typer.Option("--last", min=1, max=showing.PAGE, help="So many lines, the newest.")] = 50,
+    everything: Annotated[bool, typer.Option("--all", help="All that are kept, in place of the newest.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Print what a job's processes printed."""
     with service_at(url, token) as client:
-        for line in showing.output_lines(client, job, worker, last, follow=follow):
+        for line in showing.output_lines(client, job, worker, None if everything else last, follow=follow):
             print(line, flush=follow)
 
 
@@ -91,7 +92,7 @@ def _action(name: str, told: str) -> None:
     def act(job: JobName, url: Url = None, token: Token = None) -> None:
         with service_at(url, token) as client:
             done = client.post(path_of("jobs", job, name))
-        print(f"{job}: {done['desired']} is what is wanted of it; now it is {done['phase']}")
+        print(showing.stands(done))
 
     act.__doc__ = told
     remote.command(name)(act)

@@ -24,10 +24,15 @@ def job_lines(jobs: Sequence[Told]) -> list[str]:
     return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
 
 
+def stands(job: Told) -> str:
+    """Where a job stands, and what is wanted of it."""
+    wanted = "" if job["desired"] in ("running", job["phase"]) else f", {job['desired']} is wanted"
+    return f"{job['name']}: {job['phase']}{wanted}"
+
+
 def status_lines(job: Told) -> list[str]:
     """Where a job stands, its figures, what is wrong."""
-    wanted = "" if job["desired"] == "running" else f", {job['desired']} is wanted"
-    lines = [f"{job['name']}: {job['phase']}{wanted}", progress_line(as_status(job))]
+    lines = [stands(job), progress_line(as_status(job))]
     if trouble := _trouble(job):
         lines.append(trouble)
     lines += (job.get("outcome") or {}).get("lines", [])
@@ -59,20 +64,20 @@ def watched(client: "Client", job: str) -> Iterator[str]:
             return
 
 
-def output_lines(client: "Client", job: str, worker: str | None, last: int, *, follow: bool) -> Iterator[str]:
-    """What a job's processes printed: the `last` lines, then, with `follow`, those that come, for ever."""
-    path, after = path_of("jobs", job, "output"), None
-    asked: dict[str, Any] = {"last": last}
+def output_lines(client: "Client", job: str, worker: str | None, last: int | None, *, follow: bool) -> Iterator[str]:
+    """What a job's processes printed: the `last` lines or all that are kept; with `follow` also those to come."""
+    path, newest = path_of("jobs", job, "output"), "true" if last is not None else None
+    page = client.get(path, worker=worker, limit=last or PAGE, last=newest)
     while True:
-        page = client.get(path, worker=worker, after=after, **asked)
         for line in page["items"]:
             yield f"{line['worker']}: {line['text']}"
-        asked = {"limit": PAGE}
-        after = page["next"] or after
-        if not page["next"] and not follow:
-            return
         if not page["items"]:
+            if not follow:
+                return
             time.sleep(LOOK_S)
+        elif last is not None and not follow:
+            return
+        page = client.get(path, worker=worker, limit=PAGE, after=page["next"])
 
 
 def as_status(told: Told) -> Status:

@@ -1,0 +1,166 @@
+"""The command line as a client: every command against a real service, whose jobs do not run."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, Refused, SpecError
+from service.access.roles import Role
+from service.cli import cli
+from service.hosting.output import Output
+from service.remote.client import NotThere
+from service.store import OUTPUT
+from tests.integration.served_host import served_host
+from tests.integration.test_run_processes import SPEC as RUNNING
+from tests.integration.test_run_processes import lines
+
+JOB = """
+name = "news"
+[sources.main]
+kind = "simulated"
+events = 1000
+[pipe]
+command = ["cat"]
+[[slots]]
+name = "user"
+[[slots]]
+name = "label"
+kind = "meta"
+[[tasks]]
+name = "ctr"
+label = "label"
+[model]
+name = "lr"
+[store]
+path = "store"
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("remote")
+    (folder / "news.toml").write_text(JOB)
+    with served_host(folder) as made:
+        made.folder = folder
+        yield made
+
+
+@pytest.fixture
+def millrace(service, monkeypatch):
+    """Runs a command as a role; its standard output. Raises what it fails with."""
+
+    def run(*words, role=Role.ADMIN, **environment):
+        variables = {"MILLRACE_URL": service.url, "MILLRACE_TOKEN": service.texts[role], **environment}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+        done = CliRunner().invoke(cli, [str(word) for word in words])
+        if isinstance(done.exception, MillraceError):
+            raise done.exception
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    return run
+
+
+def test_a_job_is_submitted_looked_at_acted_on_and_deleted(millrace, service):
+    job = service.folder / "news.toml"
+    assert millrace("submit", job, "--hold", "--set", "seed=7") == "news\n"
+    assert millrace("ls") == "news  stopped\n"
+    assert json.loads(millrace("ls", "--json"))[0]["created_by"] == "admin"
+    assert service.host.job("news").spec["seed"] == 7
+    assert millrace("status", "news", role=Role.VIEWER).startswith("news: stopped")
+    assert json.loads(millrace("status", "news", "--json"))["phase"] == "stopped"
+    assert millrace("tables", "news").startswith("default: ")
+    assert millrace("logs", "news") == ""
+    output = Output(service.host.job("news").store / OUTPUT, 1 << 20)
+    for number in range(500):
+        output.write("trainer-0", f"line {number}")
+    output.close()
+    assert len(millrace("logs", "news", "--last", 3).splitlines()) == 3
+    assert len(millrace("logs", "news", "--all").splitlines()) == 500
+    assert millrace("logs", "news", "--worker", "shard-0", "--all") == ""
+    assert millrace("watch", "news").endswith("news: stopped\n")
+    assert millrace("stop", "news", role=Role.OPERATOR) == "news: stopped\n"
+    assert millrace("delete", "news", "--yes") == "news is deleted\n"
+    assert millrace("ls") == ""
+
+
+def test_what_the_service_refuses_is_told_in_its_words(millrace, service):
+    job = service.folder / "news.toml"
+    with pytest.raises(SpecError, match="pipe.command: .* allowed: cat"):
+        millrace("submit", job, "--set", 'pipe.command=["sh"]')
+    with pytest.raises(NotThere, match="nothing"):
+        millrace("status", "nothing")
+    with pytest.raises(Refused, match="role admin"):
+        millrace("submit", job, role=Role.OPERATOR)
+    with pytest.raises(Refused, match="MILLRACE_TOKEN"):
+        millrace("ls", MILLRACE_TOKEN=None)
+    with pytest.raises(SpecError, match="--url"):
+        millrace("ls", MILLRACE_URL=None)
+
+
+def test_what_asks_a_chief_of_a_job_that_does_not_run_is_told_so(millrace, service):
+    millrace("submit", service.folder / "news.toml", "--hold", "--name", "still")
+    try:
+        for words in (("commit", "still"), ("set", "still", "tables.default.optimizer.lr=0.1")):
+            with pytest.raises(MillraceError, match="run"):
+                millrace(*words)
+        with pytest.raises(SpecError, match="the job has: none"):
+            millrace("export", "still")
+    finally:
+        millrace("delete", "still", "--yes")
+
+
+def test_a_job_file_is_one_of_this_machine_whatever_the_environment_says(millrace, service):
+    with pytest.raises(MillraceError, match=r"store"):
+        millrace("commit", service.folder / "news.toml")
+    with pytest.raises(SpecError, match="job file of this machine"):
+        millrace("commit", service.folder / "news.toml", "--url", service.url, MILLRACE_URL=None)
+    with pytest.raises(SpecError, match="news: no such file"):
+        millrace("commit", "news", MILLRACE_URL=None)
+
+
+def test_a_token_is_in_no_error_and_no_output(millrace, service):
+    secret = service.texts[Role.ADMIN].rpartition("_")[2]
+    assert secret not in millrace("ls", "--json")
+    with pytest.raises(MillraceError) as caught:
+        millrace("status", "nothing")
+    assert secret not in str(caught.value) and secret not in repr(caught.value.__context__)
+
+
+@pytest.mark.slow
+def test_a_running_job_is_watched_paused_set_committed_exported_and_drained(millrace, service):
+    data = service.folder / "data"
+    (data / "lines.txt").write_text(lines(0, 3000))
+    (service.folder / "live.toml").write_text(RUNNING + "[exports.main]\nat_end = false\n")
+    follow = ("sources.lines.follow=true", 'sources.lines.poll="50ms"', 'passes.wait="100ms"')
+    sets = [word for setting in follow for word in ("--set", setting)]
+    assert millrace("submit", service.folder / "live.toml", "--name", "live", "--base", data, *sets) == "live\n"
+    try:
+        until(lambda: json.loads(millrace("status", "live", "--json"))["events"] == 3000)
+        assert "events 3,000" in millrace("status", "live")
+        assert "rows of dim 4" in millrace("tables", "live")
+        assert "acts from version" in millrace("set", "live", "tables.default.optimizer.lr=0.01", role=Role.OPERATOR)
+        assert re.match(r"t1-\d+-g1\n", millrace("commit", "live", role=Role.OPERATOR))
+        assert "complete" in millrace("export", "live", role=Role.OPERATOR)
+        millrace("pause", "live", role=Role.OPERATOR)
+        until(lambda: json.loads(millrace("status", "live", "--json"))["phase"] == "paused")
+        millrace("resume", "live", role=Role.OPERATOR)
+        assert "trainer-0: " in millrace("logs", "live", "--worker", "trainer-0")
+        millrace("drain", "live", role=Role.OPERATOR)
+        assert millrace("watch", "live").endswith("live: ended\n")
+    finally:
+        if json.loads(millrace("status", "live", "--json"))["phase"] != "ended":
+            millrace("stop", "live")
+            millrace("watch", "live")
+        millrace("delete", "live", "--yes")
+
+
+def until(true):
+    """Wait until something holds; a minute at most."""
+    deadline = Deadline.after(90)
+    while not true():
+        deadline.check("waiting for the job")
