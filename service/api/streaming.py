@@ -84,7 +84,7 @@ class _Listener:
         self.waiting.extend(_close(*close) for close in closes if close[0] > self.version)
         self.version = max([self.version, *(version for version, _ in closes)])
         self.waiting.extend(last)
-        self.figures = figures or self.figures
+        self.figures = None if last else figures or self.figures  # the last ones are among `last`
         self.over = self.over or len(self.waiting) > MAX_WAITING + MAX_CAUGHT_UP
         self.woken.set()
 

@@ -187,3 +187,15 @@ def test_who_comes_again_after_long_is_told_the_newest_closes(job):
         assert client.events[-1]["event"] == "end"
 
     asyncio.run(scenario())
+
+
+def test_the_end_comes_last_also_after_figures_that_nobody_has_fetched_yet(job):
+    async def scenario():
+        streams = Streams(job.look, 10)
+        client = Client(await streams.open("news", None))
+        await until(lambda: client.of("figures"))
+        job.closes, job.phase = [1, 2], Phase.FAILED
+        await asyncio.wait_for(client.task, 10)
+        assert [event["event"] for event in client.events[-4:]] == ["close", "close", "figures", "end"]
+
+    asyncio.run(scenario())
