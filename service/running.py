@@ -2,19 +2,15 @@
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from dataset.pipe.command import check_command
 from millrace.lifecycle import ExitCode
-from service.api.app import Terms, app
-from service.api.problems import problem_of
-from service.api.server import bound, serving
-from service.hosting.one_job import hosted
 from service.launcher.local import Launcher
-from service.launcher.running import started
+from service.launcher.running import Run, started
 from service.launcher.supervision import Outcome
 from service.lines import labelled, news, summary_lines
 from service.spec import LoadedJob
@@ -90,15 +86,34 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     """
     check_command(job.spec.pipe, job.folder)
     with ExitStack() as held:
-        listener = held.enter_context(bound(listen)) if listen else None
+        serve = held.enter_context(_listening(job, listen)) if listen else None
         run = held.enter_context(started(job, show.on_line, fresh=fresh))
         with ExitStack() as shown:
-            if listener:
-                host = shown.enter_context(hosted(job, run.status, problem_of))
-                shown.enter_context(serving(app(host, Terms.of_a_run()), listener))
+            if serve:
+                shown.enter_context(serve(run))
             shown.enter_context(show.watching(run.status))
             outcome = run.run()
         return tell_end(outcome, run.launcher, run.report, run.store / REPORT)
+
+
+@contextmanager
+def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[Run], AbstractContextManager[None]]]:
+    """Hold the address, then serve the API there for a run.
+
+    What that takes is loaded here: most commands serve nothing, and all would start in twice the time.
+    """
+    from service.api.app import Terms, app
+    from service.api.problems import problem_of
+    from service.api.server import bound, serving
+    from service.hosting.one_job import hosted
+
+    @contextmanager
+    def serve(run: Run) -> Iterator[None]:
+        with hosted(job, run.status, problem_of) as host, serving(app(host, Terms.of_a_run()), listener):
+            yield
+
+    with bound(listen) as listener:
+        yield serve
 
 
 def tell_end(outcome: Outcome, launcher: Launcher, report: Mapping[str, Any], path: Path) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 
 import millrace
 from millrace.errors import SpecError
-from service import cli, running
+from service import cli
+from service.api import server
 from service.launcher import plan as planning
 from service.launcher import running as launching
 from service.launcher.supervision import Outcome
@@ -167,7 +169,7 @@ def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touch
 def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_path):
     go = tmp_path / "go"
     workers_do(["serve"], ["await_file", str(go)], ["exit", 0])
-    bound, seen = running.bound, {}
+    bound, seen = server.bound, {}
 
     def listening(address):
         seen["socket"] = bound(address)
@@ -181,11 +183,16 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
             go.touch()
             return super().watching(status)
 
-    monkeypatch.setattr(running, "bound", listening)
+    monkeypatch.setattr(server, "bound", listening)
     job = load_job(NEWS, [CAT, f"store.path={tmp_path / 'store'}"])
     assert run_job(job, Asking(), fresh=False, listen="127.0.0.1:0") == 0
     (listed,) = seen["jobs"]["items"]
     assert (listed["name"], listed["phase"]) == ("news", "starting")
+
+
+def test_a_command_starts_without_what_only_serving_needs():
+    script = "import sys, service.cli; print(sorted({'fastapi', 'sqlalchemy', 'torch'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_the_demo_ends_its_stream_where_asked_and_keeps_its_store_apart(tmp_path):
