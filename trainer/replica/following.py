@@ -94,6 +94,7 @@ class ExportUpdates:
         self._served: Version | None = None
         self._paths: dict[Version, str] = {}
         self._closed = threading.Event()
+        self._place: Place | None = None
         self._seen: bytes | None = None
         self._again = Deadline.after(AGAIN_S)
 
@@ -123,7 +124,8 @@ class ExportUpdates:
 
     def _current(self) -> bytes | None:
         try:
-            return Place(self.address, self._scratch).small(CURRENT)
+            self._place = self._place or Place(self.address, self._scratch)
+            return self._place.small(CURRENT)
         except OSError as error:
             raise Unavailable(f"{self.address}: {CURRENT} cannot be read now: {error.strerror or error}") from error
 
