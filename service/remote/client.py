@@ -22,8 +22,10 @@ from service.remote.asking import path_of
 
 CALL_S = 30.0
 """How long one answer may take; of a stream, how long nothing may come: it says something every few seconds."""
-RETRY_S = 60.0
+RETRY_S = 15.0
 """How long a service that is away, or busy, is asked again; then that is the error."""
+REOPEN_S = 60.0
+"""How long a stream that broke is tried again."""
 FIRST_WAIT_S, MAX_WAIT_S = 0.2, 5.0
 """Between two tries, twice as long each time."""
 STREAM_S = 1.0
@@ -104,7 +106,7 @@ class Client:
     def events(self, path: str, **parameters: Any) -> Iterator[tuple[str, Any]]:
         """Name and data of each event of a stream, for ever: one that breaks is gone on with where it was."""
         last: str | None = None
-        deadline = Deadline.after(RETRY_S)
+        deadline = Deadline.after(REOPEN_S)
         while True:
             try:
                 headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
@@ -113,7 +115,7 @@ class Client:
                         answer.read()
                         raise raised(answer.status_code, _problem(answer))
                     for event in parsed_events(answer.iter_lines()):
-                        last, deadline = event.id or last, Deadline.after(RETRY_S)
+                        last, deadline = event.id or last, Deadline.after(REOPEN_S)
                         yield event.name, event.data
             except (httpx.TransportError, Unavailable) as error:
                 if deadline.left_s() <= 0:
@@ -139,6 +141,9 @@ class Client:
                     method, path, json=body, headers=headers, params=_given(parameters or {})
                 )  # fmt: skip
             except httpx.ConnectError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    told = f"{self.url} shows a certificate that is not trusted here: {error}; if it is right, have"
+                    raise Refused(f"{told} SSL_CERT_FILE name the file with it") from error
                 trouble: MillraceError = Unavailable(f"{self.url} cannot be reached: {error}")
             except httpx.TransportError as error:
                 trouble = Unavailable(f"{self.url} does not answer: {error}")

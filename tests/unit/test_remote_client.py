@@ -241,7 +241,7 @@ def test_a_stream_that_is_refused_or_never_comes_back_is_an_error(naps):
     with Client("http://localhost", transport=httpx.MockTransport(broken)) as client:
         with pytest.raises(Unavailable, match="does not answer"):
             next(client.events("/v1/jobs/a/metrics/stream"))
-    assert naps.now_s <= module.RETRY_S + 1
+    assert naps.now_s <= module.REOPEN_S + 1
 
 
 def test_json_that_is_asked_is_what_was_given(service):
