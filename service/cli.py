@@ -20,6 +20,7 @@ from service.past.commands import past
 from service.predicting.commands import predicting
 from service.remote.commands import remote
 from service.running import run_job
+from service.serve import serve
 from service.serving import replica
 from service.spec import Job, load_job
 from service.tokens import token
@@ -41,6 +42,7 @@ cli.add_typer(remote)
 cli.add_typer(predicting)
 cli.command()(faults)
 cli.command()(replica)
+cli.command()(serve)
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")

@@ -172,7 +172,9 @@ def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:
     if observed.broken:
         return Phase.BROKEN
     ends = wanted.desired in (Desired.DRAINED, Desired.STOPPED)
-    if observed.alive and observed.ending is None:
+    if observed.alive:
+        if observed.ending is not None:  # its launcher puts things away
+            return Phase.DRAINING
         if observed.ask != wanted.ask:
             return Phase.DRAINING if ends else Phase.RESTARTING
         return Phase.DRAINING if ends else STATES.get(state, Phase.STARTING)
@@ -187,7 +189,7 @@ def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:
 
 def asked(wanted: Wanted, observed: Observed, action: Action, now: datetime) -> dict[str, Any]:
     """What of the job's record `action` changes; nothing, where it was asked for already. Raises NotNow."""
-    ended = observed.ending is not None and not observed.alive
+    ended = observed.ending is not None
     over = ended or wanted.desired in (Desired.DRAINED, Desired.STOPPED)
     anew = {"desired": Desired.RUNNING, "ask": wanted.ask + 1, "asked_at": now, "deaths": ()}
     match action:

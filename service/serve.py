@@ -1,0 +1,72 @@
+"""`millrace serve`: the host of many jobs, who may ask what of it, and the API, put together and served until a signal.
+
+The jobs go on when it ends, and are found again by the next one.
+"""
+
+import logging
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.errors import SpecError
+from millrace.lifecycle import stop_flag
+from millrace.logs import setup
+
+Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
+
+
+def serve(config: Config = Path("service.toml")) -> None:
+    """Host jobs, and serve the API that makes them and acts on them; the jobs outlive this command."""
+    setup("service")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    serve_until_stopped(config)
+
+
+def serve_until_stopped(path: Path) -> None:
+    """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError.
+
+    1. Nobody else hosts these jobs; they are looked after. 2. Who may ask is known, and where that may be asked is
+    checked. 3. The API answers.
+    """
+    # Not above: every command imports this module, and few need what serves.
+    from service.access.exposure import exposure_of
+    from service.access.guard import Guard
+    from service.access.stored import StoredTokens
+    from service.access.tokens import Tokens
+    from service.api.app import Terms, app
+    from service.api.problems import problem_of
+    from service.api.server import serving
+    from service.hosting.config import load_service
+    from service.hosting.local_host import hosting
+
+    config = load_service(path)
+    with stop_flag() as stopping, ExitStack() as held:
+        host = held.enter_context(hosting(config, problem_of))  # 1
+        tokens = Tokens(StoredTokens(host.records))
+        exposure = exposure_of(config.listen, config.access, config.tls, any_token=tokens.any_live())  # 2
+        terms = Terms(
+            guard=Guard(config.access, tokens),
+            tokens=tokens,
+            limits=config.limits,
+            allow=config.allow,
+            private=(config.root,),
+            names=exposure.names,
+        )
+        listener = held.enter_context(listening(exposure.host, exposure.port))
+        held.enter_context(serving(app(host, terms), listener, exposure.cert, exposure.key))  # 3
+        address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
+        print(f"serving {address}, jobs in {config.jobs}", flush=True)
+        stopping.wait()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises SpecError where it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise SpecError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another", "listen") from None

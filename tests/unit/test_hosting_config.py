@@ -1,0 +1,54 @@
+"""What a service's owner writes: paths start at the file, mistakes are named, and the example is right."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import SpecError
+from service.hosting.config import LimitsSection, load_service
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "service.toml"
+
+
+def loaded(folder, text):
+    path = folder / "service.toml"
+    path.write_text(text)
+    return load_service(path)
+
+
+def test_relative_paths_start_at_the_files_folder_and_addresses_stay(tmp_path):
+    config = loaded(
+        tmp_path,
+        'root = "r"\n[tls]\ncert = "c.pem"\nkey = "/k.pem"\n[allow]\nroots = ["data", "/abs", "s3://bucket/prefix"]',
+    )
+    assert config.root == tmp_path / "r" and config.jobs == tmp_path / "r" / "jobs"
+    assert (config.tls.cert, config.tls.key) == (tmp_path / "c.pem", Path("/k.pem"))
+    assert config.allow.roots == (str(tmp_path / "data"), "/abs", "s3://bucket/prefix")
+    assert config.database_url == f"sqlite:///{tmp_path}/r/records.db"
+
+
+def test_another_database_is_a_change_of_its_address(tmp_path):
+    config = loaded(tmp_path, 'root = "r"\ndatabase = "postgresql+psycopg://db/millrace"')
+    assert config.database_url == "postgresql+psycopg://db/millrace"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "root"),
+        ('root = "r"\nlisten = "8080"', "listen"),
+        ('root = "r"\nlisten = "localhost:99999"', "listen"),
+        ('root = "r"\n[limits]\nmax_jobs = 0', "limits.max_jobs"),
+        ('root = "r"\n[limits]\nstopp = "1s"', "stopp"),
+        ('root = "r"\n[tls]\ncert = "c.pem"', "tls"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, text, words):
+    with pytest.raises(SpecError, match=words):
+        loaded(tmp_path, text)
+
+
+def test_the_example_is_right_and_says_what_the_defaults_are():
+    config = load_service(EXAMPLE)
+    assert config.limits == LimitsSection()
+    assert config.access.anonymous == "none"

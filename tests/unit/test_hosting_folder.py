@@ -1,0 +1,123 @@
+"""A job's folder: what service and launcher tell each other is whole or damaged, never something else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.locks import locked
+from service.hosting import observing
+from service.hosting.desired import Observed
+from service.hosting.folder import Broken, JobFolder, Known, Told
+from service.hosting.host import Desired, Ending
+from service.hosting.register import Entry
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+ENDING = Ending(1, "no room", ("last", "words"), NOW)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return JobFolder(tmp_path)
+
+
+@pytest.fixture
+def entry(folder):
+    spec = {"name": "one", "store": {"path": "store"}}
+    folder.write_job(spec, folder.path)
+    return Entry(
+        name="one", spec=spec, folder=folder, base=folder.path, desired=Desired.RUNNING, asked_at=NOW,
+        created_at=NOW, changed_at=NOW, created_by="ann",
+    )  # fmt: skip
+
+
+def test_what_is_written_is_read(folder):
+    assert (folder.told(), folder.known(), folder.outcome(1)) == (None, None, None)
+    folder.tell(Told("a", 2, "secret"))
+    folder.say(Known("a", 7, True))
+    folder.write_outcome(2, ENDING, {"state": "failed"})
+    folder.write_job({"name": "one"}, folder.path)
+    assert (folder.told(), folder.known()) == (Told("a", 2, "secret"), Known("a", 7, True))
+    assert folder.outcome(2) == (ENDING, {"state": "failed"})
+    assert folder.job() == ({"name": "one"}, folder.path)
+
+
+def test_an_outcome_counts_for_the_ask_that_it_is_of(folder):
+    folder.write_outcome(2, ENDING, {})
+    assert folder.outcome(1) is None and folder.outcome(3) is None
+
+
+@pytest.mark.parametrize("name", ["job.json", "launcher.json", "launcher.pid"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff"])
+def test_damage_is_told_of_with_the_files_name(folder, name, content):
+    (folder.path / name).write_bytes(content)
+    read = {"job.json": folder.job, "launcher.json": folder.told, "launcher.pid": folder.known}[name]
+    with pytest.raises(Broken, match=f"{name} is damaged"):
+        read()
+
+
+def test_an_outcome_that_is_damaged_inside_is_a_failure_that_says_so(folder):
+    (folder.path / "outcome.json").write_text(json.dumps({"ask": 1, "code": 0}))
+    ending, _ = folder.outcome(1)
+    assert ending.code == 1 and "damaged" in ending.reason
+
+
+def test_a_launcher_is_alive_as_long_as_the_lock_is_held(folder):
+    assert not folder.alive()
+    with locked(folder.lock, Deadline.after(1)):
+        assert folder.alive()
+    assert not folder.alive()
+
+
+def test_kill_ends_the_process_that_holds_the_lock_and_nobody_else(folder):
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    bystander = subprocess.Popen(sleeper)
+    try:
+        folder.tell(Told("a", 1, "s"))
+        folder.say(Known("a", bystander.pid, False))
+        assert not folder.kill(), "the lock is free: the number is another's by now"
+        with locked(folder.lock, Deadline.after(1)) as lock:
+            launcher = subprocess.Popen(sleeper, pass_fds=[lock])
+        assert folder.alive()
+        folder.tell(Told("b", 1, "s"))
+        assert not folder.kill(), "it has not said who it is yet; the number is of the one before"
+        folder.say(Known("b", launcher.pid, False))
+        assert folder.kill()
+        assert launcher.wait(10) == -signal.SIGKILL and bystander.poll() is None
+        assert not folder.alive()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_job_that_never_ran_is_seen_as_such(entry):
+    assert observing.observed(entry) == Observed()
+
+
+def test_a_store_that_went_away_is_not_begun_anew(entry):
+    folder = entry.folder
+    folder.tell(Told("a", 1, "s"))
+    folder.say(Known("a", os.getpid(), claimed=True))
+    assert "store is gone, though the job has run" in observing.observed(entry).broken
+    (entry.store / "x").mkdir(parents=True)
+    assert "holds no run, though the job has run" in observing.observed(entry).broken
+    (entry.store / "run.json").write_text("{}")
+    assert observing.observed(entry).broken == ""
+
+
+def test_a_spec_that_is_not_the_records_is_not_run(entry):
+    entry.folder.write_job({**entry.spec, "seed": 2}, entry.base)
+    assert "job.json is not what the service's records have" in observing.observed(entry).broken
+    (entry.folder.path / "job.json").unlink()
+    assert "job.json is gone" in observing.observed(entry).broken
+
+
+def test_a_store_that_another_run_uses_is_left_to_it(entry):
+    entry.store.mkdir()
+    with locked(entry.store / "lock", Deadline.after(1)):
+        assert "in use by a run that this service did not start" in observing.observed(entry).broken
