@@ -6,6 +6,7 @@ the next pass closes before that, it is never told alone, and the next version t
 What is told of a table is pserver.feed_table's, the messages pserver.feed_wire's, the port pserver.feed_server's.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,10 @@ from pserver.wire import Loaded
 
 MAX_SUBSCRIBERS = 8
 """Replicas that follow one shard, or one chief; one more is refused."""
-MAX_WAITING_BYTES = 256 << 20
+MAX_WAITING_BYTES = 128 << 20
 """Of one subscriber; where more waits, it is let go. A single version may be larger: it is kept if nothing waits."""
+
+log = logging.getLogger(__name__)
 
 
 class TooMany(PserverError, Unavailable):
@@ -63,6 +66,7 @@ class Subscription:
             self._num_bytes += size
             self._turn.notify_all()
         if self._slow:
+            log.warning("a subscriber of the live feed is let go: %d MiB waited for it", self._num_bytes >> 20)
             self._let_go()
 
     def end(self) -> None:
