@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,3 +217,28 @@ def test_beside_training_a_pinned_version_is_read_and_training_ends_alike(tmp_pa
         job.kill()
     again = millrace(tmp_path / "job.toml", store="again")
     assert job.report["digest"] == again.report["digest"]
+
+
+NEWS = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "news"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "ebnerd" / "impressions.jsonl.gz"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.exists(), reason="the extract of EB-NeRD is not here")
+def test_the_news_examples_predictions_are_the_golden_ones_of_its_export(tmp_path):
+    for name in ("job.toml", "generator.py"):
+        shutil.copy(NEWS / name, tmp_path / name)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "impressions.jsonl.gz").symlink_to(DATA)
+    settings = ["exports.main={golden=256}"]
+    run = millrace(tmp_path / "job.toml", *settings, timeout_s=280)
+    assert run.code == 0, run.output
+    job = load_job(tmp_path / "job.toml", [*settings, "store.path=store"])
+    asked = {"input": {"paths": ["data/impressions.jsonl.gz"]}, "segment_events": 20_000}
+    manifest = predicted(job, tmp_path / "out", trainers=2, outputs=["ctr", "slot.article"], **asked)
+    assert (manifest["events"], manifest["samples"]) == (50_080, 583_054)
+    table = rows_of(tmp_path / "out")
+    assert table.schema.field("slot.article").type.list_size == 8
+    (done,) = job.store.glob("exports/main/news/t1/*/DONE")
+    golden = pq.read_table(done.parent / "golden.parquet")[PREDICTION + "ctr"].to_numpy()
+    assert np.abs(table["prediction.ctr"].to_numpy()[-256:] - golden).max() < 1e-6
