@@ -88,7 +88,7 @@ def found(doc, name):
     """A path counts from the document's folder or from the root; some belong to a user's job, or to each package."""
     if doc.name == "CONTRIBUTING.md" and name in ("config.py", "errors.py"):  # of each package that has one
         return True
-    return name == "job.toml" or any((folder / name).exists() for folder in (ROOT / doc.parent, ROOT))
+    return name in ("job.toml", "service.toml") or any((folder / name).exists() for folder in (ROOT / doc.parent, ROOT))
 
 
 def keys_of(schema, definitions):
@@ -150,7 +150,8 @@ def test_the_defaults_told_are_the_specs(service_readme):
 
 @every_doc
 def test_every_metric_named_is_there(doc):
-    metrics = set(re.findall(r"^(\w+)\{", (GOLDEN / "metrics.txt").read_text(), re.M))
+    files = ("metrics.txt", "replica_metrics.txt")
+    metrics = {name for file in files for name in re.findall(r"^(?:# TYPE )?(\w+)", (GOLDEN / file).read_text(), re.M)}
     named = re.findall(r"`(millrace_\w+)`", (ROOT / doc).read_text())
     assert set(named) <= metrics
 
