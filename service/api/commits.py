@@ -36,6 +36,8 @@ CommitName = Annotated[str, InPath(description="A commit's name, or its version.
 Holder = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Who keeps it; each may. Unless given, who asks.")
 ]
+READ_S = 86_400.0
+"""How long reading a commit back may take: as long as it does."""
 GONE = (HTTPStatus.NOT_FOUND,)
 
 
@@ -140,10 +142,11 @@ def make(host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, res
     """Have a running job make a commit of what it has learnt by now; the result has its `name`."""
     loaded = statuses.loaded(job)
 
-    def work() -> dict[str, Any]:
-        return {"name": make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline))}
+    def work(deadline: Deadline) -> dict[str, Any]:
+        return {"name": make_commit(loaded.store, deadline)}
 
-    return begun(host, "commit", job, caller, said("waiting for the chief to write it", work), response)
+    act = said("waiting for the chief to write it", loaded.spec.commit.deadline, work)
+    return begun(host, "commit", job, caller, act, response)
 
 
 @router.get("/{name}", **door(Role.VIEWER, *GONE), operation_id="getCommit", summary="What a commit holds")
@@ -182,11 +185,11 @@ def verify(
     with named():
         found = chosen(store, name).name
 
-    def check() -> dict[str, Any]:
+    def check(_deadline: Deadline) -> dict[str, Any]:
         verdict = work.verdict_on(store, found)
         return asdict(verdict) | {"sound": verdict.sound}
 
-    return begun(host, "verify", job, caller, said(f"reading {found} back", check), response)
+    return begun(host, "verify", job, caller, said(f"reading {found} back", READ_S, check), response)
 
 
 @router.post(
@@ -242,11 +245,11 @@ def rewind(
         commit = chosen(found.store, name).name
     must_rest(found)
 
-    def steer() -> dict[str, Any]:
+    def steer(_deadline: Deadline) -> dict[str, Any]:
         done = asdict(rewind_job(loaded, commit))
         return done | {"aside": None if done["aside"] is None else str(done["aside"])}
 
-    return begun(host, "rewind", job, caller, said(f"reading {commit} back", steer), response)
+    return begun(host, "rewind", job, caller, said(f"reading {commit} back", READ_S, steer), response)
 
 
 def _holder(asked: Pin | None, caller: Caller) -> str:

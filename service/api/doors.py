@@ -17,6 +17,7 @@ from millrace.errors import MillraceError
 from service.access.guard import SAFE_METHODS, require
 from service.access.roles import Caller, Role
 from service.api import problems, repeats
+from service.api.answers import finite
 from service.api.problems import described
 from service.hosting.host import Host
 
@@ -159,7 +160,7 @@ def _host(request: Request) -> Host:
 
 def note(request: Request, **what: Any) -> None:
     """Have the audit log say this, too, of the request."""
-    request.state.noted = {name: _short(value) for name, value in what.items()}
+    request.state.noted = {name: finite(_short(value)) for name, value in what.items()}
 
 
 def _short(value: Any) -> Any:

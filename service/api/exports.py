@@ -134,11 +134,13 @@ def make(
     loaded = statuses.loaded(job)
     _check_stream(loaded, asked.stream)
 
-    def work() -> dict[str, Any]:
-        made = make_export(loaded.store, asked.stream, asked.kind, Deadline.after(EXPORT_S))
+    def work(deadline: Deadline) -> dict[str, Any]:
+        made = make_export(loaded.store, asked.stream, asked.kind, deadline)
         return {"stream": asked.stream, "name": made.name, "current": made.current, "said": str(made)}
 
-    return begun(host, "export", job, caller, said("waiting for the close, and for the export", work), response)
+    return begun(
+        host, "export", job, caller, said("waiting for the close, and for the export", EXPORT_S, work), response
+    )
 
 
 @router.get(

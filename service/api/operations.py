@@ -1,5 +1,6 @@
 """/v1/operations: long work that somebody asked for. And the answer of every route that begins such work."""
 
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
@@ -7,12 +8,16 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Response
 
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
 from service.access.roles import Caller, Role
 from service.api.answers import Described
 from service.api.doors import CallerOf, Door, HostOf, door
 from service.api.paging import Page, Paged, cut
+from service.hosting.changing import UntilCancelled
+from service.hosting.errors import Cancelled
 from service.hosting.host import Host
-from service.hosting.work import Act, Operation, State
+from service.hosting.work import Act, Operation, Progress, State
 
 router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=Door)
 
@@ -69,12 +74,17 @@ def accepted(operation: Operation, response: Response) -> OperationEntry:
     return entry(operation)
 
 
-def said(words: str, work: Callable[[], Any]) -> Act:
-    """An act of one step: it says `words`, and gives what `work` does."""
+def said(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
+    """An act of one step: it says `words`, and gives what `work` does until time is up, or nobody wants it any more."""
 
-    def act(progress: Any, _cancelled: Any) -> Any:
+    def act(progress: Progress, cancelled: threading.Event) -> Any:
         progress(None, words)
-        return work()
+        try:
+            return work(UntilCancelled.within(within_s, cancelled))
+        except MillraceError:
+            if cancelled.is_set():
+                raise Cancelled from None
+            raise
 
     return act
 

@@ -147,15 +147,14 @@ def shrink(
     _check_table(loaded, table)
     rule = {"delete_below": asked.delete_below, "delete_after_days": asked.delete_after_days}
 
-    def work() -> dict[str, Any]:
-        deadline = Deadline.after(ACT_S)
+    def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
             return shrinking.dry_run(loaded.store, table, rule, deadline)
         [shrunk] = shrinking.shrink(loaded.store, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "rows are being counted") if asked.dry_run else ("shrink", "until a pass closes")
-    return begun(host, kind, job, caller, said(words, work), response)
+    return begun(host, kind, job, caller, said(words, ACT_S, work), response)
 
 
 @router.get(
@@ -197,10 +196,11 @@ def forget(
     loaded = statuses.loaded(job)
     sign_of(loaded.spec, asked.slot, asked.value)
 
-    def work() -> dict[str, Any]:
-        return {"lines": list(forgetting.forget(loaded, asked.slot, asked.value, Deadline.after(ACT_S)))}
+    def work(deadline: Deadline) -> dict[str, Any]:
+        return {"lines": list(forgetting.forget(loaded, asked.slot, asked.value, deadline))}
 
-    return begun(host, "forget", job, caller, said("until a pass closes, and a commit is made", work), response)
+    act = said("until a pass closes, and a commit is made", ACT_S, work)
+    return begun(host, "forget", job, caller, act, response)
 
 
 @router.post("/day-tick", **begins(Role.OPERATOR), operation_id="tickDay", summary="Have the next day begin")
@@ -218,11 +218,11 @@ def day_tick(
     note(request, to=to)
     store = statuses.job(job).store
 
-    def work() -> dict[str, Any]:
-        day, version = ticked(store, to, Deadline.after(ACT_S))
+    def work(deadline: Deadline) -> dict[str, Any]:
+        day, version = ticked(store, to, deadline)
         return {"day": day, "version": version}
 
-    return begun(host, "day-tick", job, caller, said("until a pass closes", work), response)
+    return begun(host, "day-tick", job, caller, said("until a pass closes", ACT_S, work), response)
 
 
 @contextmanager

@@ -187,3 +187,15 @@ def test_a_prediction_names_only_places_that_are_allowed(served, tmp_path):
     assert (answer.status_code, answer.json()["path"]) == (422, "base")
     assert served.get("/v1/jobs/small/predictions").json()["items"] == []
     assert served.get("/v1/operations?job=small").status_code == 200
+
+
+def test_who_does_not_want_an_operation_any_more_does_not_wait_for_its_job(served):
+    """The job starts, for all that is known, and never does."""
+    served.job("starts")
+    store = served.host.job("starts").store
+    store.mkdir(parents=True)
+    with locked(store / "lock", Deadline.after(5)):
+        answer = served.post("/v1/jobs/starts/day-tick", {"to": 3})
+        assert served.get(answer.headers["location"]).json()["state"] in ("waiting", "running")
+        served.post(f"{answer.headers['location']}/cancel")
+        assert served.done(answer)["state"] == "cancelled"
