@@ -53,7 +53,7 @@ def serve_until_stopped(path: Path) -> None:
             tokens=tokens,
             limits=config.limits,
             allow=config.allow,
-            private=(config.root,),
+            private=config.private,
             names=exposure.names,
         )
         listener = held.enter_context(listening(exposure.host, exposure.port))

@@ -63,6 +63,11 @@ class ServiceConfig(Section):
         return self.database or f"sqlite:///{self.root / 'records.db'}"
 
     @property
+    def private(self) -> tuple[Path, ...]:
+        """What no spec may reach, be it below an allowed root."""
+        return (self.root, *(path for path in (self.tls.cert, self.tls.key) if path is not None))
+
+    @property
     def jobs(self) -> Path:
         """Where the jobs' folders are."""
         return self.root / "jobs"

@@ -196,7 +196,7 @@ class LocalHost:
     # -- checks
 
     def _check(self, job: LoadedJob, own: Path) -> None:
-        check_spec(job, self._config.allow, own, (self._config.root,))
+        check_spec(job, self._config.allow, own, self._config.private)
 
     def _check_entry(self, entry: Entry) -> None:
         """Before it is started: what is allowed may have changed since it was made."""

@@ -79,8 +79,7 @@ def served_host(folder: Path, **sections: Any) -> Iterator[ServedHost]:
         tokens = Tokens(StoredTokens(host.records))
         texts = {role: tokens.create(role.word, role)[1] for role in Role}
         guard = Guard(config.access, tokens)
-        private = (config.root, folder / "service.toml")
-        terms = Terms(guard=guard, tokens=tokens, limits=config.limits, allow=config.allow, private=private)
+        terms = Terms(guard=guard, tokens=tokens, limits=config.limits, allow=config.allow, private=config.private)
         listener = bound("127.0.0.1:0")
         port = listener.getsockname()[1]
         with serving(app(host, terms), listener):

@@ -18,7 +18,9 @@ SECRET_FILE = "what no answer may hold"
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attacked")
     (folder / "secret.txt").write_text(SECRET_FILE)
-    with served_host(folder, limits={"max_body": "256KiB", "max_jobs": 3}, access={"max_failures": 5}) as made:
+    tls = {"cert": "data/tls.crt", "key": "data/tls.key"}
+    limits = {"max_body": "256KiB", "max_jobs": 3}
+    with served_host(folder, limits=limits, access={"max_failures": 5}, tls=tls) as made:
         made.folder = folder
         assert made.create().status_code == 201
         store = made.host.job("news").store
@@ -144,6 +146,8 @@ SPECS = {
     "a file elsewhere": {"sources": {"main": {"kind": "files", "paths": ["/etc/passwd"]}}},
     "files above": {"sources": {"main": {"kind": "files", "paths": ["../../*.db"]}}},
     "the records": {"sources": {"main": {"kind": "files", "paths": ["ROOT/service/records.db"]}}},
+    "the key": {"sources": {"main": {"kind": "files", "paths": ["ROOT/data/tls.key"]}}},
+    "whatever is a key": {"sources": {"main": {"kind": "files", "paths": ["ROOT/data/*.key"]}}},
     "another job": {"store": {"path": "ROOT/service/jobs/news/store"}},
     "a store elsewhere": {"store": {"path": "/etc/cron.d"}},
     "a store above": {"store": {"path": "../../evil"}},
