@@ -49,6 +49,8 @@ class Observed:
     """When it was first seen that no launcher runs."""
     broken: str = ""
     """What is wrong with the job's folder."""
+    foreign: str = ""
+    """Who else uses the store, so that no launcher can be started now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def decide(wanted: Wanted, observed: Observed, now_s: float, stop_s: float, limi
         return Nothing("it has ended")
     if wanted.desired in (Desired.DRAINED, Desired.STOPPED):
         return Nothing("it is not to run")
+    if observed.foreign:
+        return Nothing(observed.foreign)
     if observed.ask != wanted.ask:
         return Start("asked to begin")
     return _of_a_dead_one(wanted, observed, now_s, limits)
@@ -184,6 +188,8 @@ def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:
         return Phase.STOPPED if wanted.desired is Desired.STOPPED else Phase.ENDED
     if ends:
         return Phase.STOPPED
+    if observed.foreign:
+        return Phase.BROKEN
     return Phase.RESTARTING if observed.ask == wanted.ask else Phase.STARTING
 
 

@@ -4,6 +4,7 @@ What is done about a job is the supervisor's; this module takes in what people a
 """
 
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.durable import writing
-from millrace.errors import DeadlineExceeded, SpecError
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError
 from millrace.locks import locked
 from service.access.allowed import check_spec
 from service.access.sizes import check_size
@@ -32,6 +33,8 @@ from service.records.database import Records, opened, utc_now
 from service.spec import LoadedJob, job_of
 from service.status import Status
 from service.store import OUTPUT, in_use, remove
+
+log = logging.getLogger(__name__)
 
 IN_USE_S = 1.0
 """How long to wait for another service on the same root to end."""
@@ -105,6 +108,7 @@ class LocalHost:
 
     def _hosted(self, entry: Entry) -> HostedJob:
         seen = self._supervisor.observed(entry)
+        phase = phase_of(entry.wanted, seen, self._told(entry, seen).text("state"))
         return HostedJob(
             name=entry.name,
             spec=entry.spec,
@@ -112,8 +116,8 @@ class LocalHost:
             base=entry.base,
             store=entry.store,
             desired=entry.desired,
-            phase=phase_of(entry.wanted, seen, self._told(entry, seen).text("state")),
-            trouble=seen.broken,
+            phase=phase,
+            trouble=(seen.broken or seen.foreign) if phase is Phase.BROKEN else "",
             revision=entry.revision,
             created=entry.created_at,
             created_by=entry.created_by,
@@ -238,7 +242,10 @@ class LocalHost:
 
     def _prune(self) -> None:
         while True:
-            self.records.prune(utc_now())
+            try:
+                self.records.prune(utc_now())
+            except MillraceError as error:
+                log.warning("what is old is forgotten later: %s", error)
             if self._closing.wait(PRUNE_S):
                 return
 

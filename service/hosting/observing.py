@@ -26,6 +26,7 @@ def observed(entry: Entry, *, draining: bool = False, dead_since_s: float | None
         draining=draining,
         dead_since_s=dead_since_s,
         broken=broken,
+        foreign="" if alive or not in_use(entry.store) or folder.alive() else _foreign(entry.store),
     )
 
 
@@ -38,9 +39,11 @@ def _what_is_wrong(entry: Entry, folder: JobFolder) -> str:
     began = told is not None and known is not None and known.id == told.id and known.claimed
     if began and not (entry.store / RUN).exists():
         return f"{_there(entry.store)}, though the job has run; put its store back, or delete the job"
-    if in_use(entry.store) and not folder.alive():
-        return f"{entry.store} is in use by a run that this service did not start; end that first"
     return ""
+
+
+def _foreign(store: Path) -> str:
+    return f"{store} is in use by a run or a command that is not this service's; it begins once that has ended"
 
 
 def _there(store: Path) -> str:

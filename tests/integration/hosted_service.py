@@ -26,6 +26,8 @@ anonymous = "admin"
 [allow]
 pipe_commands = [["cat"]]
 roots = ["data"]
+[limits]
+stop = "15s"
 """
 
 

@@ -1,5 +1,7 @@
 """The service as its owner runs it: jobs outlive it, and their launchers' deaths, and nothing is counted twice."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -96,6 +98,16 @@ def test_a_job_is_stopped_begun_again_drained_and_killed_where_it_does_not_end(s
     before = launcher(folder)
     service.ask("POST", "/jobs/two/restart")
     service.until("/jobs/two", lambda job: phase("training")(job) and launcher(folder) != before)
+
+    stuck = launcher(folder)[1]
+    os.kill(stuck, signal.SIGSTOP)
+    service.ask("POST", "/jobs/two/stop")
+    service.until("/jobs/two", phase("stopped"))
+    assert not JobFolder(folder).alive()
+    kills = [each for each in service.ask("GET", "/audit?who=service")["items"] if each["method"] == "kill"]
+    assert "not ended after" in kills[0]["detail"]["reason"]
+    service.ask("POST", "/jobs/two/resume")
+    service.until("/jobs/two", phase("training"))
     service.ask("POST", "/jobs/two/drain")
     drained = service.until("/jobs/two", phase("ended", "failed"))
     assert drained["outcome"]["reason"] in ("stopped after the pass in training", "the stream is drained")

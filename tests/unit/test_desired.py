@@ -64,6 +64,8 @@ def dead(ask=1, since_s=0.0, **seen):
         (wanted(), dead(ending=BADLY), Nothing("it has ended")),
         (wanted(STOPPED), dead(ending=BADLY), Nothing("it has ended")),
         (wanted(), Observed(broken="job.json is gone"), Nothing("job.json is gone")),
+        (wanted(), dead(foreign="in use"), Nothing("in use")),
+        (wanted(ask=2), dead(foreign="in use"), Nothing("in use")),
         (wanted(STOPPED, waited_s=60), alive(broken="launcher.json is damaged"), Nothing("launcher.json is damaged")),
     ],
 )  # fmt: skip
@@ -122,6 +124,9 @@ def test_deaths_of_long_ago_do_not_count():
         (wanted(), dead(ending=BADLY), "failed", Phase.FAILED),
         (wanted(STOPPED), dead(ending=BADLY), "failed", Phase.FAILED),
         (wanted(), alive(broken="damaged"), "training", Phase.BROKEN),
+        (wanted(), dead(foreign="in use"), "", Phase.BROKEN),
+        (wanted(STOPPED), dead(foreign="a rewind"), "", Phase.STOPPED),
+        (wanted(), dead(foreign="a rewind", ending=WELL), "done", Phase.ENDED),
     ],
 )
 def test_where_it_stands(want, seen, state, phase):

@@ -120,4 +120,6 @@ def test_a_spec_that_is_not_the_records_is_not_run(entry):
 def test_a_store_that_another_run_uses_is_left_to_it(entry):
     entry.store.mkdir()
     with locked(entry.store / "lock", Deadline.after(1)):
-        assert "in use by a run that this service did not start" in observing.observed(entry).broken
+        seen = observing.observed(entry)
+        assert (seen.broken, seen.alive) == ("", False) and "is not this service's" in seen.foreign
+    assert observing.observed(entry).foreign == ""
