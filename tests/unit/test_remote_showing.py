@@ -1,0 +1,87 @@
+"""What a service tells, in lines; and whether a JOB is a file here or a job there."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import SpecError
+from service.remote.asking import remote_name
+from service.remote.showing import job_lines, stands, status_lines, table_lines, watched
+
+JOB = {"name": "news", "phase": "training", "desired": "running", "trouble": "", "outcome": None}
+ENDED = {"code": 1, "reason": "trainer-0 ended first", "lines": ["error: no"], "at": ""}
+
+
+def test_jobs_stand_below_each_other_with_what_is_wrong_of_them():
+    broken = {**JOB, "name": "a-long-name", "phase": "broken", "trouble": "its store went away"}
+    failed = {**JOB, "name": "b", "phase": "failed", "outcome": ENDED}
+    assert job_lines([JOB, broken, failed]) == [
+        "news         training",
+        "a-long-name  broken      its store went away",
+        "b            failed      ended with 1: trainer-0 ended first",
+    ]
+    assert job_lines([]) == []
+
+
+def test_what_is_wanted_is_told_where_it_is_not_so_yet():
+    assert stands(JOB) == "news: training"
+    assert stands({**JOB, "desired": "paused"}) == "news: training, paused is wanted"
+    assert stands({**JOB, "phase": "paused", "desired": "paused"}) == "news: paused"
+
+
+def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
+    lines = status_lines(
+        {**JOB, "phase": "failed", "outcome": ENDED, "events": 1500, "alarms": {"commits": "disk full"}}
+    )
+    assert lines[0] == "news: failed"
+    assert "events 1,500" in lines[1]
+    assert lines[2:] == ["ended with 1: trainer-0 ended first", "error: no", "commits: disk full"]
+
+
+def test_a_table_tells_rows_memory_slots_and_a_shrink_that_waits():
+    table = {"name": "default", "rows": 1234, "bytes": 3 << 20, "dim": 8, "held": {"rows": 5}}
+    slots = {"user": {"signs": 2000, "share": 0.25, "name": "user", "new": True}, "none": {}}
+    assert table_lines([{**table, "slots": slots}]) == [
+        "default: 1,234 rows of dim 8, 3.0 MiB",
+        "  a shrink would take too many rows, and waits: millrace shrink --allow",
+        "  user: signs 2,000, share 0.25",
+        "  none",
+    ]
+    assert table_lines([{**table, "rows": None, "bytes": None, "held": None, "slots": {}}]) == [
+        "default: - rows of dim 8"
+    ]
+
+
+def test_a_job_is_watched_to_its_end():
+    class Told:
+        def events(self, path):
+            assert path == "/v1/jobs/news/metrics/stream"
+            yield "close", {"version": 1}
+            yield "figures", {**JOB, "state": "training", "events": 10, "table_rows": {"t": 5}, "exports": {}}
+            yield "end", {"phase": "ended"}
+            raise AssertionError("it reads on")
+
+    first, last = watched(Told(), "news")
+    assert first.startswith("training  pass -  events 10") and last == "news: ended"
+
+
+@pytest.mark.parametrize(
+    ("job", "url", "name"),
+    [
+        ("news", "http://x", "news"),
+        ("news", None, None),
+        ("news.v2", "http://x", "news.v2"),
+        ("job.toml", None, None),
+        ("folder/job", None, None),
+    ],
+)
+def test_what_ends_in_toml_or_has_a_slash_is_a_file_of_this_machine(job, url, name, monkeypatch):
+    monkeypatch.delenv("MILLRACE_URL", raising=False)
+    assert remote_name(Path(job), url) == name
+
+
+def test_a_file_means_the_same_whatever_the_environment_says_but_not_against_the_option(monkeypatch):
+    monkeypatch.setenv("MILLRACE_URL", "http://x")
+    assert remote_name(Path("job.toml"), "http://x") is None
+    with pytest.raises(SpecError, match="job file of this machine"):
+        remote_name(Path("job.toml"), "http://y")
