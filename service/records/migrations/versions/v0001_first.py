@@ -9,6 +9,14 @@ down_revision = None
 
 def upgrade() -> None:
     """Make them."""
+    _make_audit()
+    _make_jobs()
+    _make_operations()
+    _make_repeats()
+    _make_tokens()
+
+
+def _make_audit() -> None:
     op.create_table(
         "audit",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
@@ -24,6 +32,9 @@ def upgrade() -> None:
     )
     op.create_index("audit_by_job", "audit", ["job", "id"], unique=False)
     op.create_index("audit_by_time", "audit", ["at"], unique=False)
+
+
+def _make_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -40,6 +51,9 @@ def upgrade() -> None:
         sa.Column("created_by", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
+
+
+def _make_operations() -> None:
     op.create_table(
         "operations",
         sa.Column("id", sa.String(length=40), nullable=False),
@@ -56,6 +70,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("operations_by_job", "operations", ["job", "id"], unique=False)
+
+
+def _make_repeats() -> None:
     op.create_table(
         "repeats",
         sa.Column("key", sa.String(length=255), nullable=False),
@@ -70,6 +87,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key", "who"),
     )
     op.create_index("repeats_by_time", "repeats", ["at"], unique=False)
+
+
+def _make_tokens() -> None:
     op.create_table(
         "tokens",
         sa.Column("id", sa.String(length=40), nullable=False),
