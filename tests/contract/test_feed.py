@@ -198,9 +198,9 @@ def test_one_that_does_not_read_is_let_go(monkeypatch):
         stream = FeedStream("shard 0", where.shards[0], where.secret)
         parts = stream.parts(0, 1)
         assert next(parts).whole
-        for _ in range(30):
-            job.live([big])
-            job.shards.publish(job.version, w.soon())
+        for version in range(1, 31):
+            w.train(job.shards, version, [big], seed=version, steps=1)
+            job.shards.publish(version, w.soon())
         with pytest.raises(Unavailable):  # no word of why, where not even that is read
             deque(parts, maxlen=0)
         stream.close()
@@ -243,6 +243,19 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
                 list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=rpc.metadata(w.SECRET)))
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             channel.close()
+
+
+@every_kind
+def test_the_last_version_of_a_job_that_ends_is_heard(kind):
+    with f.job(kind, TABLES) as job, f.follower(job) as held:
+        live(job)
+        held.until(1)
+        live(job, 2)
+        job.chief.shut()
+        job.shards.close()
+        while held.version < 3:
+            assert held.hear() is not None
+        assert isinstance(held.troubled(), Unavailable)
 
 
 def test_who_leaves_gives_its_place_back(monkeypatch):

@@ -34,6 +34,9 @@ MAX_AHEAD = 64
 """Versions of the chief that are kept. Where one is complete and not asked for, nothing more is read, and the job lets
 go of us at its bound."""
 
+LAST_S = 0.5
+"""How long the rest of a version is waited for once a stream has ended."""
+
 
 class Given(NamedTuple):
     """What was given last: who keeps it with the rows may go on with it later."""
@@ -172,6 +175,11 @@ class _Following:
         """Whether some shards tell everything and others what changed."""
         return {shard.whole for shard in self.shards} >= {True, False}
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the chief has told a version that is wanted."""
+        return max(self.chief.versions, default=0) > self.given and bool(self.chief.facts)
+
     def newest(self) -> int | None:
         """The newest version that everybody has told and that is wanted."""
         common = set(self.chief.versions)
@@ -212,6 +220,8 @@ class FeedUpdates:
                     lambda f=following: f.newest() or f.error or f.is_mixed,  # type: ignore[misc]
                     deadline.left_s(),
                 )
+                if following.error is not None and following.is_near:  # parts of a job's last version come one by one
+                    following.turn.wait_for(following.newest, min(LAST_S, deadline.left_s()))
                 if following.is_mixed:
                     self._from_nothing = True
                 elif (version := following.newest()) is not None:
