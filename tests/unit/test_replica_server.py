@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millrace.config import validate
 from millrace.errors import SpecError
 from tests.fakes.served import Job, asked
+from trainer.replica import gate
 from trainer.replica.answering import Answering
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
@@ -56,7 +57,7 @@ class Served:
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as client:
                 body = content if content is not None else None if told is None else json.dumps(told).encode()
-                sent = {"Content-Type": "application/json"} | (headers or {})
+                sent = [("Content-Type", "application/json"), *httpx.Headers(headers).multi_items()]
                 return await client.request(method, path, content=body, headers=sent)
 
         return asyncio.run(go())
@@ -273,23 +274,36 @@ def test_more_requests_at_once_than_allowed_are_told_to_come_again():
         async def slow(scope, receive, send):
             await waiting.wait()
 
-        gate = Gate(slow, None, 100, 2, local=False)
+        door = Gate(slow, None, 100, 2, local=False)
         scope = {"type": "http", "path": "/x", "headers": []}
 
         async def send(message):
             told.append(message)
 
-        under_way = [asyncio.create_task(gate(scope, None, send)) for _ in range(2)]
+        under_way = [asyncio.create_task(door(scope, None, send)) for _ in range(2)]
         await asyncio.sleep(0)
-        await gate(scope, None, send)
+        await door(scope, None, send)
         assert told[0]["status"] == 503 and b"2 requests are under way" in told[1]["body"]
         waiting.set()
         await asyncio.gather(*under_way)
         told.clear()
-        await gate(scope, None, send)
+        await door(scope, None, send)
         assert told == []
 
     asyncio.run(go())
+
+
+def test_who_is_slow_to_send_keeps_no_place(served, monkeypatch):
+    monkeypatch.setattr(gate, "BODY_S", 0.01)
+
+    async def never():
+        yield b"{"
+        await asyncio.sleep(60)
+
+    for path in (INFER, "/v2/models/small/rollback"):
+        answer = served.ask("POST", path, content=never())
+        assert answer.status_code == 408 and "0.01 s" in answer.json()["error"]
+    assert served.app._under_way == 0
 
 
 def test_a_token_is_asked_for_by_all_but_health(tmp_path):
@@ -306,6 +320,8 @@ def test_a_token_is_asked_for_by_all_but_health(tmp_path):
 def test_pages_of_other_sites_are_not_answered(served):
     assert served.ask("GET", "/v2", headers={"Host": "evil.example"}).status_code == 400
     assert served.ask("GET", "/v2", headers={"Host": "localhost:9"}).status_code == 200
+    two = httpx.Headers([("Host", "localhost"), ("Host", "evil.example")])
+    assert served.ask("GET", "/v2", headers=two).status_code == 400
     assert served.ask("POST", "/v2/models/small/follow", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 

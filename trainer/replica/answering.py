@@ -87,7 +87,7 @@ class Answering:
         while True:
             try:
                 message = await receive()
-            except HTTPException as error:  # it is too long
+            except HTTPException as error:  # it is too long, or too slow
                 return await refuse(send, HTTPStatus(error.status_code), error.detail)
             if message["type"] == "http.disconnect":
                 return

@@ -3,6 +3,7 @@
 An ASGI application around another. What is asked is trainer.replica.server's work.
 """
 
+import asyncio
 import hmac
 import json
 from http import HTTPStatus
@@ -10,6 +11,8 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+BODY_S = 10.0
+"""How long a request's body may take to arrive: who is slow must not keep others out."""
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Told to everybody: who looks after processes has no token."""
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -46,9 +49,9 @@ class Gate:
             if not hmac.compare_digest(headers.get(b"authorization", b""), self._token):
                 return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
         elif self._is_local:
-            name = headers.get(b"host", b"").decode("latin-1")
-            if (name.rpartition(":")[0] or name) not in LOCAL_NAMES and name not in LOCAL_NAMES:
-                return HTTPStatus.BAD_REQUEST, f"is not reached under the name {name!r}"
+            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if len(hosts) != 1 or not {hosts[0], hosts[0].rpartition(":")[0]} & set(LOCAL_NAMES):
+                return HTTPStatus.BAD_REQUEST, f"is not reached under the name {', '.join(hosts)!r}"
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
                 return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"
         length = headers.get(b"content-length", b"0")
@@ -63,12 +66,20 @@ class Gate:
 
     def _bounded(self, receive: Receive) -> Receive:
         """As `receive`, with an end to what it takes in. Raises HTTPException, which the application answers."""
-        left = self._max_body
+        left, is_whole = self._max_body, False
+        until_s = asyncio.get_running_loop().time() + BODY_S
 
         async def bounded() -> Message:
-            nonlocal left
-            message = await receive()
+            nonlocal left, is_whole
+            if is_whole:  # what comes now is that the client has gone
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"the body was not here in {BODY_S:g} s") from None
             left -= len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
             if left < 0:
                 raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long())
             return message

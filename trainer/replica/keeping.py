@@ -4,7 +4,9 @@ Whatever happens to the source, what is served goes on being served.
 """
 
 import logging
+import os
 import threading
+from contextlib import suppress
 from typing import Protocol
 
 from millrace.deadline import Deadline
@@ -18,6 +20,9 @@ TURN_S = 1.0
 """How long one wait for an update lasts; then it is looked whether the process is to end."""
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Between attempts while the source cannot be used."""
+
+NICENESS = 5
+"""How far requests go before updates, where both want one core."""
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,8 @@ class Keeper:
 
     def run(self, stopping: threading.Event) -> None:
         """Keep fresh until `stopping`."""
+        with suppress(OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         pending: Update | None = None
         while not stopping.is_set():
             if self._state.is_held_back:

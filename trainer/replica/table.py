@@ -63,7 +63,8 @@ class Table:
         self.width = width
         self.num_rows = 0
         self._used, self._free = 0, FreeNumbers()
-        self._keys_R, self._rows_RW = _arrays(max(num_rows, MIN_PLACES // 2), width)
+        room = max(num_rows + num_rows // 4, MIN_PLACES // 2)  # memory is taken as it is written
+        self._keys_R, self._rows_RW = _arrays(room, width)
         self._index = [_empty(num_rows), _empty(num_rows)]
 
     @property
