@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from millrace.config import Section
+from trainer.mirror.address import parse as parse_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."
@@ -57,6 +58,14 @@ class AllowSection(Section):
     """Folders and "s3://bucket/prefix" below which specs may read and write; their job's own folder always."""
     bootstrap_servers: tuple[str, ...] | None = None
     """Brokers that Kafka sources may name, "host:port"; unless set, any."""
+
+    @field_validator("roots")
+    @classmethod
+    def _are_places(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        for root in roots:
+            if parse_address(root).root == "/":
+                raise ValueError("'/' would allow everything; name folders")
+        return roots
 
     @model_validator(mode="after")
     def _more_is_last(self) -> "AllowSection":

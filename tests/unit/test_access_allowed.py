@@ -189,6 +189,12 @@ def test_a_pattern_that_could_match_the_services_own_is_refused(check, place):
         assert "the service's own" in refused(check, sources={"main": {**FILES, "paths": [pattern]}})
 
 
+@pytest.mark.parametrize("root", ["", "ftp://x", "s3://", "s3://key:secret@bucket/x", "/", "file:///"])
+def test_a_root_that_is_no_place_or_is_everything_is_refused_by_the_configuration(root):
+    with pytest.raises(SpecError, match="^roots"):
+        validate(AllowSection, {"roots": [root]})
+
+
 def test_brokers_are_those_named_and_the_services_credentials_are_for_them_alone(check):
     check(sources={"main": KAFKA})
     check({"bootstrap_servers": ["broker:9092"]}, sources={"main": KAFKA})
