@@ -148,12 +148,15 @@ def _write_down(request: Request, caller: Caller, status: int) -> None:
         log.error("%s %s by %s cannot be written down: %s", request.method, request.url.path, caller.name, error)
 
 
-def _caller(request: Request) -> Caller:
+# What takes no time is async: FastAPI has a thread do what is not.
+
+
+async def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 
 
-def _host(request: Request) -> Host:
+async def _host(request: Request) -> Host:
     host: Host = request.app.state.host
     return host
 

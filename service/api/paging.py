@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Depends, Query
@@ -24,19 +25,23 @@ class Page(Described, Generic[Item]):
     """What `after` is for the next page; null: this is the last one."""
 
 
+@dataclass(frozen=True, slots=True)
 class Paging:
-    """What a request says of the page it wants."""
+    """Which page a request wants."""
 
-    def __init__(
-        self,
-        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries at most.")] = DEFAULT_LIMIT,
-        after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before.")] = None,
-    ) -> None:
-        self.limit = limit
-        self.after = None if after is None else decoded(after)
+    limit: int = DEFAULT_LIMIT
+    after: str | None = None
+    """The place in the list after which it begins; None: at its begin."""
 
 
-Paged = Annotated[Paging, Depends()]
+async def _paging(
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries at most.")] = DEFAULT_LIMIT,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before.")] = None,
+) -> Paging:
+    return Paging(limit, None if after is None else decoded(after))
+
+
+Paged = Annotated[Paging, Depends(_paging)]
 
 
 def encoded(place: str) -> str:

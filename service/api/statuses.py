@@ -60,7 +60,7 @@ class Statuses:
             self.kept.drop((each, ALL if each == "jobs" else name))
 
 
-def _statuses(request: Request) -> Statuses:
+async def _statuses(request: Request) -> Statuses:
     statuses: Statuses = request.app.state.statuses
     return statuses
 

@@ -119,7 +119,7 @@ def test_a_list_is_told_once_over_all_pages(served):
 
 
 def test_where_a_page_ended_with_what_is_gone_the_list_begins_anew():
-    paging = Paging(limit=2, after=encoded("b"))
+    paging = Paging(limit=2, after=decoded(encoded("b")))
     assert page(["a", "b", "c"], paging, str).items == ["c"]
     assert page(["a", "c", "d"], paging, str).items == ["a", "c"]
     assert decoded(encoded("t1/ü")) == "t1/ü" and MAX_LIMIT == 200
