@@ -65,7 +65,8 @@ def applied(state, update, job):
 
 def test_the_base_then_deltas_then_a_new_base(job, updates):
     state = State(10, 1 << 30)
-    assert next_of(updates) is None
+    with pytest.raises(Unavailable, match=r"has no current\.json"):
+        next_of(updates)
     job.export(1)
     assert applied(state, next_of(updates), job) == (True, 1)
     assert next_of(updates) is None

@@ -113,6 +113,10 @@ class ExportUpdates:
                 if update is not None:
                     return update
             left_s = deadline.left_s()
+            if not left_s and text is None:
+                raise Unavailable(
+                    f"{self.address} has no {CURRENT}: nothing is exported there yet, or it is another folder"
+                )
             if not left_s:
                 return None
             self._closed.wait(min(self._poll_s, left_s))
