@@ -1,7 +1,8 @@
 """/v1/operations: long work that somebody asked for. And the answer of every route that begins such work."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -79,14 +80,21 @@ def said(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
 
     def act(progress: Progress, cancelled: threading.Event) -> Any:
         progress(None, words)
-        try:
+        with called_off(cancelled):
             return work(UntilCancelled.within(within_s, cancelled))
-        except MillraceError:
-            if cancelled.is_set():
-                raise Cancelled from None
-            raise
 
     return act
+
+
+@contextmanager
+def called_off(cancelled: threading.Event) -> Iterator[None]:
+    """Whatever ends work that nobody wants any more, is that."""
+    try:
+        yield
+    except MillraceError:
+        if cancelled.is_set():
+            raise Cancelled from None
+        raise
 
 
 LOCATION = {"Location": {"description": "Where to ask how it goes.", "schema": {"type": "string"}}}

@@ -1,5 +1,6 @@
 """/v1/predictions, and of a job: predictions of a fixed version over many events. The work is service.predicting's."""
 
+import threading
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from service.access.roles import Role
 from service.access.sizes import check_size
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, entry
+from service.api.operations import OperationEntry, begins, begun, called_off, entry
 from service.api.paging import Page, Paged, cut
 from service.api.statuses import StatusesOf
-from service.hosting.work import Act
+from service.hosting.work import Act, Progress
 from service.predicting.running import job_of, predict
 from service.spec import LoadedJob
 from trainer.predict.config import PredictionRequest
@@ -98,7 +99,8 @@ def _check(request: Request, asked: PredictionRequest, job: LoadedJob, own: Path
 
 
 def _act(job: LoadedJob | None, asked: PredictionRequest) -> Act:
-    def act(progress: Any, cancelled: Any) -> dict[str, Any]:
-        return predict(job, asked, progress, cancelled)
+    def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
+        with called_off(cancelled):
+            return predict(job, asked, progress, cancelled)
 
     return act

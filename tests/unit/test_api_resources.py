@@ -1,13 +1,17 @@
 """What each resource tells of a job that has a past, and what is done to it there."""
 
 import json
+import threading
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.errors import Unavailable
 from millrace.locks import locked
+from service.api.operations import called_off
+from service.hosting.errors import Cancelled
 from service.hosting.host import Line
 from tests.fakes.asked_api import PROBLEM, api
 from tests.fakes.exports import write_export
@@ -199,3 +203,12 @@ def test_who_does_not_want_an_operation_any_more_does_not_wait_for_its_job(serve
         assert served.get(answer.headers["location"]).json()["state"] in ("waiting", "running")
         served.post(f"{answer.headers['location']}/cancel")
         assert served.done(answer)["state"] == "cancelled"
+
+
+def test_an_error_counts_as_a_cancellation_only_where_somebody_asked_for_that():
+    cancelled = threading.Event()
+    with pytest.raises(Unavailable), called_off(cancelled):
+        raise Unavailable("away")
+    cancelled.set()
+    with pytest.raises(Cancelled), called_off(cancelled):
+        raise Unavailable("away")
