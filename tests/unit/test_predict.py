@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset.arrow import AnswerReader
 from dataset.batch import Ragged, Samples
 from dataset.config import DenseSlot, KafkaSource, MetaSlot, SparseSlot
+from dataset.multislot import MultiSlotParser, parse_line_reference
 from dataset.schema import Schema
 from dataset.source import Partition, Segment
 from millrace.config import validate
@@ -435,3 +437,36 @@ def test_predictions_are_those_of_the_frozen_model_that_exports_have(towers):
     inputs = predictor._inputs(batch, rows)  # noqa: SLF001
     wanted = Frozen(model, job.tasks).predict(inputs)["ctr"][:7]
     assert np.array_equal(predictor.predict(batch, rows).prediction_B["ctr"], wanted)
+
+
+# -- labels that may be absent
+
+
+LABELLED = Schema.of((SparseSlot(name="user"), MetaSlot(kind="meta", name="click")))
+
+
+def test_a_text_label_may_always_be_absent_where_that_is_said():
+    lines = [b"1 5 1 1", b"1 5 0", b"1 5 1 nan"]
+    strict, bad = MultiSlotParser(LABELLED).parse(b"\n".join(lines) + b"\n")
+    assert len(strict) == 1 and [each.line for each in bad] == [2, 3]
+    samples, bad = MultiSlotParser(LABELLED, {"click": ""}).parse(b"\n".join(lines) + b"\n")
+    assert not bad and np.isnan(samples.meta["click"]).tolist() == [False, True, True]
+    for line, value in zip(lines, samples.meta["click"], strict=True):
+        told = parse_line_reference(line, LABELLED, {"click": ""})
+        assert isinstance(told, dict) and np.array_equal(told["click"], value, equal_nan=True)
+
+
+def test_an_answers_label_may_always_be_absent_where_that_is_said():
+    columns = {
+        "event": pa.array([0, 1], pa.int32()),
+        "error": pa.array([None, None], pa.string()),
+        "user": pa.array([[5], [6]], pa.list_(pa.uint64())),
+        "click": pa.array([[1.0], [None]], pa.list_(pa.float32())).flatten(),
+    }
+    answer = pa.RecordBatch.from_pydict(columns)
+    position_E, time_s_E = np.array([7, 8]), np.full(2, np.nan)
+    strict, bad = AnswerReader(LABELLED, {}).read(answer, position_E, time_s_E)
+    assert strict.event_B.tolist() == [7] and len(bad) == 1
+    samples, bad = AnswerReader(LABELLED, {"click": ""}).read(answer, position_E, time_s_E)
+    assert samples.event_B.tolist() == [7, 8] and not bad
+    assert np.isnan(samples.meta["click"]).tolist() == [False, True]
