@@ -34,6 +34,7 @@ from service.launcher.chief import ChiefLine
 from service.launcher.restarts import RestartLimits
 from service.launcher.running import hold
 from service.records.database import Records, utc_now
+from service.store import RUN
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class Supervisor:
         for watched in self._watched.values():
             if watched.line is not None:
                 watched.line.close()
+            if watched.process is not None:
+                watched.process.poll()
 
     def observed(self, entry: Entry) -> Observed:
         """The job as it is now."""
@@ -176,7 +179,8 @@ class Supervisor:
                 if entry.folder.kill():
                     self._audit("kill", entry, act.reason)
             case Hold() | LetGo():
-                hold(entry.store, isinstance(act, Hold))
+                if (entry.store / RUN).exists():  # before, the launcher would take the file for a part of another run
+                    hold(entry.store, isinstance(act, Hold))
             case GiveUp():
                 self._give_up(entry, ExitCode.BUG, act.reason)
             case Nothing():
