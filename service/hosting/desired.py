@@ -165,10 +165,10 @@ STATES: Mapping[str, Phase] = {
     "paused": Phase.PAUSED,
     "draining": Phase.DRAINING,
     "restarting": Phase.RESTARTING,
-    "done": Phase.ENDED,
-    "failed": Phase.FAILED,
+    "done": Phase.DRAINING,
+    "failed": Phase.DRAINING,
 }
-"""By the state that a living launcher tells."""
+"""By the state that a living launcher tells: of an end, until how it ended is written down, it puts things away."""
 
 
 def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:

@@ -87,6 +87,7 @@ broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=400
 log.cleaner.backoff.ms=200
 log.cleaner.dedupe.buffer.size=4194304
+log.retention.ms=-1
 log.retention.check.interval.ms=1000
 num.network.threads=2
 num.io.threads=2

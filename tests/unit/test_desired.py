@@ -115,6 +115,8 @@ def test_deaths_of_long_ago_do_not_count():
         (wanted(ask=2), alive(ask=1), "training", Phase.RESTARTING),
         (wanted(STOPPED, ask=2), alive(ask=1), "training", Phase.DRAINING),
         (wanted(), alive(ending=WELL), "done", Phase.DRAINING),
+        (wanted(), alive(), "done", Phase.DRAINING),  # how it ended is not written down yet
+        (wanted(), alive(), "failed", Phase.DRAINING),
         (wanted(), dead(), "training", Phase.RESTARTING),
         (wanted(ask=2), dead(ask=1), "training", Phase.STARTING),
         (wanted(), dead(ending=WELL), "done", Phase.ENDED),

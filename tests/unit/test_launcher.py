@@ -16,6 +16,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.points import Fault, Point
+from service.launcher import restarts
 from service.launcher.process import MAX_LINE_CHARACTERS, TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
@@ -334,7 +335,9 @@ def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
     assert left == []
 
 
-def test_a_stop_between_generations_ends_well(world):
+def test_a_stop_between_generations_ends_well(world, monkeypatch):
+    """And at once: the pause in which it comes is one of ten seconds."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", restarts.MAX_PAUSE_S)
     died = [["note_pid"], ["kill_self", 9]]
     launcher = world.make([], [died], max_restarts=1000)
 
