@@ -97,6 +97,8 @@ class SimulatedSource(SourceSection):
     """How many events; without it the stream never ends."""
     rate: float = Field(default=0.0, ge=0)
     """Events a second of wall time; 0 = as fast as they are read (bounded sources only)."""
+    since: float | None = Field(default=None, ge=0)
+    """Unix time at which the first event arrived, so that several jobs see one stream; unless set, at the opening."""
     partitions: int = Field(default=4, ge=1, le=256)
     """Partitions."""
     users: int = Field(default=10_000, ge=1)

@@ -6,7 +6,7 @@ An event is a pure function of (seed, partition, position), so reading again giv
 
 `shown`, `topics` and `clicked` run side by side, one entry an item shown. Event n of partition p is number
 n * partitions + p of the stream; EVENTS_A_DAY of those make a day of event time. `rate` decides when an event
-arrives, by wall time from opening, never what it is. The world behind it is in simulated_world.
+arrives, by wall time from opening (or from `since`), never what it is. The world behind it is in simulated_world.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Simulated:
         self._world = World.of(config, seed)
         # Of everything that decides what an event is, so not of when it arrives and where the stream ends.
         self._identity = hashlib.sha256(repr(self._world).encode()).hexdigest()[:16]
-        self._opened_s = time.monotonic()
+        self._opened_s = time.monotonic() - (0 if config.since is None else max(0.0, time.time() - config.since))
         self._num_arrived = 0  # at least so many, whatever the clock says: a replay showed them
         self._chunks: OrderedDict[tuple[int, int], Events] = OrderedDict()
 

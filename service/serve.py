@@ -5,16 +5,21 @@ The jobs go on when it ends, and are found again by the next one.
 
 import logging
 import socket
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
 from millrace.logs import setup
+
+if TYPE_CHECKING:
+    from service.hosting.config import ServiceConfig
+    from service.hosting.host import Host
 
 Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
 
@@ -27,7 +32,27 @@ def serve(config: Config = Path("service.toml")) -> None:
 
 
 def serve_until_stopped(path: Path) -> None:
-    """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError.
+    """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError."""
+    from service.hosting.config import load_service
+
+    config = load_service(path)
+    with stop_flag() as stopping, served(config) as service:
+        print(f"serving {service.url}, jobs in {config.jobs}", flush=True)
+        stopping.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service that answers."""
+
+    host: "Host"
+    url: str
+    """Its address, for people."""
+
+
+@contextmanager
+def served(config: "ServiceConfig") -> Iterator[Served]:
+    """Serve as `config` says, all its paths absolute, as long as the context lasts. Raises SpecError.
 
     1. Nobody else hosts these jobs; they are looked after. 2. Who may ask is known, and where that may be asked is
     checked. 3. The API answers.
@@ -40,11 +65,9 @@ def serve_until_stopped(path: Path) -> None:
     from service.api.app import Terms, app
     from service.api.problems import problem_of
     from service.api.server import serving
-    from service.hosting.config import load_service
     from service.hosting.local_host import hosting
 
-    config = load_service(path)
-    with stop_flag() as stopping, ExitStack() as held:
+    with ExitStack() as held:
         host = held.enter_context(hosting(config, problem_of))  # 1
         tokens = Tokens(StoredTokens(host.records))
         exposure = exposure_of(config.listen, config.access, config.tls, any_token=tokens.any_live())  # 2
@@ -59,8 +82,7 @@ def serve_until_stopped(path: Path) -> None:
         listener = held.enter_context(listening(exposure.host, exposure.port))
         held.enter_context(serving(app(host, terms), listener, exposure.cert, exposure.key))  # 3
         address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
-        print(f"serving {address}, jobs in {config.jobs}", flush=True)
-        stopping.wait()
+        yield Served(host, address)
 
 
 def listening(host: str, port: int) -> socket.socket:

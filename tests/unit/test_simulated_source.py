@@ -174,3 +174,14 @@ def test_without_drift_tastes_stand_still():
         world = World.of(config(drift=drift), 1)
         first, later = (world.logit(user, device, hour, item[:, None], np.full(50, day)) for day in (0.0, 3.0))
         assert np.allclose(first, later) == same
+
+
+def test_jobs_that_know_since_when_a_stream_flows_see_it_alike_whenever_they_open_it(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+
+    def end(since):
+        source = Simulated(config(events=None, rate=50.0, partitions=1, since=since), 1)
+        return source.partitions(Deadline(1e9))[0].end
+
+    assert (end(940.0), end(998.0), end(2_000.0)) == (3_000, 100, 0)
