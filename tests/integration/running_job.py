@@ -90,16 +90,7 @@ class RunningJob:
 
     def workers(self) -> dict[str, int]:
         """Process numbers of the job's workers by name."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = re.split(rb"[\0 ]", path.read_bytes())  # a title is one text
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            for word in words:
-                if word.startswith(os.fsencode(self.store / "workers")):
-                    found[Path(os.fsdecode(word)).stem] = int(path.parent.name)
-        return found
+        return workers_of(self.store)
 
     def ports(self) -> list[int]:
         """Ports that the job's workers listen on."""
@@ -114,6 +105,20 @@ class RunningJob:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._reader.join(10)
+
+
+def workers_of(store: Path) -> dict[str, int]:
+    """Process numbers, by name, of the workers of the job that runs in a store."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = re.split(rb"[\0 ]", path.read_bytes())  # a title is one text
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for word in words:
+            if word.startswith(os.fsencode(store / "workers")):
+                found[Path(os.fsdecode(word)).stem] = int(path.parent.name)
+    return found
 
 
 def count(text: str) -> int:

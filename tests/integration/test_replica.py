@@ -23,6 +23,8 @@ WITHIN_S = 60.0
 class Replica:
     """`millrace replica` in a process of its own."""
 
+    model = "small"
+
     def __init__(self, folder: Path, *options: str) -> None:
         self.file = folder / f"address-{len(list(folder.glob('address-*')))}"
         self.log = (folder / f"{self.file.name}.log").open("w+b")
@@ -51,7 +53,7 @@ class Replica:
     def version(self) -> int:
         """The version that is served; 0: none."""
         try:
-            return int(self.get("/v2/models/small")["parameters"]["version"])
+            return int(self.get(f"/v2/models/{self.model}")["parameters"]["version"])
         except OSError:
             return 0
 

@@ -23,7 +23,7 @@ from millrace.locks import locked
 
 HERE = Path(__file__).parent
 LIBS = HERE / "libs"
-READY_S, STOP_S, DOWNLOAD_S = 60, 20, 300
+READY_S, STOP_S, DOWNLOAD_S = 240, 20, 300
 JAVA_OPTIONS = [
     "-Xms128m",
     "-Xmx512m",
