@@ -23,7 +23,7 @@ WITHIN_S = 60.0
 class Replica:
     """`millrace replica` in a process of its own."""
 
-    model = "small"
+    model, within_s = "small", WITHIN_S
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.file = folder / f"address-{len(list(folder.glob('address-*')))}"
@@ -58,7 +58,7 @@ class Replica:
             return 0
 
     def until(self, version: int) -> None:
-        deadline = Deadline.after(WITHIN_S)
+        deadline = Deadline.after(self.within_s)
         while self.version() < version:
             assert self.process.poll() is None, self.said()
             assert not deadline.passed(), f"version {self.version()}, not {version}: {self.said()}"
