@@ -5,17 +5,15 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
 from pserver.config import TableSection
 from pserver.optim import optimizer_of
 from pserver.residency import BOOKKEEPING_BYTES, Bound
 from pserver.row_words import HEAD
 from pserver.rows import row_bytes_of
-from service import cli
 from service.spec import Job
 from service.store import MADE_BY_A_RUN
-from tests.unit.test_cli import GOLDEN, surface
+from tests.goldens import METRIC_FILES, commands, metrics
 from trainer import respec
 
 ROOT = Path(__file__).parents[2]
@@ -24,19 +22,8 @@ DOCS = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.gl
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
 SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics", "exports")
 every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
+TABLE = ROOT / "deploy" / "README.md"
 service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_text())
-
-
-def commands():
-    """The options of every command, by its words after `millrace`."""
-    found, name = {}, ""
-    for line in surface(typer.main.get_command(cli.cli)):
-        if not line.startswith(" "):
-            name = line.removeprefix("millrace").strip()
-            found[name] = {"--help"}
-        else:
-            found[name] |= set(re.findall(r"--[a-z-]+", line))
-    return found
 
 
 COMMANDS = commands()
@@ -150,10 +137,15 @@ def test_the_defaults_told_are_the_specs(service_readme):
 
 @every_doc
 def test_every_metric_named_is_there(doc):
-    files = ("metrics.txt", "replica_metrics.txt")
-    metrics = {name for file in files for name in re.findall(r"^(?:# TYPE )?(\w+)", (GOLDEN / file).read_text(), re.M)}
-    named = re.findall(r"`(millrace_\w+)`", (ROOT / doc).read_text())
-    assert set(named) <= metrics
+    there = {metric.name for file in METRIC_FILES for metric in metrics(file)}
+    there |= {f"{name}_{part}" for name in there for part in ("bucket", "sum", "count")}
+    assert set(re.findall(r"`(millrace_\w+)`", (ROOT / doc).read_text())) <= there
+
+
+def test_the_table_of_metrics_is_what_prometheus_is_told():
+    rows = re.findall(r"^\| `(millrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", TABLE.read_text(), re.M)
+    there = [metric for file in METRIC_FILES for metric in metrics(file)]
+    assert rows == [(one.name, one.kind, ", ".join(one.labels), one.what) for one in there]
 
 
 def test_what_memory_holds_is_as_told(service_readme):
