@@ -20,6 +20,7 @@ from pserver.client import Shards, TableStats
 from pserver.digest import add
 from trainer.batches import Batch
 from trainer.dense import DensePart
+from trainer.freshness import Freshness
 from trainer.leading import Lead
 from trainer.observe import SECONDS_PER_DAY, Observer, figures_of
 from trainer.operations import Closing, Word
@@ -122,6 +123,9 @@ class PassCloser:
         self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
         self._planner = None if chief is None else chief.planner
         self._operator = None if chief is None else chief.operator
+        self._chronicle = None if chief is None else chief.chronicle
+        self.freshness = Freshness()
+        """Chief: when events were learnt."""
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
@@ -181,6 +185,7 @@ class PassCloser:
                 "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
                 "slots": slots,
                 "freshness_s": None if times_s is None else time.time() - times_s[1],
+                "learning_delay": self.freshness.closed(time.time()),
             }
         if self._planner is not None:
             self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
@@ -312,6 +317,7 @@ class PassCloser:
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "dense": self._dense.digest(),
             "times_s": self._observer.take_times_s(),
+            "times": self._observer.take_times().message(),
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:
@@ -323,6 +329,8 @@ class PassCloser:
             days = advanced(plan, self._day, self._first_day, reading.day, self._max_day_jump)
             self._day, self._first_day = days
             times_s = merge_times([each["times_s"] for each in heard])
+            is_new = plan.learn and (self._chronicle is None or self._chronicle.operations(plan.number) is None)
+            self.freshness.read(plan.number, [each["times"] for each in heard], counts=is_new)
             answer: dict[str, Any] | None = asdict(reading) | {"day": self._day, "times_s": times_s}
         else:
             answer = None

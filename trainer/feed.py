@@ -55,6 +55,8 @@ class Telling:
     onnx: Callable[[], bytes | None]
     """A template as trainer.exports.tracing makes it; asked for once. None where there can be none."""
     event_time_s: Callable[[], float | None]
+    event_times: Callable[[int], Mapping[str, Any] | None] = lambda _version: None
+    """Of the pass that made a version, as trainer.freshness says them; None where they are not known."""
 
     @classmethod
     def of(
@@ -81,7 +83,9 @@ class Telling:
 
         widths = widths_of(schema, job.tables)
         facts = job.name, chief.beginning.timeline, config.generation
-        return cls(*facts, holders.dense.tensors, described, onnx, lambda: holders.closer.latest_event_s)
+        closer = holders.closer
+        latest_s = lambda: closer.latest_event_s  # noqa: E731
+        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of)
 
 
 class ChiefFeed:
@@ -154,7 +158,7 @@ class ChiefFeed:
             return
         self._shards.publish(version, Deadline.after(TELL_S))
         self._introduce(strangers)
-        facts = {"event_time_s": self._telling.event_time_s()}
+        facts = {"event_time_s": self._telling.event_time_s(), "event_times": self._telling.event_times(version)}
         told = [feed_wire.dense(version, copies_of(self._telling.tensors()), facts)]
         for subscription in self._subscribers.now():
             subscription.put(told)

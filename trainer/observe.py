@@ -14,6 +14,7 @@ from dataset.config import SlotKind
 from dataset.schema import Schema
 from trainer.batches import Batch
 from trainer.config import TrainerJob
+from trainer.freshness import EventTimes, TimesNote
 from trainer.metrics.halves import Exclusive
 from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import Observed, ids_of
@@ -38,6 +39,7 @@ class Observer:
         self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
+        self._times = TimesNote()
         self._watchers: tuple[Callable[[Samples], None], ...] = ()
 
     def watch(self, watcher: Callable[[Samples], None]) -> None:
@@ -75,6 +77,10 @@ class Observer:
         times_s, self._times_s = self._times_s, None
         return times_s
 
+    def take_times(self) -> EventTimes:
+        """All event times of the pass, in few numbers; forgets them."""
+        return self._times.take()
+
     def take_latest_s(self) -> float | None:
         """Highest event time of the pass, unix seconds; forgets both."""
         times_s = self.take_times_s()
@@ -105,6 +111,7 @@ class Observer:
         known = time_s_B[np.isfinite(time_s_B)]
         if not len(known):
             return
+        self._times.add(known)
         days, counts = np.unique(known // SECONDS_PER_DAY, return_counts=True)
         for day, count in zip(days.tolist(), counts.tolist(), strict=True):
             self._days[int(day)] = self._days.get(int(day), 0) + count

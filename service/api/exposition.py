@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.alarms import Alarm, alarms
@@ -70,6 +70,7 @@ class _JobCollector(Collector):
         statuses = self._statuses
         yield from _counters(statuses)
         yield from _gauges(statuses)
+        yield _learning_delay(statuses)
         yield from _durability(statuses)
         yield from _exports(statuses)
         yield from _task_metrics(statuses)
@@ -106,6 +107,17 @@ def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
             for partition, value in status.counts(key).items():
                 family.add_metric([job, partition], value)
         yield family
+
+
+def _learning_delay(statuses: list[tuple[str, Status]]) -> Metric:
+    family = HistogramMetricFamily(
+        "millrace_learning_delay_seconds", "From events' times to their being learnt", labels=["job"]
+    )
+    for job, status in statuses:
+        told = status.part("learning_delay")
+        if (sum_s := told.number("sum_s")) is not None:
+            family.add_metric([job], [(str(bound), upto) for bound, upto in told.raw["buckets"]], sum_s)
+    return family
 
 
 def _numbers(gauges: Mapping[str, tuple[str, str]], statuses: list[tuple[str, Status]]) -> Iterator[Metric]:

@@ -166,7 +166,7 @@ def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own(get):
 
 
 def test_metric_names_and_labels_are_the_ones_we_promised():
-    full = {**STATUS, "loss": 0.2}
+    full = {**STATUS, "loss": 0.2, "learning_delay": {"buckets": [["0.5", 3], ["+Inf", 4]], "sum_s": 2.5}}
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
     text = exposition([("news", Status(full))]).decode()

@@ -30,7 +30,8 @@ class World:
         self.weights, self.model, self.traced = torch.zeros(2), {"format": 1}, 0
         self.shards = Shards()
         tensors = lambda: {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
-        telling = Telling("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5)
+        times = {3: {"oldest_s": [11.0], "count": [2]}}
+        telling = Telling("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
         self.chief = ChiefFeed(telling, self.shards)
 
     def trace(self):
@@ -74,7 +75,7 @@ def test_who_comes_hears_of_the_model_and_the_version_at_the_next_tick(world):
         "generation": 4,
         "model": {"format": 1},
     }
-    assert version.version == 3 and version.facts == {"event_time_s": 12.5}
+    assert version.version == 3 and version.facts == {"event_time_s": 12.5, "event_times": {"oldest_s": [11.0], "count": [2]}}
     assert list(version.tensors) == ["w"] and version.tensors["w"].tolist() == [0, 0]
     world.chief.tick(3)
     assert heard(first) == [] and world.shards.published == [3]

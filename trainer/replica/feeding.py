@@ -22,6 +22,7 @@ from pserver.feed_stream import FeedStream
 from pserver.feed_table import Told
 from pserver.feed_wire import Part
 from pserver.proto import feed_pb2 as pb
+from trainer.freshness import EventTimes
 from trainer.replica.finding import Find, Whereabouts
 from trainer.replica.merging import merged
 from trainer.replica.updates import TableUpdate, Update
@@ -101,7 +102,8 @@ class _ChiefParts:
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     onnx: bytes | None = None
-    versions: dict[int, tuple[Mapping[str, NDArray[Any]], float | None]] = field(default_factory=dict)
+    versions: dict[int, tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]] = field(default_factory=dict)
+    """Tensors, and what is told beside them."""
 
     def hear(self, part: Part) -> None:
         """Of its stream, in order."""
@@ -109,15 +111,17 @@ class _ChiefParts:
             case pb.FeedPart.BEGIN:
                 self.facts, self.onnx = part.facts, part.onnx or self.onnx
             case pb.FeedPart.VERSION:
-                self.versions[part.version] = part.tensors, part.facts.get("event_time_s")
+                self.versions[part.version] = part.tensors, part.facts
                 if len(self.versions) > MAX_AHEAD:  # shards still tell their bases: old ones will not be asked for
                     del self.versions[min(self.versions)]
 
-    def take(self, version: int) -> tuple[Mapping[str, NDArray[Any]], float | None]:
-        """Tensors and event time; older ones are forgotten."""
-        found = self.versions[version]
+    def take(self, version: int, given: int) -> tuple[Mapping[str, NDArray[Any]], float | None, EventTimes | None]:
+        """Tensors, newest event time, event times of what was learnt after `given`; older ones are forgotten."""
+        tensors, facts = self.versions[version]
+        told = [facts.get("event_times") for other, (_, facts) in self.versions.items() if given < other <= version]
+        times = EventTimes.joined([EventTimes.of_message(each) for each in told if each]) if any(told) else None
         self.versions = {other: told for other, told in self.versions.items() if other > version}
-        return found
+        return tensors, facts.get("event_time_s"), times
 
 
 class _Following:
@@ -252,7 +256,7 @@ class FeedUpdates:
         shards, chief = following.shards, following.chief
         whole = any(shard.whole for shard in shards)
         told = [shard.take(version) for shard in shards]
-        tensors, event_time_s = chief.take(version)
+        tensors, event_time_s, event_times = chief.take(version, following.given)
         following.turn.notify_all()
         model, onnx = chief.facts["model"], chief.onnx
         told_model, told_onnx = (None, None) if whole else self._told
@@ -272,6 +276,7 @@ class FeedUpdates:
             event_time_s=event_time_s,
             model=model if model != told_model else None,
             onnx=onnx if onnx != told_onnx else None,
+            event_times=None if whole else event_times,
         )
 
     def _give_up(self, following: _Following) -> None:

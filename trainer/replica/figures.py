@@ -4,15 +4,15 @@ import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trainer.replica.history import Kept
+from trainer.freshness import Delays, EventTimes
 from trainer.replica.state import State
+from trainer.replica.updates import Update
 
 PREFIX = "millrace_replica_"
 LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-FRESHNESS_S = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 30, 60, 300, 900, 3600, 7200, 14400, 86400)
 REASONS = ("unusable", "broken", "golden", "older", "no-base", "no-model", "another-job", "bug")
 """Of a refusal, for counting; the log says more."""
 
@@ -28,9 +28,8 @@ class Figures:
         self.refused = self._counter("refused", "Updates refused: the version before goes on", "reason")
         self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
         self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
-        self.freshness = self._histogram(
-            "freshness_seconds", "From the time of the newest event learnt to its being servable", FRESHNESS_S
-        )
+        self._freshness = Delays()
+        self.registry.register(_FreshnessCollector(self._freshness))
         self.following = Gauge(f"{PREFIX}following", "1 while updates come, or could", registry=self.registry)
         self._by_code: dict[int, Counter] = {}
         for kind in ("whole", "difference"):
@@ -45,11 +44,16 @@ class Figures:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)
 
-    def served(self, kept: Kept, *, whole: bool) -> None:
-        """A version was applied."""
-        self.updates.labels("whole" if whole else "difference").inc()
-        if kept.event_time_s is not None:
-            self.freshness.observe(max(0.0, kept.served_at_s - kept.event_time_s))
+    def served(self, update: Update, now_s: float) -> None:
+        """A version was applied: from `now_s` on, unix seconds, it answers.
+
+        A whole one is of events of any age, which other replicas may have served: of it the newest counts.
+        """
+        self.updates.labels("whole" if update.whole else "difference").inc()
+        if update.event_times is not None:
+            self._freshness.add(update.event_times, now_s)
+        elif update.event_time_s is not None:
+            self._freshness.add(EventTimes.one(update.event_time_s), now_s)
 
     def count(self, code: int, seconds: float) -> None:
         """A request was answered."""
@@ -62,6 +66,21 @@ class Figures:
     def exposition(self) -> bytes:
         """The text of /metrics."""
         return bytes(generate_latest(self.registry))
+
+
+class _FreshnessCollector(Collector):
+    def __init__(self, delays: Delays) -> None:
+        self._delays = delays
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram."""
+        found = self._delays.message()
+        yield HistogramMetricFamily(
+            f"{PREFIX}freshness_seconds",
+            "From events' times to their being servable; the newest's alone, where a version does not tell all",
+            buckets=[tuple(each) for each in found["buckets"]],
+            sum_value=found["sum_s"],
+        )
 
 
 class _StateCollector(Collector):

@@ -6,6 +6,7 @@ Whatever happens to the source, what is served goes on being served.
 import logging
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Protocol
 
@@ -84,8 +85,8 @@ class Keeper:
 
     def _serve(self, update: Update) -> None:
         with self._figures.apply_seconds.time():
-            kept = self._state.apply(update)
-        self._figures.served(kept, whole=update.whole)
+            self._state.apply(update)
+        self._figures.served(update, time.time())
         self.refused = ""
         what = "everything" if update.whole else "what changed"
         log.log(

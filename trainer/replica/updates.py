@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
+from trainer.freshness import EventTimes
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -72,6 +73,8 @@ class Update:
     in; where `whole` or where it changed, and only if the model could be traced."""
     golden: bytes | None = None
     """golden.parquet (trainer.exports.golden): what this version must answer, where its source tells."""
+    event_times: EventTimes | None = None
+    """Of what was learnt since the update before; None where the source does not tell, or it is `whole`."""
 
 
 class Updates(Protocol):

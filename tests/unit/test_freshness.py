@@ -1,0 +1,64 @@
+"""How old events are when they are learnt and served: few numbers that say nearly what all would."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.freshness import BOUNDS_S, MAX_GROUPS, MAX_KEPT, Delays, EventTimes, Freshness, TimesNote
+
+
+def noted(*batches):
+    note = TimesNote()
+    for batch in batches:
+        note.add(np.array(batch, float))
+    return note.take()
+
+
+@given(st.lists(st.lists(st.integers(0, 10_000), max_size=80), max_size=20))
+def test_every_sample_is_counted_and_none_is_told_younger_than_it_is(batches):
+    told, times_s = noted(*batches), sorted(time_s for batch in batches for time_s in batch)
+    assert len(told.count_G) <= MAX_GROUPS and told.count_G.sum() == len(times_s)
+    for oldest_s, group_s in zip(
+        told.oldest_s_G, np.split(times_s, np.cumsum(told.count_G)[:-1]), strict=bool(times_s)
+    ):
+        assert oldest_s == min(group_s)
+
+
+def test_one_event_of_another_age_is_one_event():
+    told = noted([*np.linspace(1e9, 1e9 + 1, 1999), 0.0])
+    assert told.count_G[told.oldest_s_G == 0].sum() <= 2000 / MAX_GROUPS and told.oldest_s_G[1] >= 1e9
+
+
+def test_of_very_many_samples_some_stand_for_all():
+    times_s, note = np.arange(10.0 * MAX_KEPT), TimesNote()
+    for batch in np.array_split(times_s, 999):
+        note.add(batch)
+    told = note.take()
+    assert told.count_G.sum() == len(times_s)
+    at = np.cumsum(told.count_G) - told.count_G  # where a group begins among all, sorted
+    assert np.abs(told.oldest_s_G - at).max() <= len(times_s) / MAX_GROUPS
+    assert note.take().count_G.sum() == 0
+
+
+def test_ranks_and_passes_are_put_together_and_survive_the_way():
+    parts = [noted(np.arange(300.0)), noted([]), noted([1000.5])]
+    joined = EventTimes.joined([EventTimes.of_message(part.message()) for part in parts])
+    assert joined.count_G.sum() == 301 and joined.oldest_s_G[-1] == 1000.5 and len(joined.count_G) <= MAX_GROUPS
+
+
+def test_a_histogram_counts_up_to_its_bounds_inclusive():
+    delays = Delays()
+    delays.add(EventTimes(np.array([0.0, 9.5, 9.9, 20.0]), np.array([1, 2, 3, 4])), 10.0)
+    upto = dict(delays.message()["buckets"])
+    assert (upto["0.1"], upto["0.4"], upto["0.5"], upto["10"], upto["+Inf"]) == (7, 7, 9, 10, 10)
+    assert len(upto) == len(BOUNDS_S) + 1 and np.isclose(delays.message()["sum_s"], 10 + 2 * 0.5 + 3 * 0.1)
+
+
+def test_what_is_learnt_again_after_a_restart_is_not_counted_again():
+    freshness, message = Freshness(), noted([1.0, 2.0]).message()
+    for version, is_new in ((4, False), (5, True)):
+        freshness.read(version, [message, message], counts=is_new)
+        told = freshness.closed(3.0)
+        assert told == freshness.closed(9.0)  # a pass of no events follows
+    assert dict(told["buckets"])["+Inf"] == 4
+    assert freshness.of(5) == noted([1.0, 1.0, 2.0, 2.0]).message() and freshness.of(4) is None

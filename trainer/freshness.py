@@ -1,0 +1,142 @@
+"""How long after their time events were learnt, or could be asked about: a pass's event times in few numbers, and
+histograms of them.
+
+For operators alone: in no commit, in no digest, and nothing is decided by it. When something was learnt is the
+close's to say, when it was servable the replica's.
+
+Shapes: B samples, K times kept of a pass, G groups of samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+MAX_GROUPS = 200
+"""Of a pass; a quantile read of them is off by half a per cent of the samples at most."""
+MAX_KEPT = 1 << 16
+"""Times of a pass that one rank keeps; of more, every second, then every fourth, and so on."""
+BOUNDS_S = (
+    0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 30, 60, 300, 900, 3600, 7200, 14400,
+    86400,
+)  # fmt: skip
+"""Upper bounds of a histogram's buckets; one more has the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """Event times of samples: groups of about as many, each told by its oldest, so that no delay is flattered."""
+
+    oldest_s_G: F64
+    """Unix seconds, rising."""
+    count_G: I64
+
+    @classmethod
+    def of(cls, time_s_K: F64, count_K: I64) -> "EventTimes":
+        """Of times in any order, each standing for so many samples."""
+        order_K = np.argsort(time_s_K, kind="stable")
+        time_s_K, count_K = time_s_K[order_K], count_K[order_K]
+        if len(time_s_K) <= MAX_GROUPS:
+            return cls(time_s_K, count_K)
+        before_K = np.cumsum(count_K) - count_K
+        group_K = before_K * MAX_GROUPS // count_K.sum()
+        first_G = np.flatnonzero(np.r_[True, group_K[1:] != group_K[:-1]])
+        return cls(time_s_K[first_G], np.add.reduceat(count_K, first_G))
+
+    @classmethod
+    def one(cls, time_s: float) -> "EventTimes":
+        """Of one event."""
+        return cls(np.array([time_s]), np.array([1], np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence["EventTimes"]) -> "EventTimes":
+        """Of ranks, or of several passes."""
+        if not parts:
+            return cls(np.empty(0), np.empty(0, np.int64))
+        return cls.of(np.concatenate([p.oldest_s_G for p in parts]), np.concatenate([p.count_G for p in parts]))
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "EventTimes":
+        """As `message` says it."""
+        return cls(np.array(message["oldest_s"], np.float64), np.array(message["count"], np.int64))
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data, to the millisecond."""
+        return {"oldest_s": np.round(self.oldest_s_G, 3).tolist(), "count": self.count_G.tolist()}
+
+
+class TimesNote:
+    """Takes down the event times of a pass, batch after batch, within bounds."""
+
+    def __init__(self) -> None:
+        self._kept: list[F64] = []
+        self._num_kept = self._num_seen = 0
+        self._stride = 1
+
+    def add(self, time_s_B: F64) -> None:
+        """Of one batch; every one a number."""
+        kept = time_s_B[-self._num_seen % self._stride :: self._stride]
+        self._num_seen += len(time_s_B)
+        self._kept.append(kept)
+        self._num_kept += len(kept)
+        while self._num_kept > MAX_KEPT:
+            self._kept = [np.concatenate(self._kept)[::2]]
+            self._num_kept, self._stride = len(self._kept[0]), 2 * self._stride
+
+    def take(self) -> EventTimes:
+        """What the pass had; forgets it."""
+        if not self._num_kept:
+            return EventTimes.joined([])
+        edge_K1 = self._num_seen * np.arange(self._num_kept + 1) // self._num_kept
+        found = EventTimes.of(np.concatenate(self._kept), np.diff(edge_K1))
+        self._kept, self._num_kept, self._num_seen, self._stride = [], 0, 0, 1
+        return found
+
+
+class Delays:
+    """A histogram of seconds from events' times to something."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
+        self._sum_s = 0.0
+
+    def add(self, times: EventTimes, at_s: float) -> None:
+        """It happened to these at `at_s`, unix seconds; of a time that lies ahead the delay is 0."""
+        delay_s_G = np.maximum(at_s - times.oldest_s_G, 0.0)
+        np.add.at(self._counts, np.searchsorted(BOUNDS_S, delay_s_G), times.count_G)
+        self._sum_s += float(delay_s_G @ times.count_G)
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data: `buckets` are as Prometheus has them, upper bound and how many up to there."""
+        upto = np.cumsum(self._counts).tolist()
+        bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+        return {"buckets": [list(each) for each in zip(bounds, upto, strict=True)], "sum_s": self._sum_s}
+
+
+class Freshness:
+    """The chief's: event times of the newest pass, and how long after them all were learnt."""
+
+    def __init__(self) -> None:
+        self._learnt = Delays()
+        self._version, self._times, self._counts = 0, EventTimes.joined([]), False
+
+    def read(self, version: int, messages: Sequence[Mapping[str, Any]], *, counts: bool) -> None:
+        """What ranks say of the pass that becomes `version`; it `counts` where it is learnt, and for the first time."""
+        self._version, self._counts = version, counts
+        self._times = EventTimes.joined([EventTimes.of_message(message) for message in messages])
+
+    def closed(self, now_s: float) -> dict[str, Any]:
+        """The pass is closed; -> the histogram of all since the start, as Delays.message says."""
+        if self._counts:
+            self._learnt.add(self._times, now_s)
+            self._counts = False
+        return self._learnt.message()
+
+    def of(self, version: int) -> dict[str, Any] | None:
+        """Event times of a version's pass, as EventTimes.message; None where it is not the newest one's."""
+        return self._times.message() if version == self._version else None
