@@ -59,7 +59,7 @@ class TokenRows(Protocol):
     """Where tokens are kept. Any thread. Raises Unavailable where they cannot be reached now."""
 
     def all(self) -> list[Token]:
-        """All, the revoked and expired too, in the order of their making."""
+        """All, the revoked and expired too, by the time they were made; of one instant, by id."""
         ...
 
     def add(self, token: Token, now: datetime) -> None:
@@ -85,7 +85,7 @@ class MemoryRows:
     def all(self) -> list[Token]:
         """See TokenRows."""
         with self._lock:
-            return list(self._tokens.values())
+            return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
 
     def add(self, token: Token, now: datetime) -> None:
         """See TokenRows."""

@@ -83,15 +83,23 @@ def test_a_token_ends_when_it_expires_to_the_second(tokens, time):
     assert not tokens.any_live()
 
 
-def test_a_revoked_token_opens_nothing_from_then_on_and_its_name_is_free(tokens):
+def test_a_revoked_token_opens_nothing_from_then_on_and_its_name_is_free(tokens, time):
     token, text = tokens.create("anne", Role.VIEWER)
     with pytest.raises(SpecError, match="there is a token 'anne'"):
         tokens.create("anne", Role.ADMIN)
     assert tokens.revoke("anne").id == token.id
     assert tokens.caller(text) is None
+    time.s = 1
     _, second = tokens.create("anne", Role.ADMIN)
     assert tokens.caller(second) == Caller("anne", Role.ADMIN) and tokens.caller(text) is None
     assert [kept.revoked_at is None for kept in tokens.rows.all()] == [False, True]
+
+
+def test_tokens_are_told_by_the_time_they_were_made_and_of_one_instant_by_id(tokens, time):
+    first = [tokens.create(f"t{n}", Role.VIEWER)[0].id for n in range(4)]
+    time.s = -10
+    before = tokens.create("before", Role.VIEWER)[0].id
+    assert [kept.id for kept in tokens.rows.all()] == [before, *sorted(first)]
 
 
 def test_a_token_is_revoked_by_its_id_also_twice_and_who_is_unknown_is_told_the_names(tokens, time):
