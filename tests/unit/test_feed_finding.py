@@ -9,6 +9,8 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import Refused, Unavailable
 from millrace.role import serve_role
+from service.api.feed import ANSWER_S
+from trainer.replica.feeding import FeedUpdates
 from trainer.replica.finding import Whereabouts, at_url, in_store
 
 WHERE = Whereabouts("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
@@ -44,6 +46,18 @@ def test_the_newest_generation_in_a_store_is_asked(tmp_path):
     assert asked == [{"do": "feed"}]
     with pytest.raises(Unavailable):
         in_store(tmp_path)(soon())
+
+
+def test_a_busy_service_has_its_time_to_say_where_a_feed_is_however_soon_an_update_is_wanted():
+    left = []
+
+    def find(deadline):
+        left.append(deadline.left_s())
+        raise Unavailable("not now")
+
+    with pytest.raises(Unavailable):
+        FeedUpdates(find).next(Deadline.after(0))
+    assert left[0] > ANSWER_S
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ MAX_AHEAD = 64
 """Versions of the chief that are kept. Where one is complete and not asked for, nothing more is read, and the job lets
 go of us at its bound."""
 
+FIND_S = 10.0
+"""How long asking where the feed is may take, however soon an update is wanted: a service has 5 s to ask the chief."""
 LAST_S = 0.5
 """How long the rest of a version is waited for once a stream has ended."""
 
@@ -237,7 +239,7 @@ class FeedUpdates:
                 raise following.error
 
     def _subscribe(self, deadline: Deadline) -> _Following:
-        where = self._find(deadline)
+        where = self._find(Deadline.after(max(FIND_S, deadline.left_s())))
         since, generation = 0, where.generation
         held = self.held if self.held is not None and self.held.timeline == where.timeline else None
         if held is not None and not self._from_nothing:

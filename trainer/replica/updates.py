@@ -81,7 +81,8 @@ class Updates(Protocol):
     """Versions of one job, in order. One thread asks; any may close."""
 
     def next(self, deadline: Deadline) -> Update | None:
-        """The next version, several that wait at once as one; None where there is no newer one by the deadline.
+        """The next version, several that wait at once as one; None where there is no newer one by the deadline, or by
+        a bound of the source's own where it must first find out where to ask.
 
         The first is whole. Within a timeline the version never goes back; another timeline begins with a whole
         update. Raises Unavailable where the source cannot be reached now: ask again, nothing is lost; Refused
