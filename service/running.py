@@ -106,11 +106,16 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[Run], Abstract
     from service.api.problems import problem_of
     from service.api.server import bound, serving
     from service.hosting.one_job import hosted
+    from service.ui.mounting import mount
 
     @contextmanager
     def serve(run: Run) -> Iterator[None]:
-        with hosted(job, run.status, problem_of) as host, serving(app(host, Terms.of_a_run()), listener):
-            yield
+        with hosted(job, run.status, problem_of) as host:
+            terms = Terms.of_a_run()
+            api = app(host, terms)
+            mount(api, terms.limits.max_streams)
+            with serving(api, listener):
+                yield
 
     with bound(listen) as listener:
         yield serve

@@ -66,6 +66,7 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
     from service.api.problems import problem_of
     from service.api.server import serving
     from service.hosting.local_host import hosting
+    from service.ui.mounting import mount
 
     with ExitStack() as held:
         host = held.enter_context(hosting(config, problem_of))  # 1
@@ -80,7 +81,9 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
             names=exposure.names,
         )
         listener = held.enter_context(listening(exposure.host, exposure.port))
-        held.enter_context(serving(app(host, terms), listener, exposure.cert, exposure.key))  # 3
+        api = app(host, terms)
+        mount(api, config.limits.max_streams)
+        held.enter_context(serving(api, listener, exposure.cert, exposure.key))  # 3
         address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
         yield Served(host, address)
 

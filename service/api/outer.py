@@ -31,14 +31,19 @@ class Outer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        if scope["type"] == "websocket":
+            if self._is_ours(Headers(scope=scope)):
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008, "reason": "see access.hosts"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         sent = _with_headers(scope, send)
         headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or host_of(hosts[0]) not in self._names:
-            told = f"this service does not answer as {', '.join(hosts)!r}; see access.hosts"
+        if not self._is_ours(headers):
+            told = f"this service does not answer as {', '.join(headers.getlist('host'))!r}; see access.hosts"
             await answer(problem(HTTPStatus.BAD_REQUEST, told))(scope, receive, sent)
             return
         length = headers.get("content-length", "0")
@@ -46,6 +51,10 @@ class Outer:
             await answer(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large()))(scope, receive, sent)
             return
         await self._app(scope, self._bounded(receive), sent)
+
+    def _is_ours(self, headers: Headers) -> bool:
+        hosts = headers.getlist("host")
+        return len(hosts) == 1 and host_of(hosts[0]) in self._names
 
     def _bounded(self, receive: Receive) -> Receive:
         """A body of no announced length is counted as it comes."""

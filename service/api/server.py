@@ -15,6 +15,8 @@ from millrace.errors import SpecError
 OPTION = "--listen"
 STOP_S = 5.0
 """How long requests in flight may take at the end."""
+MAX_MESSAGE = 1 << 20
+"""Bytes that a page's browser may send at once."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -55,12 +57,15 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
     # Head and body of an answer are two writes: without this the second waits 40 ms for the first to be acknowledged.
     # asyncio sees to it where a socket says that it is TCP's, which one made as usual does not; accepted ones inherit.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    live = getattr(api.state, "live", False)  # whether service.ui's pages are there: they need a start and websockets
     server = uvicorn.Server(
         uvicorn.Config(
             api,
             log_level="warning",
-            lifespan="off",
-            ws="none",
+            loop="asyncio",  # not another one because a package of the pages brings it
+            lifespan="auto" if live else "off",
+            ws="websockets-sansio" if live else "none",
+            ws_max_size=MAX_MESSAGE,
             timeout_graceful_shutdown=int(STOP_S),
             ssl_certfile=cert,
             ssl_keyfile=key,

@@ -1,0 +1,1 @@
+"""The live page: jobs in a browser, by NiceGUI; see service/README.md."""

@@ -1,0 +1,128 @@
+"""Charts as ECharts takes them. Pure: no script in any of them, and colours that are legible on light and dark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.ui.series import Point, thinned
+
+SOFT, FAINT = "#8a94a3", "rgba(138,148,163,0.22)"
+COLORS = ("#3f7ae0", "#e0832f", "#2c9c69", "#a35bd0", "#c9504a", "#2fa3b5", "#b39322", "#7c8796")
+DIGITS = 5
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart."""
+
+    name: str
+    points: Sequence[Point]
+    color: str = COLORS[0]
+    dashed: bool = False
+
+
+def lines_chart(lines: Sequence[Line], *, by_time: bool, x_name: str = "", from_zero: bool = False) -> Options:
+    """Lines over time (UTC), or over versions."""
+    options = _frame([line.name for line in lines] if len(lines) > 1 else [])
+    options["xAxis"] = _x_axis(by_time, x_name)
+    options["yAxis"] = _axis() | {"type": "value", "scale": not from_zero}
+    options["series"] = [
+        {
+            "type": "line",
+            "name": line.name,
+            "data": [[x, _rounded(y)] for x, y in thinned(line.points)],
+            "showSymbol": len(line.points) < 3,
+            "symbolSize": 4,
+            "color": line.color,
+            "lineStyle": {"width": 1.7, "type": "dashed" if line.dashed else "solid"},
+            "emphasis": {"disabled": True},
+        }
+        for line in lines
+    ]
+    return options
+
+
+def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLORS[0]) -> Options:
+    """A bar for each name."""
+    options = _frame([])
+    options["xAxis"] = _axis() | {"type": "category", "data": list(names)}
+    options["yAxis"] = _axis() | {"type": "value"}
+    options["series"] = [
+        {"type": "bar", "data": [_rounded(each) for each in values], "color": color, "barMaxWidth": 40}
+    ]
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened, in a chart of such."""
+
+    at_ms: float
+    row: str
+    text: str
+    color: str = COLORS[0]
+
+
+def marks_chart(marks: Sequence[Mark], rows: Sequence[str]) -> Options:
+    """What happened when (UTC), a row for each kind."""
+    options = _frame([])
+    options["tooltip"] = _tooltip("item") | {"formatter": "{b}"}
+    options["grid"]["left"] = 8
+    options["xAxis"] = _x_axis(True, "")
+    options["yAxis"] = _axis() | {"type": "category", "data": list(rows), "inverse": True}
+    options["series"] = [
+        {
+            "type": "scatter",
+            "symbolSize": 10,
+            "data": [
+                {"name": mark.text, "value": [mark.at_ms, mark.row], "itemStyle": {"color": mark.color}}
+                for mark in marks
+            ],
+        }
+    ]
+    return options
+
+
+def _frame(legend: Sequence[str]) -> Options:
+    return {
+        "animation": False,
+        "useUTC": True,
+        "backgroundColor": "transparent",
+        "textStyle": {"color": SOFT, "fontFamily": "system-ui, sans-serif"},
+        "grid": {"left": 8, "right": 16, "top": 30 if legend else 12, "bottom": 4, "containLabel": True},
+        "legend": {
+            "show": bool(legend), "data": list(legend), "type": "scroll", "top": 0, "left": 0,
+            "icon": "roundRect", "itemWidth": 14, "itemHeight": 3, "textStyle": {"color": SOFT},
+        },
+        "tooltip": _tooltip("axis"),
+    }  # fmt: skip
+
+
+def _tooltip(trigger: str) -> Options:
+    return {
+        "trigger": trigger,
+        "confine": True,
+        "backgroundColor": "rgba(28,32,39,0.94)",
+        "borderWidth": 0,
+        "textStyle": {"color": "#e3e7ee", "fontSize": 12},
+    }
+
+
+def _axis() -> Options:
+    return {
+        "axisLine": {"lineStyle": {"color": FAINT}},
+        "axisTick": {"show": False},
+        "axisLabel": {"color": SOFT, "fontSize": 11, "hideOverlap": True},
+        "splitLine": {"lineStyle": {"color": FAINT}},
+    }
+
+
+def _x_axis(by_time: bool, name: str) -> Options:
+    kind = {"type": "time"} if by_time else {"type": "value", "scale": True, "minInterval": 1}
+    named = {"name": name, "nameLocation": "middle", "nameGap": 24, "nameTextStyle": {"color": SOFT}} if name else {}
+    return _axis() | kind | named | {"splitLine": {"show": False}}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,125 @@
+"""What every page has: the line on top, who looks, words for what went wrong, and a tick while somebody looks."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import httpx
+from fastapi import FastAPI, Request
+from nicegui import background_tasks, ui
+
+from service.ui.asking import Refused, Visitor
+from service.ui.gate import ROOT, VISIT, Visit
+from service.ui.style import STYLE
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+
+
+async def visitor_of(api: FastAPI, request: Request) -> Visitor:
+    """The visitor whose page is being made; they are let go with it."""
+    visit: Visit = request.scope[VISIT]
+    visitor = Visitor(api, visit.token, visit.address)
+    await visitor.enter()
+    ui.context.client.on_delete(lambda: background_tasks.create(visitor.leave(), name="a visitor leaves"))
+    return visitor
+
+
+def top(visitor: Visitor, signed_in: bool) -> None:
+    """The page's style and the line on top of it."""
+    ui.add_css(STYLE)
+    caller = visitor.caller
+    with ui.element("header").classes("top"):
+        ui.link("Millrace", f"{ROOT}/").classes("brand")
+        ui.link("Jobs", f"{ROOT}/")
+        role = caller.role.word if caller.role is not None else "none"
+        ui.label(f"{caller.name} ({role})").classes("who")
+        if signed_in:
+            with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
+                ui.button("Sign out").props("flat dense no-caps type=submit")
+        else:
+            ui.link("Sign in", f"{ROOT}/login")
+
+
+class Trouble:
+    """A line that says why figures cannot be had now; not seen while they can."""
+
+    def __init__(self) -> None:
+        self._label = ui.label().classes("note bad")
+        self._label.set_visibility(False)
+
+    def say(self, text: str) -> None:
+        """Say it; nothing: all is well."""
+        self._label.set_text(text)
+        self._label.set_visibility(bool(text))
+
+
+class Ticking:
+    """Calls `act` every TICK_S, one call at a time, until its page is closed; what goes wrong is said in `trouble`."""
+
+    def __init__(self, act: Callable[[], Awaitable[None]], trouble: Trouble, every_s: float = TICK_S) -> None:
+        self._act, self._trouble, self._busy = act, trouble, False
+        self._client = ui.context.client
+        self._timer = ui.timer(every_s, self._tick)
+
+    async def _tick(self) -> None:
+        if self._client.has_socket_connection:  # else nobody looks, and it may come back
+            await self.tick()
+
+    async def tick(self) -> None:
+        """Once."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            await self._act()
+            self._trouble.say("")
+        except Refused as refused:
+            if refused.status == HTTPStatus.UNAUTHORIZED:
+                self._timer.deactivate()
+                ui.navigate.to(f"{ROOT}/login")
+            self._trouble.say(str(refused))
+        except httpx.HTTPError as error:
+            self._trouble.say(f"the service does not answer: {type(error).__name__}")
+        finally:
+            self._busy = False
+
+
+class Figure:
+    """A figure with its name above and a remark below."""
+
+    def __init__(self, name: str, tip: str = "") -> None:
+        with ui.element("div").classes("figure") as box:
+            ui.label(name).classes("label")
+            self._value = ui.label("–").classes("value")
+            self._more = ui.label("").classes("more")
+        if tip:
+            box.tooltip(tip)
+
+    def show(self, value: str, more: str = "", tone: str = "") -> None:
+        """Show it."""
+        self._value.set_text(value)
+        self._value.classes(replace=f"value {tone}-text" if tone else "value")
+        self._more.set_text(more)
+
+
+class Chip:
+    """A state, in a word."""
+
+    def __init__(self) -> None:
+        self._label = ui.label().classes("chip")
+
+    def show(self, word: str, tone: str) -> None:
+        """Show it."""
+        self._label.set_text(word)
+        self._label.classes(replace=f"chip {tone}")
+
+
+def panel(title: str, hint: str = "") -> ui.element:
+    """A box with a title; a context for what is in it."""
+    with ui.element("section").classes("panel") as box, ui.element("div").classes("title"):
+        ui.label(title)
+        if hint:
+            ui.label(hint).classes("hint")
+    return box

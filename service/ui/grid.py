@@ -1,0 +1,151 @@
+"""A table of figures that changes in place: sorted by any column, in pages, cells sent only where they changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nicegui import ui
+
+from service.ui.wording import NONE
+
+PAGE_ROWS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column."""
+
+    title: str
+    number: bool = False
+    long: bool = False
+    """Whether its text may break anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What stands in a cell."""
+
+    text: str
+    order: Any = None
+    """What it is sorted by; None: its text."""
+    link: str = ""
+    tone: str = ""
+    """"good", "warn", "bad"."""
+    chip: bool = False
+    tip: str = ""
+
+
+Row = tuple[str, Sequence[Cell]]
+"""A row's key, and its cells."""
+
+
+class Grid:
+    """See module docstring. Where there are no rows, it says `empty`."""
+
+    def __init__(
+        self, columns: Sequence[Column], empty: str, *, sort: int | None = None, descending: bool = False,
+    ) -> None:  # fmt: skip
+        self._columns, self._sort, self._descending, self._page = columns, sort, descending, 0
+        self._rows: Sequence[Row] = ()
+        self._lines: list[_Line] = []
+        self._empty = ui.label(empty).classes("hint")
+        with ui.element("div").classes("grid-box") as self._box, ui.element("table").classes("grid"):
+            with ui.element("thead"), ui.element("tr"):
+                self._heads = [self._head(number) for number in range(len(columns))]
+            self._body = ui.element("tbody")
+        with ui.element("div").classes("line") as self._pager:
+            ui.button("Before", on_click=lambda: self._turn(-1)).props("flat dense no-caps")
+            self._place = ui.label()
+            ui.button("Next", on_click=lambda: self._turn(1)).props("flat dense no-caps")
+        self._draw()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Show these rows."""
+        self._rows = rows
+        self._draw()
+
+    def _head(self, number: int) -> ui.label:
+        column = self._columns[number]
+        with ui.element("th").classes("sorts number" if column.number else "sorts") as head:
+            head.on("click", lambda: self._sort_by(number), [])
+            return ui.label(column.title)
+
+    def _sort_by(self, number: int) -> None:
+        self._descending = not self._descending if self._sort == number else self._columns[number].number
+        self._sort, self._page = number, 0
+        self._draw()
+
+    def _turn(self, step: int) -> None:
+        self._page += step
+        self._draw()
+
+    def _draw(self) -> None:
+        rows = ordered(self._rows, self._sort, self._descending)
+        pages = max(1, -(-len(rows) // PAGE_ROWS))
+        self._page = min(max(self._page, 0), pages - 1)
+        begin = self._page * PAGE_ROWS
+        self._place.set_text(f"{begin + 1}–{min(begin + PAGE_ROWS, len(rows))} of {len(rows):,}")
+        self._pager.set_visibility(pages > 1)
+        self._empty.set_visibility(not rows)
+        self._box.set_visibility(bool(rows))
+        for number, head in enumerate(self._heads):
+            mark = "" if number != self._sort else (" ↓" if self._descending else " ↑")
+            head.set_text(self._columns[number].title + mark)
+        self._fill(rows[begin : begin + PAGE_ROWS])
+
+    def _fill(self, rows: Sequence[Row]) -> None:
+        while len(self._lines) > len(rows):
+            self._lines.pop().remove()
+        with self._body:
+            while len(self._lines) < len(rows):
+                self._lines.append(_Line(self._columns))
+        for line, (_, cells) in zip(self._lines, rows, strict=True):
+            line.show(cells)
+
+
+class _Line:
+    """A row as it is shown."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._cells: list[Cell | None] = [None] * len(columns)
+        with ui.element("tr") as self._row:
+            self._places = [
+                ui.element("td").classes(" ".join(filter(None, ("number" * each.number, "long" * each.long))))
+                for each in columns
+            ]
+
+    def show(self, cells: Sequence[Cell]) -> None:
+        for number, (place, cell) in enumerate(zip(self._places, cells, strict=True)):
+            if cell != self._cells[number]:
+                self._cells[number] = cell
+                place.clear()
+                with place:
+                    _shown(cell)
+
+    def remove(self) -> None:
+        self._row.delete()
+
+
+def _shown(cell: Cell) -> None:
+    element: ui.element = ui.link(cell.text, cell.link) if cell.link else ui.label(cell.text)
+    if cell.chip:
+        element.classes(f"chip {cell.tone}")
+    elif cell.tone:
+        element.classes(f"{cell.tone}-text")
+    if cell.tip:
+        element.tooltip(cell.tip)
+
+
+def ordered(rows: Sequence[Row], column: int | None, descending: bool) -> list[Row]:
+    """Rows sorted by a column; those without a figure come last."""
+    if column is None:
+        return list(rows)
+
+    def place(row: Row) -> tuple[int, float, str]:
+        cell = row[1][column]
+        if isinstance(cell.order, int | float):
+            return 0, float(cell.order), cell.text
+        return (1, 0.0, cell.text) if cell.order is None else (0, 0.0, str(cell.order))
+
+    known = [row for row in rows if row[1][column].text != NONE]
+    return sorted(known, key=place, reverse=descending) + [row for row in rows if row[1][column].text == NONE]

@@ -1,0 +1,120 @@
+"""How well a job predicts what it has not learnt yet, over time; beside another job's, by choice its frozen twin's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.asking import Asker, Refused
+from service.ui.charts import COLORS, Line, lines_chart
+from service.ui.frame import panel
+from service.ui.job_stream import redraw
+from service.ui.series import common, joined, metric_line, tasks_of, timed
+
+MAX_LAST = 2_000
+"""Closes that are asked for at the beginning."""
+MAX_NEWS = 500
+METRICS = {
+    "auc": ("Window AUC", "higher is better; 0.5 is a guess"),
+    "logloss": ("Window log loss", "lower is better"),
+    "calibration": ("Calibration", "mean prediction divided by mean label; 1 is right"),
+}
+NOBODY = ""
+"""The choice of no other job."""
+
+
+def twin_of(name: str, jobs: Sequence[str]) -> str:
+    """The job that another is laid beside unless its reader chooses: the one named `<job>-frozen`, or none."""
+    return twin if (twin := f"{name}-frozen") in jobs else NOBODY
+
+
+class History:
+    """Closes of a job, followed."""
+
+    def __init__(self, visitor: Asker, name: str) -> None:
+        self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}/metrics/history"
+        self.closes: list[Mapping[str, Any]] = []
+
+    async def follow(self) -> bool:
+        """Ask for what is new; whether anything was. Raises Refused."""
+        if not self.closes:
+            more = (await self._visitor.get(self._path, last=MAX_LAST))["items"]
+        else:
+            since = self.closes[-1]
+            more = (await self._visitor.get(self._path, last=MAX_NEWS, since=max(since["version"] - 1, 0)))["items"]
+            if not more or more[0]["version"] != since["version"] or more[0]["timeline"] != since["timeline"]:
+                more = (await self._visitor.get(self._path, last=MAX_LAST))["items"]  # rewound, or far ahead
+                self.closes = []
+            elif len(more) == 1:
+                return False
+        self.closes = joined(self.closes, more)
+        return bool(more)
+
+
+def learning_lines(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], names: tuple[str, str], metric: str
+) -> list[Line]:
+    """A metric of every task, and the other job's, as far as the same time is covered."""
+    by_time = timed(ours)
+    lines = []
+    for number, task in enumerate(tasks_of(ours)):
+        color = COLORS[(2 * number) % len(COLORS)]
+        points = metric_line(ours, task, metric, by_time)
+        suffix = f" {task}" if len(tasks_of(ours)) > 1 else ""
+        lines.append(Line(f"{names[0]}{suffix}", points, color))
+        beside = common(metric_line(theirs, task, metric, by_time), points)
+        if beside:
+            lines.append(Line(f"{names[1]}{suffix}", beside, COLORS[(2 * number + 1) % len(COLORS)], dashed=True))
+    return lines
+
+
+class LearningPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker, name: str) -> None:
+        self._visitor, self._name, self._other = visitor, name, NOBODY
+        self._ours, self._theirs = History(visitor, name), History(visitor, NOBODY)
+        self._chosen = False
+        with ui.element("div").classes("line"):
+            ui.label("Beside").classes("hint")
+            self._choice = ui.select({NOBODY: "no other job"}, value=NOBODY, on_change=self._choose)
+            self._choice.props("dense outlined options-dense").classes("beside")
+            self._said = ui.label().classes("hint")
+        self._charts = {}
+        with ui.element("div").classes("side"):
+            for metric, (title, hint) in METRICS.items():
+                with panel(title, hint):
+                    self._charts[metric] = ui.echart(lines_chart([], by_time=True)).classes("chart")
+
+    def others(self, jobs: Sequence[str]) -> None:
+        """Tell which jobs there are."""
+        names = [each for each in jobs if each != self._name]
+        options = {NOBODY: "no other job", **{each: each for each in names}}
+        if options != self._choice.options:
+            self._choice.set_options(options, value=self._other if self._other in options else NOBODY)
+        if not self._chosen and (twin := twin_of(self._name, names)):
+            self._chosen = True
+            self._choice.set_value(twin)
+
+    def _choose(self) -> None:
+        self._other = str(self._choice.value or NOBODY)
+        self._theirs = History(self._visitor, self._other)
+        self._ours.closes = []
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show closes since."""
+        news = await self._ours.follow()
+        if self._other:
+            try:
+                news = await self._theirs.follow() or news
+            except Refused as refused:
+                self._said.set_text(str(refused))
+        if not news:
+            return
+        by_time = timed(self._ours.closes)
+        self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
+        names = self._name, self._other
+        for metric, chart in self._charts.items():
+            lines = learning_lines(self._ours.closes, self._theirs.closes if self._other else [], names, metric)
+            redraw(chart, lines_chart(lines, by_time=by_time))

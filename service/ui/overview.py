@@ -1,0 +1,93 @@
+"""The first page: all jobs at a glance."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.asking import Asker, Refused
+from service.ui.frame import Ticking, Trouble, panel
+from service.ui.gate import ROOT
+from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.wording import ago, first_task, measure, number, outcome_words, rate, tone
+
+MAX_JOBS = 200
+"""Jobs that are shown: a page of the API."""
+COLUMNS = (
+    Column("Job"),
+    Column("Phase"),
+    Column("Events/s", number=True),
+    Column("Lag, events", number=True),
+    Column("Window AUC", number=True),
+    Column("Freshness", number=True),
+    Column("Events", number=True),
+    Column("Committed", number=True),
+    Column("Alarms", long=True),
+)
+NO_JOB = (
+    "There is no job yet. `millrace submit job.toml --url ADDRESS` has this service run one, "
+    "and `POST /v1/jobs` does the same; deploy/examples/clicks is a job to begin with."
+)
+
+
+def job_link(name: str) -> str:
+    """The address of a job's page."""
+    return f"{ROOT}/jobs/{quote(name, safe='')}"
+
+
+def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
+    """A job's row; `figures` are None where it cannot be asked."""
+    told = figures or {}
+    lag = told.get("lag") or {}
+    total = sum(lag.values()) if lag else None
+    task, window = first_task((told.get("metrics") or {}).get("window", {}))
+    commit = told.get("commit") or {}
+    alarms = [*(told.get("alarms") or {}).values(), *filter(None, [outcome_words(job)])]
+    cells = (
+        Cell(job["name"], link=job_link(job["name"])),
+        Cell(job["phase"], tone=tone(job["phase"]), chip=True),
+        _figure(rate, told.get("events_per_s")),
+        _figure(number, total),
+        Cell(measure(window.get("auc")), window.get("auc"), tip=f"of task {task}" if task else ""),
+        _figure(ago, told.get("freshness_s")),
+        _figure(number, told.get("events")),
+        Cell(
+            number(commit.get("version")),
+            commit.get("version"),
+            tip=f"the version that a restart goes on from; made {ago(commit.get('age_s'))} ago" if commit else "",
+        ),
+        Cell("; ".join(alarms), tone="bad" if alarms else ""),
+    )
+    return job["name"], cells
+
+
+def _figure(words: Any, value: float | None) -> Cell:
+    return Cell(words(value), value)
+
+
+class Overview:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker) -> None:
+        self._visitor = visitor
+        with ui.element("main").classes("page"):
+            self._trouble = Trouble()
+            with panel("Jobs"):
+                self._grid = Grid(COLUMNS, NO_JOB)
+        self._ticking = Ticking(self.refresh, self._trouble)
+
+    async def begin(self) -> None:
+        """Show what they do, for the first time."""
+        await self._ticking.tick()
+
+    async def refresh(self) -> None:
+        """Show what they do now."""
+        jobs = (await self._visitor.get("/jobs", limit=MAX_JOBS))["items"]
+        rows = []
+        for job in jobs:
+            try:
+                rows.append(row_of(job, await self._visitor.get(f"/jobs/{quote(job['name'], safe='')}")))
+            except Refused:  # deleted since, or away now
+                rows.append(row_of(job, None))
+        self._grid.show(rows)

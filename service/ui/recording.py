@@ -1,0 +1,88 @@
+"""What running jobs said of themselves lately, for charts that begin before somebody opened them.
+
+Asks what the API's routes ask, at a pace of its own, and keeps some of it in memory. Closes and their metrics are the
+log's, and are not kept here.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+from millrace.errors import MillraceError
+from service.api.statuses import Statuses
+from service.api.streaming import OVER
+from service.status import Number, Status
+from service.ui.series import halved
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+MAX_KEPT = 1_200
+"""Moments that are kept of a job; of more, every other one of the older half goes."""
+MAX_PARTITIONS = 64
+"""Whose lag is kept one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A job's figures at one instant."""
+
+    at_ms: float
+    events_per_s: Number | None
+    samples_per_s: Number | None
+    freshness_s: Number | None
+    lag: Mapping[str, Number]
+    rows: Number | None
+
+
+class Recorder:
+    """See module docstring. `look` on any one thread, `moments` on any."""
+
+    def __init__(self, statuses: Statuses, now_s: Callable[[], float] = time.time) -> None:
+        self._statuses, self._now_s = statuses, now_s
+        self._moments: dict[str, list[Moment]] = {}
+
+    def moments(self, job: str) -> Sequence[Moment]:
+        """What is kept of a job, the oldest first."""
+        return self._moments.get(job, [])
+
+    async def run(self) -> None:
+        """Look, again and again."""
+        while True:
+            try:
+                await run_in_threadpool(self.look)
+            except MillraceError as error:
+                log.warning("jobs cannot be looked at: %s", error)
+            await asyncio.sleep(EVERY_S)
+
+    def look(self) -> None:
+        """Keep what every running job says now; forget jobs that are gone."""
+        jobs = self._statuses.jobs()
+        names = {job.name for job in jobs}
+        self._moments = {name: kept for name, kept in self._moments.items() if name in names}
+        for job in jobs:
+            if job.phase in OVER:
+                continue
+            try:
+                status = self._statuses.of(job.name)
+            except MillraceError:  # deleted since, or away now
+                continue
+            self._moments[job.name] = halved([*self.moments(job.name), moment_of(status, self._now_s())], MAX_KEPT)
+
+
+def moment_of(status: Status, now_s: float) -> Moment:
+    """A job's figures as they are kept."""
+    lag = status.counts("lag")
+    rows = status.table_rows()
+    return Moment(
+        at_ms=now_s * 1000,
+        events_per_s=status.number("events_per_s"),
+        samples_per_s=status.number("samples_per_s"),
+        freshness_s=status.number("freshness_s"),
+        lag=lag if len(lag) <= MAX_PARTITIONS else {"all": sum(lag.values())},
+        rows=sum(rows.values()) if rows else None,
+    )
