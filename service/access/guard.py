@@ -9,10 +9,11 @@ from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 
 from service.access.config import AccessSection
-from service.access.limiting import Failures
+from service.access.limiting import Failures, network_of
+from service.access.refusals import Refusals
 from service.access.roles import Caller, Role
 
 ANONYMOUS = "anonymous"
@@ -40,9 +41,11 @@ class NoTokens:
 class Refusal(Exception):
     """What a caller is told who may not."""
 
-    def __init__(self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None, who: str = ANONYMOUS
+    ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+        self.status, self.detail, self.headers, self.who = status, detail, headers, who
 
 
 class Guard:
@@ -59,7 +62,7 @@ class Guard:
         """`granted`: acts that callers without a token may do whatever their role is."""
         self._anonymous = Caller(ANONYMOUS, None if access.anonymous == "none" else Role.of(access.anonymous))
         self._tokens, self._granted, self._now = tokens, frozenset(granted), now
-        self._failures = Failures(access.max_failures, access.failures_per_s)
+        self._failures, self._refusals = Failures(access.max_failures, access.failures_per_s), Refusals()
 
     @classmethod
     def of_a_run(cls) -> "Guard":
@@ -94,31 +97,37 @@ class Guard:
             raise _unknown(f'this needs a token of role {role.word} or above: "Authorization: Bearer mlr_..."')
         has = caller.role.word if caller.role is not None else "none"
         told = f"this needs the role {role.word}; the token {caller.name!r} has {has}"
-        raise Refusal(HTTPStatus.FORBIDDEN, told)
+        raise Refusal(HTTPStatus.FORBIDDEN, told, who=caller.name)
+
+    def told_of(self, refusal: Refusal, client: str) -> dict[str, str | int] | None:
+        """What the audit log is to say of a refusal of the address `client`; None of most that come often."""
+        whose = network_of(client)
+        told = self._refusals.note((whose, refusal.who, refusal.status), self._now())
+        if told is None:
+            return None
+        left_out = {"left_out": told.left_out} if told.left_out else {}
+        return {"address": whose, "refused": refusal.detail, "times": told.times, **left_out}
 
 
-def require(role: Role, act: str = "") -> Callable[[Request], Caller]:
-    """A dependency of FastAPI: the caller, who has at least `role`, or was granted `act`; others get a problem.
-
-    The guard is `request.app.state.guard`. What changes something is refused to pages of other sites.
-    """
-
-    def caller(request: Request) -> Caller:
-        try:
-            if request.method not in SAFE_METHODS:
-                check_site(request.headers)
-            return admitted(request, role, act)
-        except Refusal as refusal:
-            raise HTTPException(refusal.status, refusal.detail, refusal.headers) from None
-
-    return caller
+def entered(request: Request, role: Role, act: str = "") -> Caller:
+    """As `admitted`; what changes something is refused to pages of other sites, too. Raises Refusal."""
+    if request.method not in SAFE_METHODS:
+        check_site(request.headers)
+    return admitted(request, role, act)
 
 
 def admitted(request: Request, role: Role, act: str = "") -> Caller:
-    """The caller of `request`, who has at least `role`, or was granted `act`. Raises Refusal."""
+    """The caller of `request`, who has at least `role`, or was granted `act`. Raises Refusal.
+
+    The guard is `request.app.state.guard`.
+    """
     guard: Guard = request.app.state.guard
-    client = request.client.host if request.client is not None else ""
-    return guard.admit(guard.caller(request.headers.getlist("authorization"), client), role, act)
+    return guard.admit(guard.caller(request.headers.getlist("authorization"), address_of(request)), role, act)
+
+
+def address_of(request: Request) -> str:
+    """The address that asks; empty where there is none."""
+    return request.client.host if request.client is not None else ""
 
 
 def check_site(headers: Mapping[str, str]) -> None:

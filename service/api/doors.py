@@ -4,17 +4,18 @@ A route says its role by `door`; that is what its callers are asked for, and wha
 """
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, HTTPException, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from millrace.errors import MillraceError
-from service.access.guard import SAFE_METHODS, require
+from service.access.guard import SAFE_METHODS, Guard, Refusal, address_of, entered
 from service.access.roles import Caller, Role
 from service.api import problems, repeats
 from service.api.answers import finite
@@ -28,6 +29,8 @@ ROLE, ACT, REPEATABLE = "x-role", "x-act", "x-repeatable"
 SCHEME = "bearer"
 MAX_DETAIL = 2000
 """Characters of what the audit log keeps of one value."""
+MAX_PATH = 200
+"""And of the path that somebody asked for in vain: they choose it."""
 
 GENERAL = (
     HTTPStatus.BAD_REQUEST,
@@ -82,8 +85,9 @@ def downloads(role: Role, media_type: str, *statuses: HTTPStatus) -> dict[str, A
 class Door(APIRoute):
     """A route behind the guard; see module docstring.
 
-    1. Who asks is known, and may. 2. Is it a repeated request, it has the answer of the first. 3. The route answers.
-    4. The answer is kept for repetitions. 5. What changed something is written down, with its status.
+    1. Who asks is known, and may; whoever may not is written down. 2. Is it a repeated request, it has the answer of
+    the first. 3. The route answers. 4. The answer is kept for repetitions. 5. What changed something is written down,
+    with its status.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -91,10 +95,14 @@ class Door(APIRoute):
         inner, extra = super().get_route_handler(), self.openapi_extra or {}
         if extra.get(ROLE, "none") == "none":
             return inner
-        admit = require(Role.of(extra[ROLE]), extra.get(ACT, ""))
+        role, act = Role.of(extra[ROLE]), extra.get(ACT, "")
 
         async def handler(request: Request) -> Response:
-            caller = await run_in_threadpool(admit, request)  # 1
+            try:
+                caller = await run_in_threadpool(entered, request, role, act)  # 1
+            except Refusal as refusal:
+                await _refused(request, refusal)
+                raise HTTPException(refusal.status, refusal.detail, refusal.headers) from None
             request.state.caller = caller
             if request.method in SAFE_METHODS:
                 return await inner(request)
@@ -133,19 +141,46 @@ async def _once(
     return response
 
 
+async def _refused(request: Request, refusal: Refusal) -> None:
+    """Who may not is written down, too, however they ask; of many alike, few."""
+    guard: Guard = request.app.state.guard
+    detail = guard.told_of(refusal, address_of(request))
+    if detail is not None:
+        line = _Line(refusal.who, None, request.method, request.url.path[:MAX_PATH], None, detail, refusal.status)
+        await run_in_threadpool(_write, request, line)
+
+
 def _write_down(request: Request, caller: Caller, status: int) -> None:
-    """Step 5. What cannot be written down has happened all the same: the log says so."""
-    host: Host = request.app.state.host
+    """Step 5."""
     role = caller.role.word if caller.role is not None else None
     job = request.path_params.get("job")
     detail = {name: value for name, value in request.path_params.items() if name != "job"}
     detail |= getattr(request.state, "noted", {})
+    _write(request, _Line(caller.name, role, request.method, request.url.path[:MAX_DETAIL], job, detail, status))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of the audit log."""
+
+    who: str
+    role: str | None
+    method: str
+    path: str
+    job: str | None
+    detail: Mapping[str, Any]
+    status: int
+
+
+def _write(request: Request, line: _Line) -> None:
+    """What cannot be written down has happened all the same: the log says so."""
+    host: Host = request.app.state.host
     try:
         host.records.audit(
-            caller.name, request.method, job, detail, role=role, path=request.url.path[:MAX_DETAIL], status=status
+            line.who, line.method, line.job, line.detail, role=line.role, path=line.path, status=line.status
         )
     except MillraceError as error:
-        log.error("%s %s by %s cannot be written down: %s", request.method, request.url.path, caller.name, error)
+        log.error("%s %s by %s cannot be written down: %s", line.method, line.path, line.who, error)
 
 
 # What takes no time is async: FastAPI has a thread do what is not.
