@@ -102,6 +102,12 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
 
 
 def _check_exports(job: TrainerJob) -> None:
+    if job.exports and not job.train.learn:
+        raise SpecError(
+            "with train.learn = false the model never changes, so each export would be the last one again; leave "
+            "exports out (--set exports={})",
+            "exports",
+        )
     timed = next(iter(job.sources.values())).event_time.kind != "none"
     clearing: str | None = None
     for name, stream in job.exports.items():

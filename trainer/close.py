@@ -77,7 +77,7 @@ def median_day(days: Mapping[int, int]) -> int | None:
 
 
 def advanced(plan: Plan, day: int, first_day: int | None, found: int | None, max_jump: int) -> tuple[int, int | None]:
-    """The job's day after a pass whose median day of the epoch is `found`, and the day of the epoch that is day 0.
+    """The day that a pass leads to, whose median day of the epoch is `found`, and the day of the epoch that is day 0.
 
     Raises DayJumps.
     """
@@ -130,6 +130,9 @@ class PassCloser:
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0
+        """The job's day, by which rows age."""
+        self._seen_day = 0
+        """Likewise of the newest pass, learnt from or not; chief."""
         self._latest_s: float | None = None
         """Chief: the highest event time of all passes."""
         self._said: dict[str, Any] = {}
@@ -143,7 +146,7 @@ class PassCloser:
 
         1. Dead letters are published, so that they are there to look at if step 2 finds too many.
         2. Ranks tell the chief what they read, and the hash of their dense state. The chief compares, counts what was
-           rejected against the limit, and tells the day.
+           rejected against the limit, and tells the day; it stands still where nothing is learnt.
         3. Shards close: no push is in flight, the day ticks. Metrics are reduced.
         4. The close is logged and synced, or, at a replay, compared with the one in the log; operations act. All ranks
         hear what concerns them.
@@ -212,7 +215,7 @@ class PassCloser:
             ticks=ticks,
             event_time_s=self._latest_s,
             pass_times_s=times_s,
-            day_end_s=None if self._first_day is None else (self._first_day + self._day + 1.0) * SECONDS_PER_DAY,
+            day_end_s=None if self._first_day is None else (self._first_day + self._seen_day + 1.0) * SECONDS_PER_DAY,
             wall_s=time.time(),
             stats=self._stats,
             positions=self._progress.positions | plan.positions(),
@@ -275,6 +278,7 @@ class PassCloser:
         return {
             "day": self._day,
             "first_day": self._first_day,
+            "seen_day": self._seen_day,
             "latest_s": self._latest_s,
             "bad": self._bad.state(),
         }
@@ -286,6 +290,7 @@ class PassCloser:
     def load_state(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a commit."""
         self._day, self._first_day = int(state["day"]), state["first_day"]
+        self._seen_day = int(state.get("seen_day", self._day))
         self._latest_s = state.get("latest_s")
         self._bad.load_state(state["bad"])
         self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
@@ -326,8 +331,10 @@ class PassCloser:
             reading = merge_tallies(heard)
             if plan.num_positions:
                 self._bad.add(reading.num_judged, reading.rejected)
-            days = advanced(plan, self._day, self._first_day, reading.day, self._max_day_jump)
-            self._day, self._first_day = days
+            days = advanced(plan, self._seen_day, self._first_day, reading.day, self._max_day_jump)
+            self._seen_day, self._first_day = days
+            if reading.day is not None and plan.learn:
+                self._day = max(self._day, self._seen_day)
             times_s = merge_times([each["times_s"] for each in heard])
             is_new = plan.learn and (self._chronicle is None or self._chronicle.operations(plan.number) is None)
             self.freshness.read(plan.number, [each["times"] for each in heard], counts=is_new)

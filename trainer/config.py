@@ -114,8 +114,14 @@ class TrainSection(Section):
     """"auto": GPUs where there are any."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of torch in each trainer; the machine's cores shared equally unless set."""
+    learn: bool = True
+    """False: the job reads the stream, predicts and measures every sample, and its model stays what it was.
+
+    No row is made or pushed, no key counted for admission, no dense update made; days stand still, so that nothing ages
+    or goes, until passes are learnt from again. Keys without a row read what inference reads: the table's default row.
+    Commits hold positions and metrics, as ever. What a person has forgotten (`millrace forget`) still goes."""
     learn_until: int | None = Field(default=None, ge=0)
-    """Events after which the job only predicts: the frozen twin."""
+    """Events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
     """What a loss or gradient that is no number does."""
     step_deadline: Duration = 120.0
@@ -131,6 +137,8 @@ class TrainSection(Section):
             raise ValueError("staleness above 0 is not built yet")
         if self.dense != "allreduce":
             raise ValueError(f'dense = "{self.dense}" is not built yet; use "allreduce"')
+        if self.learn_until is not None and not self.learn:
+            raise ValueError("learn_until says when learning ends, and learn = false that it never begins; drop one")
         return self
 
 

@@ -91,7 +91,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         ranks = _ranks(config, device, job.train)
         held.callback(ranks.close)
         beginning = by_chief(ranks, lambda: begin_at(config, job))
-        progress = Progress(job.name)
+        progress = Progress(job.name, learning=job.train.learn)
         shards = _shards(config, job, schema)
         held.callback(shards.close)
         chief = lead(config, job, schema, shards, beginning) if beginning is not None else None

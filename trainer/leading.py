@@ -95,7 +95,7 @@ def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, 
         beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
     )
     operator = Operator(job, chronicle, shards, CLOSE_S)
-    shrinking = Shrinking(lambda: operator.tables, schema, shards)
+    shrinking = Shrinking(lambda: operator.tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
     return Lead(beginning, planner, chronicle, operator, shrinking, shards)
 
@@ -109,7 +109,7 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
         source_of(config, job, beginning.known),
         job.passes,
         config.world,
-        job.train.learn_until,
+        job.train.learn_until if job.train.learn else 0,
         on_gap,
         journal=journal,
         known=beginning.known,

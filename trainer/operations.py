@@ -36,6 +36,8 @@ MAX_KEPT = 100
 """Operations that acted and are remembered, so that they are not asked for twice."""
 MAX_TOLD = 20
 """Those that a status tells of."""
+FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
+"""What a person is told who wants rows to age or to go."""
 SWEEP_LOOK_S = 0.02
 """How often a replay that waits for sweeps looks whether they are over."""
 
@@ -248,6 +250,8 @@ class Operator:
                 raise SpecError(f"{other!r} is no operation that may be asked for")
 
     def _check_day(self, to: object) -> int:
+        if not self._job.train.learn:
+            raise SpecError(FROZEN, "train.learn")
         if self._timed:
             raise SpecError("the job has event time, by which its days go; a day tick is for jobs without")
         if not isinstance(to, int) or isinstance(to, bool) or to < 0:

@@ -20,7 +20,7 @@ class Plan:
     segments: tuple[tuple[Segment, ...], ...]
     """By rank, in the order they are read."""
     learn: bool = True
-    """False: the pass is only predicted (`train.learn_until`)."""
+    """False: the pass is only predicted (`train.learn`, `train.learn_until`), and nothing of the model changes."""
     last: bool = False
     """Whether the stream is at its end: the pass has no events, and none but such follow."""
 

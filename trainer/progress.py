@@ -33,7 +33,8 @@ class Reading:
 class Progress:
     """Counts of one rank's view; the chief's is served. Written by the loop, read by any thread."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, *, learning: bool = True) -> None:
+        """`learning`: whether the job learns from passes; from the first one on, the last pass begun says it."""
         self._job = job
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
@@ -56,7 +57,7 @@ class Progress:
         """Further lines of the status, asked for each time."""
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
-        self.learning = True
+        self.learning = learning
 
     def planned(self, plan: Plan) -> None:
         """A pass is planned."""

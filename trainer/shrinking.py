@@ -14,7 +14,7 @@ from millrace.mistakes import nearest
 from pserver.client import Shards
 from pserver.config import SlotLife, TableSection
 from pserver.operations import Shrink, Survey
-from trainer.operations import Body, Closing
+from trainer.operations import FROZEN, Body, Closing
 
 SMALL_ROWS = 262_144
 """A table with fewer rows is counted and swept at the close itself: alike at every run. A larger one is counted, and
@@ -38,9 +38,11 @@ def has_rule(table: TableSection) -> bool:
 class Shrinking:
     """See module docstring."""
 
-    def __init__(self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards) -> None:
-        """`tables` gives the sections in force."""
-        self._tables, self._shards = tables, shards
+    def __init__(
+        self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True
+    ) -> None:
+        """`tables` gives the sections in force. `learn`: else no table shrinks; what is to waits until one may."""
+        self._tables, self._shards, self._learn = tables, shards, learn
         self._slots = {slot.group: slot.name for slot in reversed(schema.sparse)}
         self._day = 0
         self._wanted: dict[str, int] = {}
@@ -65,6 +67,8 @@ class Shrinking:
 
     def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
         """See Decider."""
+        if not self._learn:
+            return []
         logged = {body["table"] for body in ordered if body["op"] == "shrink"}
         found = []
         for table in sorted(self._wanted.keys() - logged):
@@ -84,7 +88,7 @@ class Shrinking:
 
     def wants_pass(self, ended: bool) -> bool:
         """See Decider."""
-        return bool(self._wanted)
+        return self._learn and bool(self._wanted)
 
     def state(self) -> dict[str, Any]:
         """See Decider."""
@@ -136,6 +140,8 @@ class Shrinking:
         """See Decider: {"op": "shrink", "table", "delete_below", "delete_after_days", "allow"}."""
         if body.get("op") != "shrink":
             return None
+        if not self._learn:
+            raise SpecError(FROZEN, "train.learn")
         wished = self._checked(body)
         if body.get("allow") is not True:
             survey = self._count(wished)

@@ -3,7 +3,8 @@
 Shapes: B samples of the batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,19 @@ class LossScale:
         self.value, self._good = float(state[0]), int(state[1])
 
 
+@contextmanager
+def _as_served(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and each of its modules as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 class Stepper:
     """The model and how a batch goes through it."""
 
@@ -118,8 +132,8 @@ class Stepper:
         return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers)
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
-        """As `forward`, with nothing kept for a backward pass."""
-        with torch.no_grad():
+        """As `forward`, by the model as inference has it (no dropout), with nothing kept for a backward pass."""
+        with torch.no_grad(), _as_served(self._model):
             return self.forward(batch, rows, global_weight)
 
     def _own_losses(

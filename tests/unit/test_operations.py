@@ -219,6 +219,14 @@ def test_days_of_a_job_with_event_time_are_its_events(tmp_path):
     world.log.close()
 
 
+def test_days_of_a_job_that_learns_nothing_stand_still_and_what_is_forgotten_goes(tmp_path):
+    world = World(tmp_path / "log", "train.learn=false")
+    with pytest.raises(SpecError, match="train.learn: is false: the job only predicts"):
+        world.operator.ask({"op": "day_tick", "id": "a", "to": 1})
+    assert world.operator.ask({"op": "forget", "id": "f", "slot": "user", "sign": 7}) == {"id": "f", "version": None}
+    world.log.close()
+
+
 def test_a_set_is_checked_with_those_that_wait(world):
     shared = {"tables.default.slots.user.extend_at": 3}
     world.operator.ask(SET)

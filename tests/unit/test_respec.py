@@ -47,7 +47,13 @@ def test_what_has_no_part_in_a_pass_changes_at_once(path, value):
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("train.batch_size", 32), ("cluster.trainers", 3), ("tables.default.optimizer.lr", 0.1), ("passes.cut", "count")],
+    [
+        ("train.batch_size", 32),
+        ("cluster.trainers", 3),
+        ("tables.default.optimizer.lr", 0.1),
+        ("passes.cut", "count"),
+        ("train.learn", False),
+    ],
 )
 def test_what_changes_a_pass_is_named(path, value):
     assert significant(SPEC, altered(path, value)) == [path]

@@ -27,10 +27,10 @@ class Shards:
 
 
 class World:
-    def __init__(self):
+    def __init__(self, *, learn=True):
         self.tables = {"default": TableSection(delete_below=1.0, delete_after_days=9), "bare": TableSection()}
         self.shards, self.version, self.rows, self.sweeping = Shards(), 0, 100, False
-        self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards)
+        self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards, learn=learn)
 
     def close(self, day, *, ordered=(), replayed=False, ended=False):
         """A pass closes on this day; what is to be logged. In a replay `ordered` is what acts."""
@@ -67,6 +67,19 @@ def test_a_large_table_shrinks_at_the_first_close_after_it_is_counted(world):
     world.shards.counted = True
     assert world.close(1) == [{**DAILY, "at_once": False}]
     assert not world.shrinking.wants_pass(False)
+
+
+def test_while_nothing_is_learnt_no_table_shrinks_and_what_was_to_waits(world):
+    world.rows, world.shards.counted = SMALL_ROWS, False
+    world.close(1)
+    frozen = World(learn=False)
+    frozen.shrinking.load_state(world.shrinking.state())
+    assert frozen.close(1) == [] == frozen.close(1) and not frozen.shrinking.wants_pass(False)
+    with pytest.raises(SpecError, match="train.learn: is false"):
+        frozen.shrinking.asked({"op": "shrink", "id": "s", "table": "default", "allow": True})
+    again = World()
+    again.shrinking.load_state(frozen.shrinking.state())
+    assert again.shrinking.wants_pass(False) and again.close(1) == [{**DAILY, "at_once": True}]
 
 
 def test_at_the_end_of_a_stream_nothing_is_waited_for(world):

@@ -118,6 +118,9 @@ MISTAKES = {
     "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
     "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
     "train.staleness=1": "train: staleness above 0 is not built yet",
+    # what does not go together
+    "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
+    "begins; drop one",
     "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
@@ -152,6 +155,8 @@ MISTAKES = {
     "0 already, and its exports begin the count anew; only one may",
     'exports.a={path="out"} ; exports.b={path="out"}': "exports.a.path: stream 'b' has the same: each needs a folder "
     "of its own, for its current.json",
+    "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, so each export "
+    "would be the last one again; leave exports out (--set exports={})",
     'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base: there would be no delta",
     "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
     "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
