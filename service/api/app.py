@@ -17,6 +17,7 @@ from service.access.guard import Guard
 from service.access.tokens import Tokens
 from service.api import admin, commits, exports, feed, health, jobs, metrics, operations, output, predictions, tables
 from service.api.doors import SCHEME
+from service.api.etags import Turns
 from service.api.jobstatus import figures_of
 from service.api.outer import Outer
 from service.api.problems import Problem, on_error
@@ -68,7 +69,7 @@ def app(host: Host, terms: Terms) -> FastAPI:
     )
     api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
     api.state.allow, api.state.private = terms.allow, terms.private
-    api.state.statuses, api.state.repeats = Statuses(host), Repeats(host.records)
+    api.state.statuses, api.state.repeats, api.state.turns = Statuses(host), Repeats(host.records), Turns()
     api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams)
     api.add_middleware(Outer, names=terms.names, max_body=terms.limits.max_body)
     for error in (HTTPException, RequestValidationError, MillraceError, Exception):

@@ -188,6 +188,7 @@ def delete_job(
     host: HostOf,
     statuses: StatusesOf,
     caller: CallerOf,
+    turns: etags.TurnsOf,
     job: JobName,
     request: Request,
     if_match: etags.Precondition = None,
@@ -195,8 +196,8 @@ def delete_job(
 ) -> None:
     """Forget a job that does not run, with its folder, and its store unless that is to be kept."""
     note(request, keep_store=keep_store)
-    etags.check(host.job(job), if_match, needed=True)
-    host.delete(job, caller.name, keep_store)
+    with turns.changing(host, job, if_match, needed=True):
+        host.delete(job, caller.name, keep_store)
     statuses.forget(job)
 
 
@@ -210,6 +211,7 @@ def set_keys(
     host: HostOf,
     statuses: StatusesOf,
     caller: CallerOf,
+    turns: etags.TurnsOf,
     job: JobName,
     asked: SetKeys,
     request: Request,
@@ -221,8 +223,8 @@ def set_keys(
     They stand before the spec, also after a restart.
     """
     note(request, keys=asked.keys)
-    etags.check(host.job(job), if_match, needed=True)
-    operation = host.change(job, asked.keys, caller.name)
+    with turns.changing(host, job, if_match, needed=True):
+        operation = host.change(job, asked.keys, caller.name)
     statuses.forget(job)
     return accepted(operation, response)
 
@@ -234,12 +236,13 @@ def _action(action: Action, summary: str, told: str) -> None:
         host: HostOf,
         statuses: StatusesOf,
         caller: CallerOf,
+        turns: etags.TurnsOf,
         job: JobName,
         response: Response,
         if_match: etags.Precondition = None,
     ) -> JobEntry:
-        etags.check(host.job(job), if_match, needed=False)
-        done = host.act(job, action, caller.name)
+        with turns.changing(host, job, if_match, needed=False):
+            done = host.act(job, action, caller.name)
         statuses.forget(job)
         return _tagged(done, response)
 

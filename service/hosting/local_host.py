@@ -193,9 +193,11 @@ class LocalHost:
         return self._hosted(entry)
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """See Host."""
+        """See Host. It is another revision from now on, and once more when the keys act."""
         entry = self._register.get(name)
-        return change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
+        operation = change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
+        self._register.revised(name)
+        return operation
 
     # -- checks
 

@@ -1,5 +1,6 @@
 """The Host of a foreground run: one job, which nobody but its own terminal starts and ends."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,6 +24,7 @@ class OneJob:
     def __init__(self, job: LoadedJob, status: Callable[[], Mapping[str, Any]], records: Records, work: Work) -> None:
         self._job, self._status, self._records, self._work = job, status, records, work
         self._begun: datetime = utc_now()
+        self._revision, self._lock = 1, threading.Lock()
 
     @property
     def work(self) -> Work:
@@ -49,7 +51,7 @@ class OneJob:
             store=self._job.store,
             desired=Desired.RUNNING,
             phase=STATES.get(status.text("state"), Phase.STARTING),
-            revision=1,
+            revision=self._revision,
             created=self._begun,
             created_by="run",
             changed=self._begun,
@@ -72,7 +74,9 @@ class OneJob:
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """See Host."""
         self._check(name)
-        return change(self._work, name, self._job.store, keys, who, lambda: None)
+        operation = change(self._work, name, self._job.store, keys, who, self._revise)
+        self._revise()
+        return operation
 
     def status(self, name: str) -> Status:
         """See Host."""
@@ -83,6 +87,10 @@ class OneJob:
         """See Host: a foreground run prints them, and keeps none."""
         self._check(name)
         return []
+
+    def _revise(self) -> None:
+        with self._lock:
+            self._revision += 1
 
     def _check(self, name: str) -> None:
         if name != self._job.spec.name:

@@ -91,17 +91,12 @@ class Register:
             if not changes:
                 return entry
             changed = replace(entry, **changes)
-            if any(key in BY_PEOPLE for key in changes):
-                changed = replace(changed, revision=entry.revision + 1, changed_at=utc_now())
-            with self._records.session() as session:
-                session.merge(_row(changed))
-            self._entries[name] = changed
-            return changed
+            return self._keep(_revised(changed) if any(key in BY_PEOPLE for key in changes) else changed)
 
     def revised(self, name: str) -> Entry:
         """The job, of which something was changed that is not in the record. Raises UnknownJob."""
-        entry = self.get(name)
-        return self.change(name, {"revision": entry.revision + 1, "changed_at": utc_now()})
+        with self._lock:
+            return self._keep(_revised(self._get(name)))
 
     def remove(self, name: str) -> None:
         """Forget a job."""
@@ -109,6 +104,12 @@ class Register:
             with self._records.session() as session:
                 session.execute(delete(JobRow).where(JobRow.name == name))
             self._entries.pop(name, None)
+
+    def _keep(self, entry: Entry) -> Entry:
+        with self._records.session() as session:
+            session.merge(_row(entry))
+        self._entries[entry.name] = entry
+        return entry
 
     def _get(self, name: str) -> Entry:
         if name not in self._entries:
@@ -122,6 +123,10 @@ class Register:
             raise TooMany(
                 f"there are {len(self._entries)} jobs, as many as limits.max_jobs allows; delete one, or allow more"
             )
+
+
+def _revised(entry: Entry) -> Entry:
+    return replace(entry, revision=entry.revision + 1, changed_at=utc_now())
 
 
 def _entry(row: JobRow) -> Entry:
