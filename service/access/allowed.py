@@ -162,8 +162,11 @@ class Allowed:
         if brokers is None and mechanism is not None and mechanism not in OWN_CREDENTIALS:
             told = f"{mechanism!r} would show the service's own credentials to any broker; allow.bootstrap_servers must"
             raise SpecError(f"{told} say to which ones", f"{at}.sasl_mechanism")
-        for servers in _leaves(options.get("bootstrap_servers")):
-            self._check_brokers(str(servers), f"{at}.bootstrap_servers")
+        if (
+            "bootstrap_servers" in options
+        ):  # else a prediction has its job's; without any, a source is refused elsewhere
+            for servers in _leaves(options["bootstrap_servers"]):
+                self._check_brokers(str(servers), f"{at}.bootstrap_servers")
 
     def _check_brokers(self, servers: str, at: str) -> None:
         brokers = self._allow.bootstrap_servers

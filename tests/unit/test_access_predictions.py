@@ -30,6 +30,21 @@ def test_a_prediction_is_held_to_the_same(tmp_path):
     rules.check(validate(PredictionRequest, fine), own)
 
 
+def test_a_prediction_of_a_topic_names_no_other_brokers_than_allowed_and_need_not_name_any(tmp_path):
+    rules = Allowed(AllowSection(roots=(str(tmp_path),), bootstrap_servers=("broker:9092",)), tmp_path)
+
+    def check(**options):
+        asked = {"input": {"kafka": {"topic": "news", "options": options}}, "output": str(tmp_path / "x")}
+        rules.check(validate(PredictionRequest, asked), tmp_path)
+
+    check()  # it has its job's
+    check(client_id="me")
+    check(bootstrap_servers="broker:9092")
+    for servers in ("evil:9092", ["broker:9092", "evil:9092"], None):
+        with pytest.raises(SpecError, match="^input.kafka.options.bootstrap_servers: "):
+            check(bootstrap_servers=servers)
+
+
 def test_every_key_of_a_request_that_can_hold_text_is_known_for_what_it_holds():
     sections = sections_of(PredictionRequest, [])
     texts = [(owner, name) for owner in sections for name in owner.model_fields if declares_text(owner, name)]
