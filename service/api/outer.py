@@ -1,5 +1,6 @@
 """What holds for every request before any route sees it: the host's name, the body's length, the headers of answers."""
 
+import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -19,6 +20,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 DATA_HEADERS = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'", "cache-control": "no-store"}
+BODY_S = 30.0
+"""How long a request's body may take to arrive."""
 HSTS = "max-age=31536000"
 
 
@@ -57,13 +60,21 @@ class Outer:
         return len(hosts) == 1 and host_of(hosts[0]) in self._names
 
     def _bounded(self, receive: Receive) -> Receive:
-        """A body of no announced length is counted as it comes."""
-        read = 0
+        """A body of no announced length is counted as it comes, and each has its time."""
+        read, is_whole = 0, False
+        until_s = asyncio.get_running_loop().time() + BODY_S
 
         async def bounded() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            nonlocal read, is_whole
+            if is_whole:  # what comes now is that the client has gone
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    message = await receive()
+            except TimeoutError:
+                raise refused(HTTPStatus.REQUEST_TIMEOUT, f"the body was not here in {BODY_S:g} s") from None
+            read += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
             if read > self._max_body:
                 raise refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large())
             return message

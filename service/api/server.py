@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from millrace.errors import SpecError
+from service.api.connections import MAX_CONNECTIONS, MAX_HEAD, Connection
 
 OPTION = "--listen"
 STOP_S = 5.0
@@ -61,6 +62,9 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
     server = uvicorn.Server(
         uvicorn.Config(
             api,
+            http=Connection,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            limit_concurrency=MAX_CONNECTIONS,
             log_level="warning",
             loop="asyncio",  # not another one because a package of the pages brings it
             lifespan="auto" if live else "off",
