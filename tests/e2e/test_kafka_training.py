@@ -104,12 +104,14 @@ def test_every_event_is_trained_once_and_lag_tools_see_the_ends(stream, embedded
     assert stream.offsets("embedded") == stream.ends
 
 
+@pytest.mark.slow
 def test_the_same_topic_gives_the_same_model_again(stream, embedded):
     again = stream.run(1, 0, "again")
     assert again["digest"] == embedded["digest"]
     assert again["metrics"] == embedded["metrics"]
 
 
+@pytest.mark.slow
 def test_one_trainer_ends_with_the_same_bits_on_two_shards(stream, embedded):
     assert stream.run(1, 2, "one-two")["digest"] == embedded["digest"]
 

@@ -50,6 +50,7 @@ def test_a_command_that_does_not_exist_is_bad_configuration(job):
     assert not (job.parent / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_tried_again_then_the_job_stops_naming_segment_and_last_words(job):
     command = pipe(job, "sys.stdin.read(); sys.exit('the disk is full')")
     ended = millrace(job, command, "pipe.tries=2")
@@ -114,6 +115,7 @@ def test_bad_events_are_counted_and_kept_as_dead_letters_and_the_others_trained(
     assert first[0]["partition"].endswith("part-0.txt")
 
 
+@pytest.mark.slow
 def test_skipped_events_are_counted_and_not_kept(job):
     spoil(job, GARBAGE)
     ended = millrace(job, "pipe.on_bad_event=skip")
@@ -123,6 +125,7 @@ def test_skipped_events_are_counted_and_not_kept(job):
     assert letters(job) == {}
 
 
+@pytest.mark.slow
 def test_a_job_told_to_fail_stops_at_the_first_bad_event(job):
     spoil(job, GARBAGE)
     ended = millrace(job, "pipe.on_bad_event=fail")
@@ -183,6 +186,7 @@ def test_a_loss_that_is_no_number_stops_the_job_naming_pass_and_step(odd):
     assert ended.report is None
 
 
+@pytest.mark.slow
 def test_batches_without_a_finite_loss_are_skipped_where_the_spec_says_so(odd):
     ended = millrace(odd, "train.on_nonfinite=skip_batch")
     assert ended.code == 0, ended.output
@@ -191,6 +195,7 @@ def test_batches_without_a_finite_loss_are_skipped_where_the_spec_says_so(odd):
     assert ended.report["samples"] == NUM_LINES
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_exist_is_bad_configuration(odd):
     ended = millrace(odd, 'model.class="odd_model:Od"')
     assert ended.code == ExitCode.BAD_CONFIG

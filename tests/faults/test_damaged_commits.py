@@ -102,7 +102,12 @@ def assert_as_before(finished, store, ended):
     assert not any(problems_of(commit) for commit in Commits(store).whole())
 
 
-@pytest.mark.parametrize("harm", HARMS)
+MORE_HARMS = ("a truncated file", "a damaged manifest")
+
+
+@pytest.mark.parametrize(
+    "harm", [pytest.param(harm, marks=[pytest.mark.slow] * (harm in MORE_HARMS)) for harm in HARMS]
+)
 def test_the_newest_sound_commit_is_used_in_place_of_a_damaged_one(finished, again, harm):
     act, words = HARMS[harm]
     damaged, sound = newest(finished / "pruned").name, newest(finished / "pruned", 2).name
@@ -125,6 +130,7 @@ def damage_all(store):
         cut(Commits(store).folder / name / "dense.safetensors")
 
 
+@pytest.mark.slow
 def test_a_damaged_file_that_all_commits_share_and_a_whole_log_everything_is_trained_again(finished, again):
     store, ended = again("whole", lambda store: flip(shared_file(store)))
     assert_as_before(finished, store, ended)
@@ -134,6 +140,7 @@ def test_a_damaged_file_that_all_commits_share_and_a_whole_log_everything_is_tra
     assert len(compared) == report(store)["passes"]
 
 
+@pytest.mark.slow
 def test_no_sound_commit_and_a_log_without_its_beginning_end_the_job_for_good(finished, again):
     store, ended = again("pruned", damage_all)
     assert ended.code == 1

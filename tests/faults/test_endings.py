@@ -78,6 +78,7 @@ def test_sigterm_ends_an_endless_stream_on_several_workers_after_its_pass_with_a
     assert_free(ports)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_ends_well(start):
     job = start(CLICKS)
     deadline = Deadline.after(30)
@@ -104,6 +105,7 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
 # -- killed
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains(start):
     job = start(CLICKS, TWO_BY_TWO)
     trained = job.until_events(1)
@@ -141,6 +143,7 @@ def test_kill_9_of_a_trainer_ends_a_pipe_command_that_hangs_before_another_is_st
     assert_gone(job, *pids, *others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [pytest.param("shard-0", marks=pytest.mark.slow), "trainer-1"])
 def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(start, victim):
     job = start(CLICKS, TWO_BY_TWO)

@@ -111,6 +111,7 @@ def assert_told_everywhere(status):
     assert text in console.export_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_commits_that_fail_for_too_long_end_the_job_which_then_goes_on_without_loss(follow, disk, expected):
     job, start = follow
@@ -138,6 +139,7 @@ def test_commits_that_fail_for_too_long_end_the_job_which_then_goes_on_without_l
     assert closes(disk.folder) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_training_waits_for_a_log_that_cannot_grow_and_says_so(follow, disk, expected):
     job, start = follow

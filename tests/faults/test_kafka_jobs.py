@@ -73,6 +73,7 @@ for line in sys.stdin.buffer:
 """
 
 
+@pytest.mark.slow
 def test_a_broker_killed_in_mid_pass_changes_no_bit_of_what_is_learnt(own_kafka, tmp_path):
     spec = KAFKA_SPEC.replace('command = ["cat"]', 'command = ["python", "slow_cat.py"]')
     job = write_job(tmp_path, num_parts=1, num_lines=2_500, spec=spec)

@@ -38,7 +38,7 @@ def job_at(folder, store, trainers, shards):
 @pytest.mark.timeout(600)  # half a minute and one and a half, on two cores of their own
 @pytest.mark.parametrize(
     ("trainers", "shards", "others"),
-    [(1, 0, False), (2, 1, True), pytest.param(3, 2, False, marks=pytest.mark.slow)],
+    [(1, 0, False), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1, True), (3, 2, False)))],
     ids=["embedded", "2 trainers x 1 shard, others than the chief", "3 trainers x 2 shards"],
 )
 def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers, shards, others):

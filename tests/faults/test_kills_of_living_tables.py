@@ -41,7 +41,8 @@ def job_at(folder, store, shards):
 
 
 @pytest.mark.timeout(600)  # some half a minute each, on two cores of their own
-@pytest.mark.parametrize("shards", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["embedded", "2 shards"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [0, 2], ids=["embedded", "2 shards"])
 def test_a_death_around_operations_and_exports_changes_nothing(tmp_path, shards):
     write_living_job(tmp_path, num_lines=500)
     said = []

@@ -36,6 +36,7 @@ def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
     assert_nothing_left(job.store, generation=2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_old_workers_change_nothing_one_by_one_and_all_together(tmp_path):
     write_job(tmp_path, num_lines=300)

@@ -23,6 +23,7 @@ PLANNED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("trainers", "shards"),

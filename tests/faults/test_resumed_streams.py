@@ -45,6 +45,7 @@ def refused(job, words, *settings):
     assert ended.report is None
 
 
+@pytest.mark.slow
 def test_a_followed_file_replaced_while_the_job_was_down_is_refused_until_the_old_one_is_back(tmp_path):
     job = write_job(tmp_path, num_parts=2, spec=FOLLOW)
     path, kept = tmp_path / "part-1.txt", tmp_path / "kept"
@@ -59,6 +60,7 @@ def test_a_followed_file_replaced_while_the_job_was_down_is_refused_until_the_ol
     assert report["positions"] == {"part-0.txt": 400, "part-1.txt": 393, "part-00.txt": 400}
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 def test_a_topic_made_anew_while_the_job_was_down_is_refused_however_long_it_is(kafka, tmp_path):
     job = write_job(tmp_path, num_parts=1, spec=KAFKA)

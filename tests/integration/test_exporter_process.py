@@ -80,6 +80,7 @@ def num_rows(answer, tmp_path):
     return sum(len(chunk) for chunk in state_at(chain_of(export), TABLE))
 
 
+@pytest.mark.slow
 def test_one_after_the_other(job, start, base, tmp_path):
     exporter = start()
     assert exporter.poll() is None
@@ -96,7 +97,9 @@ def test_one_after_the_other(job, start, base, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [*POINTS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in POINTS[1:3]), POINTS[3]]
+)
 def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, base, tmp_path, point, capfd):
     killed = start(Fault(point=Point.RESTORE_LINKED), Fault(point=point))  # the former is its chief's
     answer = made(killed, base)
@@ -135,6 +138,7 @@ def test_what_it_said_last_is_in_the_answer(base):
     assert answer.outcome == "failed" and "exit code 2; its last words:\nerror: store" in answer.error, answer
 
 
+@pytest.mark.slow
 def test_one_that_does_not_answer_is_killed(job, base, start, monkeypatch):
     monkeypatch.setattr(process_module, "GRACE_S", 0.2)
     exporter = start()

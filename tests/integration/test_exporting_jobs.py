@@ -80,6 +80,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_chief_killed_around_an_export_leaves_the_same_exports(tmp_path):
     """One base at two hours of event time, one delta at the end: the same whoever is fast."""
@@ -136,6 +137,7 @@ def test_a_store_that_begins_anew_leaves_exports_elsewhere_alone(tmp_path):
 CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
 
 
+@pytest.mark.slow
 def test_a_running_job_exports_when_it_is_asked_and_people_look_and_point(tmp_path):
     """An endless stream: a person gets a base, then a delta, while it trains."""
     setting = "exports.main={delta='24000h',at_end=false}"

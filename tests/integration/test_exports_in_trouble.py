@@ -126,6 +126,7 @@ def shaky(s3, proxy, prefix):  # noqa: F811
     return s3.uri("bucket", prefix, proxy.port)
 
 
+@pytest.mark.slow
 def test_a_way_cut_anywhere_leaves_no_done_or_all_of_it(job, commit, make, tmp_path, impatient, straight, proxy, shaky):  # noqa: F811
     request = job.request(commit, "base", shaky)
     seen = set()

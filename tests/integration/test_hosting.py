@@ -115,6 +115,7 @@ def test_a_job_is_stopped_begun_again_drained_and_killed_where_it_does_not_end(s
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_damaged_folder_is_told_of_and_stops_nobody_else(service):
     for name in ("good", "bad"):

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from service.access.config import AllowSection
 from service.hosting.config import LimitsSection, ServiceConfig
 from service.hosting.folder import JobFolder
@@ -37,6 +39,7 @@ def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
     assert [path.name for path in store.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_dies_too_often_is_given_up_until_somebody_asks_again(tmp_path):
     with hosting(config_of(tmp_path, max_restarts=0)) as host:
         host.create(NewJob(spec=spec_of(), name="one"), "ann")

@@ -68,6 +68,7 @@ def replayed(folder, upto):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("shards", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_chief_killed_again_and_again_leaves_exports_that_obey_the_law(tmp_path, shards):

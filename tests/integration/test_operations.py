@@ -103,6 +103,7 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     assert f"{number} of {number} passes are identical" in said
 
 
+@pytest.mark.slow
 def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_streams_end(followed, start):
     job = start(*RARELY)
     followed.arrive(2)
@@ -140,6 +141,7 @@ def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
     assert "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr" in refused
 
 
+@pytest.mark.slow
 def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, start):
     job = start(*RARELY, "tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.01")
     followed.arrive(2)

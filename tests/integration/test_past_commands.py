@@ -90,6 +90,7 @@ def test_a_rerun_gives_the_same_closes_from_a_commit_and_from_the_start(whole):
     assert not list((ran.store / "holds").iterdir())
 
 
+@pytest.mark.slow
 def test_a_rerun_tells_which_pass_came_out_otherwise_and_keeps_its_store(copied):
     number = order_of(copied.early)[1] + 1
     (path,) = listed(copied.store / "log")
@@ -132,6 +133,7 @@ def test_a_damaged_commit_is_no_place_to_rewind_to(copied):
     assert copied.history.timeline == "t1"
 
 
+@pytest.mark.slow
 def test_a_bad_range_is_gone_past_and_every_other_event_is_trained(tmp_path):
     ran = Ran(write_job(tmp_path, num_parts=2, num_lines=300), tmp_path / "store")
     lines = (tmp_path / "part-0.txt").read_text().splitlines()
@@ -152,6 +154,7 @@ def test_a_bad_range_is_gone_past_and_every_other_event_is_trained(tmp_path):
     assert "is behind it, trained or gone past" in ran.say("skip", "part-0.txt", 120, 121, "--reason", "x", code=1)
 
 
+@pytest.mark.slow
 def test_a_running_job_commits_when_asked_and_is_not_steered(tmp_path):
     ran = Ran(write_job(tmp_path), tmp_path / "store")
     running = RunningJob(ran.job, tmp_path, "sources.lines.follow=true", "commit.every=1h", "passes.wait=100ms")

@@ -84,6 +84,7 @@ def test_rows_move_to_another_number_of_shards(job, undisturbed):
     assert equal(finished(job, "onto-three", "cluster.shards=3"), undisturbed)
 
 
+@pytest.mark.slow
 def test_after_a_drain_the_number_of_trainers_may_change(job, undisturbed):
     store = stopped_early(job, "more-trainers")
     report = finished(job, "more-trainers", "cluster.trainers=2", "cluster.shards=1")
@@ -92,6 +93,7 @@ def test_after_a_drain_the_number_of_trainers_may_change(job, undisturbed):
     assert all("cluster.trainers" in void["reason"] for void in withdrawn) and len(withdrawn) <= 2
 
 
+@pytest.mark.slow
 def test_a_changed_spec_acts_after_what_was_logged_under_the_old_one(job, undisturbed):
     store = job.parent / "changed"
     running = started(job, "changed", "passes.max_events=100", "commit.every=1h")

@@ -72,6 +72,7 @@ def test_a_bounded_stream_is_trained_to_its_end(start, cluster):
     assert_gone(job)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_endless_job_after_its_pass_with_a_report(start):
     job = start(*ENDLESS)
     job.until_events(1)
@@ -113,6 +114,7 @@ def test_kill_9_of_any_worker_starts_all_of_them_again_and_every_event_is_traine
     assert_gone(job)
 
 
+@pytest.mark.slow
 def test_restarts_are_bounded_and_the_end_names_the_worker(start):
     job = start(*ENDLESS, TWO_BY_TWO, "cluster.max_restarts=0")
     job.until_events(1)

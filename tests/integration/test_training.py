@@ -27,7 +27,7 @@ def embedded(job):
     return run(job, 1, 0, "embedded")
 
 
-@pytest.mark.parametrize("shards", [0, 1, 2, 3])
+@pytest.mark.parametrize("shards", [0, 2, *(pytest.param(shards, marks=pytest.mark.slow) for shards in (1, 3))])
 def test_one_trainer_ends_with_the_same_bits_wherever_its_rows_are(job, embedded, shards):
     again = run(job, 1, shards, f"one-{shards}")
     assert again["digest"] == embedded["digest"]
@@ -35,6 +35,7 @@ def test_one_trainer_ends_with_the_same_bits_wherever_its_rows_are(job, embedded
     assert again["halves"] == embedded["halves"]
 
 
+@pytest.mark.slow
 def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
     one, two = run(job, 3, 1, "three-1"), run(job, 3, 3, "three-3")
     assert one["digest"] == two["digest"]
@@ -49,6 +50,7 @@ def test_the_report_says_what_was_learnt(embedded):
     assert embedded["halves"]["last"]["ctr"]["auc"] > embedded["halves"]["first"]["ctr"]["auc"]
 
 
+@pytest.mark.slow
 def test_a_frozen_twin_learns_no_more(job):
     twin = millrace(job, "train.learn_until=400", store="frozen")
     assert twin.code == 0, twin.output

@@ -78,6 +78,7 @@ def test_a_run_goes_on_from_what_was_imported(learnt, warm, name):
     assert final.num_rows == newest(job.parent / "cold").num_rows, "the rows imported are those it meets"
 
 
+@pytest.mark.slow
 def test_shards_do_not_change_what_comes_of_it(warm, learnt, tmp_path):
     job, *_ = learnt
     states = [state_of(newest(job.parent / name), tmp_path / name) for name in warm]
