@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 import millrace
-from millrace.config import load_toml
 from millrace.lifecycle import exit_code_of
 from service.arguments import Overrides, SpecFile
 from service.display import show_here
@@ -51,9 +50,6 @@ Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, as in 127.0.0.1:8080.")
 ]
 
-DEMO = Path(__file__).resolve().parents[1] / "deploy" / "examples" / "clicks" / "job.toml"
-"""The example that `millrace demo` runs; it is part of a checkout."""
-
 
 @cli.command()
 def run(
@@ -72,16 +68,10 @@ def demo(
     overrides: Overrides = [],  # noqa: B006
     listen: Listen = None,
 ) -> None:
-    """Train on a simulated click stream; the store is runs/demo, begun anew each time."""
-    ours = demo_overrides(DEMO, events, Path.cwd() / "runs" / "demo")
-    raise typer.Exit(run_job(load_job(DEMO, [*ours, *overrides]), show_here(), fresh=True, listen=listen))
+    """Watch a job learn from a simulated click stream beside a frozen twin; in runs/demo, begun anew each time."""
+    from service.demo.running import run_demo  # it serves, and most commands do not: all would start in twice the time
 
-
-def demo_overrides(path: Path, events: int | None, store: Path) -> list[str]:
-    """What makes the example at `path` a demo of so many events."""
-    sources = load_toml(path).get("sources", {})
-    ends = [f"sources.{name}.events={events}" for name in sources] if events else []
-    return [f"store.path={json.dumps(str(store))}", *ends]
+    raise typer.Exit(run_demo(events, overrides, listen, Path.cwd() / "runs" / "demo"))
 
 
 @spec.command()

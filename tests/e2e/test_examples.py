@@ -5,12 +5,15 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+
+from service.demo.running import begin_anew
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -112,13 +115,36 @@ def test_a_line_of_another_number_of_fields_is_an_error_that_counts_them():
         list(generator("criteo").Clicks().generate(LINE.rpartition("\t")[0].encode()))
 
 
-def test_the_demo_ends_by_itself_and_learns(tmp_path):
-    printed = millrace("demo", "--events", 12_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
-    report = json.loads((tmp_path / "runs" / "demo" / "report.json").read_text())
-    assert (report["events"], report["samples"], report["rejected"]) == (12_000, 60_000, {})
-    assert report["metrics"]["life"]["ctr"]["auc"] > 0.66
+def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
+    printed = millrace("demo", "--events", 16_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
+    jobs = tmp_path / "runs" / "demo" / "jobs"
+    report, twin = (json.loads((jobs / name / "store" / "report.json").read_text()) for name in ("demo", "demo-frozen"))
+    assert (report["events"], report["samples"], report["rejected"]) == (16_000, 80_000, {})
     assert report["halves"]["last"]["ctr"]["auc"] > report["halves"]["first"]["ctr"]["auc"]
-    assert "AUC ctr" in printed
+    assert (twin["events"], twin["samples"]) == (16_000, 80_000), "the twin counts on from where it was frozen"
+    assert report["metrics"]["life"]["ctr"]["auc"] > twin["metrics"]["life"]["ctr"]["auc"] > 0.6
+    assert "demo-frozen 0.6" in printed and "(frozen after 5 passes, 10,000 events)" in printed
+
+
+def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path):
+    command = [sys.executable, "-m", "service", "demo"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path, env=env) as demo:
+        assert b"http://127.0.0.1:" in demo.stdout.readline()
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(100) == 0
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in content(path)]
+    assert left == []
+    begin_anew(tmp_path / "runs" / "demo")
+    assert not (tmp_path / "runs" / "demo").exists()
+
+
+def content(path):
+    """The file's bytes; none where it is gone by now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 DOCUMENTED_GENERATOR = """
@@ -139,6 +165,7 @@ Impressions().run()
 """
 
 
+@pytest.mark.slow
 def test_the_spec_of_the_documentation_runs(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "generator.py").write_text(DOCUMENTED_GENERATOR)

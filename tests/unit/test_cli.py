@@ -195,22 +195,6 @@ def test_a_command_starts_without_what_only_serving_needs():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_the_demo_ends_its_stream_where_asked_and_keeps_its_store_apart(tmp_path):
-    (tmp_path / "job.toml").write_text('[sources.clicks]\nkind = "simulated"\n')
-    store = tmp_path / "run's demo"
-    assert cli.demo_overrides(tmp_path / "job.toml", 50, store) == [
-        f'store.path="{store}"',
-        "sources.clicks.events=50",
-    ]
-    assert cli.demo_overrides(tmp_path / "job.toml", None, store) == [f'store.path="{store}"']
-
-
-def test_the_demos_spec_is_right(tmp_path):
-    job = load_job(cli.DEMO, cli.demo_overrides(cli.DEMO, 1000, tmp_path))
-    assert job.store == tmp_path
-    assert next(iter(job.spec.sources.values())).events == 1000
-
-
 def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
     before = {
         "version": 2,

@@ -1,0 +1,69 @@
+"""A job that begins with all that another one knew at a commit: rows, dense weights, metrics, places in the stream.
+
+Unlike `millrace import`, which brings a model into a job of its own stream, a fork is of the same spec and goes on
+with the same events. The commit's files are never changed, so both stores share them by hard links.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.durable import REAL, writing
+from millrace.errors import SpecError
+from service.past.leases import leased
+from service.spec import LoadedJob
+from service.store import claimed
+from trainer.commits import FOLDER, Commit, CommitDamaged, Commits, sync_tree, write_manifest
+
+LEASE = "predict0"
+"""Who keeps the commit meanwhile, as service.past.leases names them."""
+UNFINISHED = ".forking"
+"""Ends the name of the commit's folder until it is whole; nobody takes it for one."""
+
+
+def fork(store: Path, name: str, twin: LoadedJob) -> Commit:
+    """Have `twin`, whose store is empty, begin at the commit `name` of the job in `store`; the commit as it has it.
+
+    Its next run begins a timeline there, as one does at a commit that came from a mirror. Raises SpecError,
+    CommitDamaged, Unwritable, and MillraceError where the commit was pruned.
+    """
+    commits = Commits(store)
+    with leased(commits, name, LEASE), claimed(twin.store, twin.spec.name, fresh=False) as theirs:
+        if Commits(theirs).names():
+            raise SpecError(f"{theirs} holds commits already; a fork is for an empty store", "store.path")
+        return _copied(commits.read(name), theirs, twin)
+
+
+def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
+    """1. The files, under an unfinished name. 2. The manifest, which says whose it is now. 3. The rename: it exists."""
+    unfinished, there = store / FOLDER / f"{commit.name}{UNFINISHED}", store / FOLDER / commit.name
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with writing(unfinished):
+        for path in commit.files:  # 1
+            (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+            if not (commit.folder / path).exists():
+                raise CommitDamaged(f"{commit.name}: {path} is gone; `millrace commits verify` says more")
+            _shared(commit.folder / path, unfinished / path)
+        for folder in (path for path in unfinished.rglob("*") if path.is_dir()):
+            REAL.sync_folder(folder)
+        write_manifest(unfinished, _manifest(commit, twin))  # 2
+        REAL.make_folder(store / "log")  # whoever reads commits takes the lock in it
+        REAL.rename(unfinished, there)  # 3
+        sync_tree(there.parent)
+    return Commits(store).read(commit.name)
+
+
+def _manifest(commit: Commit, twin: LoadedJob) -> Mapping[str, Any]:
+    forked = {"job": commit.job, "commit": commit.name}
+    state = {**commit.state, "spec": dict(twin.raw), "forked": forked}
+    return {**commit.manifest, "job": twin.spec.name, "parent": None, "state": state}
+
+
+def _shared(path: Path, target: Path) -> None:
+    """The same file under another name; a copy, where the two are on different disks."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
