@@ -1,11 +1,14 @@
 """What a service's owner writes: where it keeps its jobs, where it listens, what it allows, and its bounds."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from millrace.config import Duration, Section, Size, load_toml, validate
 from service.access.config import AccessSection, AllowSection, TlsSection
+
+SQLITE = "sqlite:///"
 
 
 class LimitsSection(Section):
@@ -48,6 +51,8 @@ class ServiceConfig(Section):
     """What specs may name."""
     limits: LimitsSection = LimitsSection()
     """Bounds."""
+    _file: Path | None = PrivateAttr(None)
+    """Where it was read."""
 
     @field_validator("listen")
     @classmethod
@@ -64,8 +69,22 @@ class ServiceConfig(Section):
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """What no spec may reach, be it below an allowed root."""
-        return (self.root, *(path for path in (self.tls.cert, self.tls.key) if path is not None))
+        """What no spec may reach, be it below an allowed root: jobs, records, key, and the file that allows things."""
+        of_tls = (path for path in (self.tls.cert, self.tls.key) if path is not None)
+        return (self.root, *of_tls, *self._records(), *([] if self._file is None else [self._file]))
+
+    def read_from(self, file: Path) -> Self:
+        """The same, as that file's."""
+        found = self.model_copy()
+        found._file = file  # noqa: SLF001  # one of us
+        return found
+
+    def _records(self) -> list[Path]:
+        """SQLite's files, where a database of it lies elsewhere than below `root`."""
+        if self.database is None or not self.database.startswith(SQLITE):
+            return []
+        name = self.database.removeprefix(SQLITE).partition("?")[0]
+        return [Path(name + suffix).absolute() for suffix in ("", "-wal", "-shm", "-journal")] if name else []
 
     @property
     def jobs(self) -> Path:
@@ -75,7 +94,7 @@ class ServiceConfig(Section):
 
 def load_service(path: Path) -> ServiceConfig:
     """The service described at `path`, all its paths absolute. Raises SpecError."""
-    return placed(validate(ServiceConfig, load_toml(path)), path.resolve().parent)
+    return placed(validate(ServiceConfig, load_toml(path)), path.resolve().parent).read_from(path.resolve())
 
 
 def placed(config: ServiceConfig, folder: Path) -> ServiceConfig:

@@ -8,6 +8,7 @@ from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.locks import locked
 from service.hosting.folder import JobFolder, Told
+from service.hosting.printed import begun
 from service.launcher.child import unbuffered
 from service.launcher.plan import PYTHON
 
@@ -25,7 +26,7 @@ def start(folder: JobFolder, ask: int, *, paused: bool, max_output: int) -> "sub
         folder.address.unlink(missing_ok=True)
         folder.tell(Told(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
         with writing(folder.printed):
-            printed = folder.printed.open("wb")
+            printed = begun(folder.printed)
         command = [*PYTHON, "service.hosting.launching", str(folder.path), "--lock", str(lock)]
         with printed:
             return subprocess.Popen(  # 3

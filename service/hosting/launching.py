@@ -20,6 +20,7 @@ from millrace.role import finite, serve_role
 from service.hosting.folder import JobFolder, Known, Told
 from service.hosting.host import Ending
 from service.hosting.output import Output
+from service.hosting.printed import kept_short
 from service.launcher.local import LAUNCHER
 from service.launcher.running import Run, started
 from service.launcher.supervision import Outcome
@@ -40,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     os.set_inheritable(given.lock, False)  # workers that outlive this process by a moment must not look like it
     setup(LAUNCHER)
-    sys.exit(launch(JobFolder(given.folder), max_output=given.max_output, paused=given.paused))
+    folder = JobFolder(given.folder)
+    with kept_short(folder.printed):
+        code = launch(folder, max_output=given.max_output, paused=given.paused)
+    sys.exit(code)
 
 
 def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SpecError
+from service.access.confines import Confines
 from service.hosting.config import LimitsSection, load_service
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "service.toml"
@@ -46,6 +47,17 @@ def test_another_database_is_a_change_of_its_address(tmp_path):
 def test_a_mistake_is_named(tmp_path, text, words):
     with pytest.raises(SpecError, match=words):
         loaded(tmp_path, text)
+
+
+def test_what_allows_things_and_what_remembers_them_is_reached_by_no_spec(tmp_path):
+    config = loaded(tmp_path, f'root = "r"\ndatabase = "sqlite:///{tmp_path}/records.db"\n[allow]\nroots = ["."]')
+    confines = Confines.of(config.allow.roots, tmp_path / "r/jobs/news", config.private)
+    for name in ("service.toml", "records.db", "records.db-wal", "."):
+        with pytest.raises(SpecError, match="service's own"):
+            confines.check_folder(str(tmp_path / name), tmp_path, "store.path")
+    confines.check_folder(str(tmp_path / "data"), tmp_path, "store.path")
+    with pytest.raises(SpecError, match="_file"):
+        loaded(tmp_path, 'root = "r"\n_file = "/elsewhere"')
 
 
 def test_the_example_is_right_and_says_what_the_defaults_are():
