@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
+KEY = "[key]"
+"""Pydantic's word for where a mapping's key is."""
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
 
 
@@ -38,7 +40,10 @@ def _inside(location: Sequence[int | str], around: Sequence[int | str]) -> bool:
 
 def mistake(model: type[BaseModel], problem: Any) -> str:
     """One line for one of pydantic's errors at a `model`."""
-    place = _place(model, problem["loc"])
+    location = problem["loc"]
+    if location and location[-1] == KEY:  # the name itself is wrong: it is told as the value
+        location = location[:-2]
+    place = _place(model, location)
     value, kind = problem.get("input"), problem["type"]
     if kind == "extra_forbidden":
         return f"{place.path}: unknown key; {_hint(str(problem['loc'][-1]), _field_names(place.parents))}"

@@ -1,5 +1,6 @@
 """What a user writes about tables."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -216,6 +217,16 @@ class TableSection(Section):
         return self.default_row == "learnt"
 
 
+def _is_a_folders_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+        raise ValueError("a table is a folder of commits and exports: name it by letters, digits, '_' and '-'")
+    return name
+
+
+TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
+"""A table's name, which becomes a folder's."""
+
+
 class ShardProcess(Section):
     """What the launcher tells one shard process, as JSON."""
 
@@ -225,7 +236,7 @@ class ShardProcess(Section):
     """Shards of the job."""
     num_ranks: int = Field(ge=1)
     """Trainers of the job."""
-    tables: dict[str, TableSection]
+    tables: dict[TableName, TableSection]
     """Every table of the job."""
     groups: dict[str, int] = {}
     """Slot group of each sparse slot, by name."""

@@ -9,7 +9,7 @@ from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
 from millrace.config import Duration, Section, Size
 from millrace.errors import SpecError
 from millrace.points import Fault
-from pserver.config import TableSection
+from pserver.config import TableName, TableSection
 from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
@@ -228,8 +228,8 @@ class TrainerJob(Section):
     """What is predicted."""
     sample: SampleSection = SampleSection()
     """Group and weight of a sample."""
-    tables: dict[str, TableSection] = {"default": TableSection()}
-    """Embedding tables."""
+    tables: dict[TableName, TableSection] = {"default": TableSection()}
+    """Embedding tables, by name; commits and exports have a folder named like each."""
     model: ModelSection
     """The model."""
     train: TrainSection = TrainSection()

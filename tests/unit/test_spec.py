@@ -132,6 +132,8 @@ MISTAKES = {
     'slots.1={name="x",share="g",table="other"} ; slots.0.share=g': "slots.1: slots of share group "
     "'g' are in two tables",
     "slots.0.table=defualt": "slots.0.table: there is no table 'defualt'; did you mean 'default'?",
+    'tables={"../../x"={}} ; slots.0.table="../../x"': "tables: a table is a folder of commits and exports: name it by "
+    "letters, digits, '_' and '-' (got '../../x')",
     "tables.other={}": "tables.other: no slot uses this table; remove it, or name it in a slot",
     "tables.default={dim=0,first_order=false}": "tables.default: dim = 0 and first_order = false leave a row without "
     "a weight",
