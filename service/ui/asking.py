@@ -3,7 +3,7 @@
 No socket: the application is called as a server would call it. One Visitor for each page that is open.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -12,15 +12,18 @@ from uuid import uuid4
 
 import httpx
 from fastapi import FastAPI
-from starlette.concurrency import run_in_threadpool
 
 from service.access.guard import Guard, Refusal
 from service.access.roles import Caller, Role
 from service.api.doors import ACT, ROLE
+from service.api.paging import MAX_LIMIT
 from service.api.repeats import HEADER as REPEAT_KEY
+from service.ui.gate import Visit
 
 ASK_S = 30.0
 """How long an answer may take."""
+MAX_LISTED, MAX_PAGES = 1_000, 20
+"""Of a list: entries that are shown, and pages of the API that are asked for."""
 INSIDE = "http://127.0.0.1"
 """The name that the application is called by here."""
 
@@ -74,35 +77,28 @@ def routes_of(document: Mapping[str, Any]) -> dict[str, Route]:
 class Visitor:
     """See module docstring, and Asker."""
 
-    def __init__(self, api: FastAPI, token: Callable[[], str | None], address: str) -> None:
-        """`token`: the session's, as long as it has one; `address`: of their machine, whose failures are counted."""
-        self._token, self._address = token, address
+    def __init__(self, api: FastAPI, visit: Visit) -> None:
+        self._visit = visit
         self._guard: Guard = api.state.guard
         self._routes = routes_of(api.openapi())
-        self._caller = Caller("", None)
-        transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(address, 0))
+        transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(visit.address, 0))
         self._http = httpx.AsyncClient(transport=transport, base_url=INSIDE, auth=self._sign, timeout=ASK_S)
-
-    async def enter(self) -> Caller:
-        """Who this is; their role is None where they may nothing. Raises Refused: the token is not known."""
-        try:
-            token = self._token()
-            bearer = [f"Bearer {token}"] if token else []
-            self._caller = await run_in_threadpool(self._guard.caller, bearer, self._address)
-        except Refusal as refusal:
-            raise Refused(refusal.status, refusal.detail) from None
-        return self._caller
 
     @property
     def caller(self) -> Caller:
-        """Who this was when they entered."""
-        return self._caller
+        """Who this was when they came."""
+        return self._visit.caller
+
+    @property
+    def signed_in(self) -> bool:
+        """Whether they gave a token."""
+        return self._visit.token() is not None
 
     def may(self, operation: str) -> bool:
         """See Asker."""
         route = self._routes[operation]
         try:
-            self._guard.admit(self._caller, route.role, route.act)
+            self._guard.admit(self.caller, route.role, route.act)
         except Refusal:
             return False
         return True
@@ -126,9 +122,21 @@ class Visitor:
         await self._http.aclose()
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
-        if token := self._token():
+        if token := self._visit.token():
             request.headers["Authorization"] = f"Bearer {token}"
         return request
+
+
+async def listed(asker: Asker, path: str, most: int = MAX_LISTED) -> list[dict[str, Any]]:
+    """All entries of a list of the API, page by page; beyond `most` the first are left out. Raises Refused."""
+    entries: list[dict[str, Any]] = []
+    after = None
+    for _ in range(MAX_PAGES):
+        page = await asker.get(path, limit=MAX_LIMIT, after=after)
+        entries, after = [*entries, *page["items"]][-most:], page["next"]
+        if after is None:
+            break
+    return entries
 
 
 def _content(answer: httpx.Response) -> Any:

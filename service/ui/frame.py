@@ -17,29 +17,28 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 
 
-async def visitor_of(api: FastAPI, request: Request) -> Visitor:
+def visitor_of(api: FastAPI, request: Request) -> Visitor:
     """The visitor whose page is being made; they are let go with it."""
     visit: Visit = request.scope[VISIT]
-    visitor = Visitor(api, visit.token, visit.address)
-    await visitor.enter()
+    visitor = Visitor(api, visit)
     ui.context.client.on_delete(lambda: background_tasks.create(visitor.leave(), name="a visitor leaves"))
     return visitor
 
 
-def top(visitor: Visitor, signed_in: bool) -> None:
+def top(visitor: Visitor) -> None:
     """The page's style and the line on top of it."""
     ui.add_css(STYLE)
     caller = visitor.caller
     with ui.element("header").classes("top"):
-        ui.link("Millrace", f"{ROOT}/").classes("brand")
-        ui.link("Jobs", f"{ROOT}/")
+        ui.link("Millrace", "/").classes("brand")
+        ui.link("Jobs", "/")
         role = caller.role.word if caller.role is not None else "none"
         ui.label(f"{caller.name} ({role})").classes("who")
-        if signed_in:
+        if visitor.signed_in:
             with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
                 ui.button("Sign out").props("flat dense no-caps type=submit")
         else:
-            ui.link("Sign in", f"{ROOT}/login")
+            ui.link("Sign in", "/login")
 
 
 class Trouble:
@@ -64,12 +63,7 @@ class Ticking:
         self._timer = ui.timer(every_s, self._tick)
 
     async def _tick(self) -> None:
-        if self._client.has_socket_connection:  # else nobody looks, and it may come back
-            await self.tick()
-
-    async def tick(self) -> None:
-        """Once."""
-        if self._busy:
+        if self._busy or not self._client.has_socket_connection:  # nobody looks; they may come back
             return
         self._busy = True
         try:
@@ -78,7 +72,7 @@ class Ticking:
         except Refused as refused:
             if refused.status == HTTPStatus.UNAUTHORIZED:
                 self._timer.deactivate()
-                ui.navigate.to(f"{ROOT}/login")
+                ui.navigate.to("/login")
             self._trouble.say(str(refused))
         except httpx.HTTPError as error:
             self._trouble.say(f"the service does not answer: {type(error).__name__}")

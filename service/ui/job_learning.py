@@ -9,6 +9,7 @@ from nicegui import ui
 from service.ui.asking import Asker, Refused
 from service.ui.charts import COLORS, Line, lines_chart
 from service.ui.frame import panel
+from service.ui.job_slices import SlicesPart
 from service.ui.job_stream import redraw
 from service.ui.series import common, joined, metric_line, tasks_of, timed
 
@@ -86,6 +87,7 @@ class LearningPart:
             for metric, (title, hint) in METRICS.items():
                 with panel(title, hint):
                     self._charts[metric] = ui.echart(lines_chart([], by_time=True)).classes("chart")
+            self._slices = SlicesPart(visitor, name)
 
     def others(self, jobs: Sequence[str]) -> None:
         """Tell which jobs there are."""
@@ -112,6 +114,7 @@ class LearningPart:
                 self._said.set_text(str(refused))
         if not news:
             return
+        await self._slices.refresh(self._other)
         by_time = timed(self._ours.closes)
         self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
         names = self._name, self._other

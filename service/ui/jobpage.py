@@ -1,20 +1,53 @@
 """One job's page: what it does now, and below, by choice, its stream and learning, its rows, its past, its output."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.asking import Visitor
+from service.ui.actions import Actions
+from service.ui.asking import Visitor, listed
 from service.ui.frame import Chip, Figure, Ticking, Trouble, panel
 from service.ui.job_learning import LearningPart
+from service.ui.job_operations import OperationsPart
+from service.ui.job_output import LettersPart, OutputPart
+from service.ui.job_past import PastPart
 from service.ui.job_stream import StreamPart
+from service.ui.job_tables import TablesPart
 from service.ui.recording import Recorder
 from service.ui.wording import GRAVE, ago, first_task, measure, number, outcome_words, rate, tone
 
 JOBS_EVERY = 10
 """Ticks between two looks at which other jobs there are."""
+SLOW_EVERY = 3
+"""Ticks between two looks at lists."""
+NOW = "Learning and stream"
+TABS = (NOW, "Tables", "Commits and exports", "Output", "Dead letters", "Operations")
+
+
+class Part(Protocol):
+    """What is below a tab."""
+
+    async def refresh(self, job: Mapping[str, Any]) -> None:
+        """Show what it is now. Raises Refused."""
+        ...
+
+
+class NowPart:
+    """Learning and stream: what a newcomer should see."""
+
+    def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
+        self._visitor, self._looks = visitor, 0
+        self._learning, self._stream = LearningPart(visitor, name), StreamPart(name, recorder)
+
+    async def refresh(self, job: Mapping[str, Any]) -> None:
+        """See Part."""
+        if self._looks % JOBS_EVERY == 0:
+            self._learning.others([each["name"] for each in await listed(self._visitor, "/jobs")])
+        self._looks += 1
+        self._stream.refresh(job)
+        await self._learning.refresh(job)
 
 
 class Head:
@@ -100,26 +133,48 @@ class JobPage:
     """See module docstring."""
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
-        self._visitor, self._name, self._ticks = visitor, name, 0
+        self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW
         self._path = f"/jobs/{quote(name, safe='')}"
         with ui.element("main").classes("page"):
             self._trouble = Trouble()
             self._head = Head(name)
-            self._learning = LearningPart(visitor, name)
-            self._stream = StreamPart(name, recorder)
-        self._ticking = Ticking(self.refresh, self._trouble)
+            with self._head.line:
+                self._actions = Actions(visitor, name)
+            self._parts = self._below(recorder)
+        Ticking(self.refresh, self._trouble)
 
-    async def begin(self) -> None:
-        """Show what it does, for the first time."""
-        await self._ticking.tick()
+    def _below(self, recorder: Recorder) -> dict[str, Part]:
+        with ui.tabs(on_change=self._turned).props("dense align=left no-caps inline-label") as tabs:
+            for title in TABS:
+                ui.tab(title)
+        with ui.tab_panels(tabs, value=NOW, animated=False, keep_alive=False):
+            return {title: self._part(title, recorder) for title in TABS}
+
+    def _part(self, title: str, recorder: Recorder) -> Part:
+        with ui.tab_panel(title):
+            match title:
+                case "Tables":
+                    return TablesPart(self._visitor, self._name, recorder)
+                case "Commits and exports":
+                    return PastPart(self._visitor, self._name)
+                case "Output":
+                    return OutputPart(self._visitor, self._name)
+                case "Dead letters":
+                    return LettersPart(self._visitor, self._name)
+                case "Operations":
+                    return OperationsPart(self._visitor, self._name)
+                case _:
+                    return NowPart(self._visitor, self._name, recorder)
+
+    async def _turned(self, event: Any) -> None:
+        self._shown, self._ticks = str(event.value), 0
 
     async def refresh(self) -> None:
         """Show what it does now."""
         job = await self._visitor.get(self._path)
         self._head.show(job)
-        if self._ticks % JOBS_EVERY == 0:
-            jobs = (await self._visitor.get("/jobs", limit=200))["items"]
-            self._learning.others([each["name"] for each in jobs])
+        self._actions.show(job)
+        slow = self._shown != NOW
+        if not slow or self._ticks % SLOW_EVERY == 0:
+            await self._parts[self._shown].refresh(job)
         self._ticks += 1
-        await self._learning.refresh(job)
-        self._stream.refresh(job)

@@ -1,18 +1,26 @@
 """Adds the live page to the application, where NiceGUI is installed; else says how to have it.
 
-Once in a process, for NiceGUI is one. It is imported here and in the pages, which nothing else imports.
+Once in a process, for NiceGUI is one. It is loaded by who first asks for a page: most services are never looked at, and
+all would start later.
 """
 
+import asyncio
 import importlib.util
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.ui.downloading import Download
 from service.ui.gate import ROOT, Door, Gate
+from service.ui.recording import Recorder
 from service.ui.sessions import Sessions
 from service.ui.signing_in import SigningIn
 
@@ -29,15 +37,27 @@ def mount(api: FastAPI, max_pages: int) -> None:
     if importlib.util.find_spec("nicegui") is None:
         api.router.routes.append(Route("/", _missing, include_in_schema=False))
         return
-    sessions = Sessions()
-    door = Door(api, sessions)
+    sessions, recorder = Sessions(), Recorder(api.state.statuses)
+    door, pages = Door(api, sessions), Pages(api, recorder)
     api.router.routes += [
         Route("/", _home, include_in_schema=False),
         Route(ROOT, _home, include_in_schema=False),
         *SigningIn(door, sessions).routes(),
+        Download(api, door).route(),
     ]
-    _mount_pages(api, door, max_pages)
+    api.mount(ROOT, Gate(pages, door, max_pages, pages.num_open))
     api.state.live = True
+
+    @asynccontextmanager
+    async def living(_: FastAPI) -> AsyncIterator[None]:
+        recording = asyncio.create_task(recorder.run())
+        try:
+            yield
+        finally:
+            recording.cancel()
+            await pages.end()
+
+    api.router.lifespan_context = living
 
 
 async def _missing(_request: Request) -> Response:
@@ -48,25 +68,59 @@ async def _home(_request: Request) -> Response:
     return RedirectResponse(f"{ROOT}/", HTTPStatus.TEMPORARY_REDIRECT)
 
 
-def _mount_pages(api: FastAPI, door: Door, max_pages: int) -> None:
-    from nicegui import Client, core, ui
+class Pages:
+    """NiceGUI's application, from the first request on: see module docstring. On the event loop."""
 
-    from service.ui.pages import add_pages
+    def __init__(self, api: FastAPI, recorder: Recorder) -> None:
+        self._api, self._recorder = api, recorder
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+        self._held = AsyncExitStack()
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # pages ask much, and none of it goes over a wire
-    add_pages(api)
-    ui.run_with(
-        api,
-        mount_path=ROOT,
-        title="Millrace",
-        dark=None,
-        binding_refresh_interval=None,
-        reconnect_timeout=RECONNECT_S,
-        tailwind=False,
-        show_welcome_message=False,
-    )
-    core.app.config.socket_io_js_transports = ["websocket"]
-    core.sio.eio.transports = ["websocket"]
-    core.sio.eio.cors_allowed_origins = []  # says nothing to other sites; the gate refuses them
-    [mounted] = [each for each in api.router.routes if isinstance(each, Mount) and each.path == ROOT]
-    mounted.app = Gate(mounted.app, door, max_pages, lambda: len(Client.instances))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        app = self._app or await self._loaded()
+        await app(scope, receive, send)
+
+    def num_open(self) -> int:
+        """Pages that are open, or were a moment ago."""
+        if self._app is None:
+            return 0
+        from nicegui import Client
+
+        return len(Client.instances)
+
+    async def end(self) -> None:
+        """Let go of all pages."""
+        await self._held.aclose()
+
+    async def _loaded(self) -> ASGIApp:
+        async with self._lock:
+            if self._app is None:
+                await run_in_threadpool(importlib.import_module, "service.ui.pages")
+                self._app = await self._begun()
+            return self._app
+
+    async def _begun(self) -> ASGIApp:
+        from nicegui import core, ui
+
+        from service.ui.pages import add_pages
+
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # pages ask much, and none of it goes over a wire
+        add_pages(self._api, self._recorder)
+        shell = FastAPI()  # which NiceGUI takes for what it is part of: ours has begun already
+        ui.run_with(
+            shell,
+            title="Millrace",
+            dark=None,
+            binding_refresh_interval=None,
+            reconnect_timeout=RECONNECT_S,
+            tailwind=False,
+            show_welcome_message=False,
+        )
+        core.app.config.socket_io_js_transports = ["websocket"]
+        core.sio.eio.transports = ["websocket"]
+        core.sio.eio.cors_allowed_origins = []  # says nothing to other sites; the gate refuses them
+        await self._held.enter_async_context(shell.router.lifespan_context(shell))
+        app: ASGIApp = core.app
+        return app

@@ -6,14 +6,11 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.asking import Asker, Refused
+from service.ui.asking import Asker, Refused, listed
 from service.ui.frame import Ticking, Trouble, panel
-from service.ui.gate import ROOT
 from service.ui.grid import Cell, Column, Grid, Row
 from service.ui.wording import ago, first_task, measure, number, outcome_words, rate, tone
 
-MAX_JOBS = 200
-"""Jobs that are shown: a page of the API."""
 COLUMNS = (
     Column("Job"),
     Column("Phase"),
@@ -32,8 +29,8 @@ NO_JOB = (
 
 
 def job_link(name: str) -> str:
-    """The address of a job's page."""
-    return f"{ROOT}/jobs/{quote(name, safe='')}"
+    """The address of a job's page, below the root of all pages: NiceGUI adds that to links."""
+    return f"/jobs/{quote(name, safe='')}"
 
 
 def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
@@ -75,15 +72,11 @@ class Overview:
             self._trouble = Trouble()
             with panel("Jobs"):
                 self._grid = Grid(COLUMNS, NO_JOB)
-        self._ticking = Ticking(self.refresh, self._trouble)
-
-    async def begin(self) -> None:
-        """Show what they do, for the first time."""
-        await self._ticking.tick()
+        Ticking(self.refresh, self._trouble)
 
     async def refresh(self) -> None:
         """Show what they do now."""
-        jobs = (await self._visitor.get("/jobs", limit=MAX_JOBS))["items"]
+        jobs = await listed(self._visitor, "/jobs")
         rows = []
         for job in jobs:
             try:

@@ -1,29 +1,26 @@
 """The pages by address. What is on each is its own module's."""
 
 from fastapi import FastAPI, Request
-from nicegui import app, ui
+from nicegui import ui
 
 from service.ui.frame import top, visitor_of
-from service.ui.gate import VISIT
 from service.ui.jobpage import JobPage
 from service.ui.overview import Overview
 from service.ui.recording import Recorder
 
 
-def add_pages(api: FastAPI) -> None:
-    """Add the pages, which ask `api`."""
-    recorder = Recorder(api.state.statuses)
-    app.on_startup(recorder.run)
+def add_pages(api: FastAPI, recorder: Recorder) -> None:
+    """Add the pages, which ask `api`, and show what `recorder` has kept."""
 
     @ui.page("/", title="Jobs · Millrace")
-    async def _jobs(request: Request) -> None:
-        visitor = await visitor_of(api, request)
-        top(visitor, signed_in=request.scope[VISIT].token() is not None)
-        await Overview(visitor).begin()
+    def _jobs(request: Request) -> None:
+        visitor = visitor_of(api, request)
+        top(visitor)
+        Overview(visitor)
 
     @ui.page("/jobs/{name}")
-    async def _job(request: Request, name: str) -> None:
+    def _job(request: Request, name: str) -> None:
         ui.page_title(f"{name} · Millrace")
-        visitor = await visitor_of(api, request)
-        top(visitor, signed_in=request.scope[VISIT].token() is not None)
-        await JobPage(visitor, name, recorder).begin()
+        visitor = visitor_of(api, request)
+        top(visitor)
+        JobPage(visitor, name, recorder)

@@ -1,0 +1,80 @@
+"""Long work that somebody asked of a job: how it goes, what came of it, and calling it off."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nicegui import ui
+
+from service.ui.acts import outcome_lines
+from service.ui.asking import Asker, Refused
+from service.ui.dialogs import OVER, progress_text
+from service.ui.frame import panel
+from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.wording import moment, tone
+
+LAST = 50
+COLUMNS = (
+    Column("Begun, UTC"),
+    Column("What"),
+    Column("By"),
+    Column("State"),
+    Column("Ended, UTC"),
+    Column("What came of it", long=True),
+)
+NOTHING = "Nothing was asked of this job yet: commits, exports, shrinks and settings are listed here for 7 days."
+
+
+def operation_rows(operations: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each operation."""
+    return [(each["id"], _cells(each)) for each in operations]
+
+
+def _cells(operation: Mapping[str, Any]) -> Sequence[Cell]:
+    over = operation["state"] in OVER
+    text = "\n".join(outcome_lines(operation)) if over else progress_text(operation)
+    return (
+        Cell(moment(operation["created"])),
+        Cell(operation["kind"]),
+        Cell(operation["who"]),
+        Cell(operation["state"], tone=tone(operation["state"]), chip=True),
+        Cell(moment(operation["ended"])),
+        Cell(text, tone="bad" if operation["state"] == "failed" else ""),
+    )
+
+
+class OperationsPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker, name: str) -> None:
+        self._visitor, self._name = visitor, name
+        self._may = visitor.may("cancelOperation")
+        self._live: list[str] = []
+        with panel("Operations", "the newest first"):
+            self._cancelling = ui.element("div")
+            self._grid = Grid(COLUMNS, NOTHING)
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show how they go."""
+        operations = (await self._visitor.get("/operations", job=self._name, limit=LAST))["items"]
+        self._grid.show(operation_rows(operations))
+        live = [each for each in operations if each["state"] not in OVER] if self._may else []
+        if [each["id"] for each in live] != self._live:
+            self._live = [each["id"] for each in live]
+            self._cancelling.clear()
+            with self._cancelling:
+                for each in live:
+                    self._line(each)
+
+    def _line(self, operation: Mapping[str, Any]) -> None:
+        async def cancel() -> None:
+            try:
+                await self._visitor.call("cancelOperation", {"id": operation["id"]})
+                ui.notify(
+                    f"The {operation['kind']} is asked to end; what it has asked of the job happens all the same."
+                )
+            except Refused as refused:
+                ui.notify(str(refused), type="negative")
+
+        with ui.element("div").classes("line"):
+            ui.label(f"{operation['kind']} by {operation['who']} goes on.").classes("hint")
+            ui.button("Cancel it", on_click=cancel).props("flat dense no-caps")

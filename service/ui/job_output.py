@@ -1,0 +1,96 @@
+"""What a job's processes printed, and the events that gave no sample."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.asking import Asker, listed
+from service.ui.frame import panel
+from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.wording import moment, number, size
+
+TAIL = 200
+"""Lines that are shown."""
+ALL = ""
+LETTER_COLUMNS = (
+    Column("Pass", number=True),
+    Column("File"),
+    Column("Rank", number=True),
+    Column("Size", number=True),
+    Column("Written, UTC"),
+)
+NO_LETTER = "There is none: every event gave a sample, or dead letters are off (pipe.dead_letters)."
+NO_LINE = "Nothing was printed yet. A foreground run prints on its own terminal."
+
+
+def download_link(job: str, file: str) -> str:
+    """Where a file of dead letters is had by a browser that is signed in, below the root of all pages."""
+    return f"/deadletters/{quote(job, safe='')}/{quote(file, safe='')}"
+
+
+def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each file of dead letters, the newest first."""
+    return [
+        (each["name"], (
+            Cell(number(each["pass_number"]), each["pass_number"]),
+            Cell(each["name"], link=download_link(job, each["name"])),
+            Cell(number(each["rank"]), each["rank"]),
+            Cell(size(each["bytes"]), each["bytes"]),
+            Cell(moment(each["written"])),
+        ))
+        for each in reversed(files)
+    ]  # fmt: skip
+
+
+def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines of output as text, each with its time and worker."""
+    return "\n".join(f"{line['at'][11:19]} {line['worker']:<12} {line['text']}" for line in lines)
+
+
+class OutputPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker, name: str) -> None:
+        self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        self._text: str | None = None
+        with panel("Output", f"the last {TAIL} lines; times in UTC"):
+            with ui.element("div").classes("line"):
+                ui.label("Of").classes("hint")
+                self._worker = ui.select({ALL: "all processes"}, value=ALL).props("dense outlined options-dense")
+            self._lines = ui.label(NO_LINE).classes("output")
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show the last lines."""
+        chosen = str(self._worker.value or ALL)
+        told = await self._visitor.get(f"{self._path}/output", worker=chosen or None, last=True, limit=TAIL)
+        lines = told["items"]
+        workers = {ALL, *self._worker.options, *(line["worker"] for line in lines)}
+        if workers != set(self._worker.options):
+            names = {ALL: "all processes", **{each: each for each in sorted(workers - {ALL})}}
+            self._worker.set_options(names, value=chosen)
+        self._lines.set_text(output_text(lines) or NO_LINE)
+
+
+class LettersPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker, name: str) -> None:
+        self._visitor, self._name = visitor, name
+        self._may = visitor.may("listDeadLetters")
+        with panel("Dead letters", "events that gave no sample: a JSON line each, with partition, position and reason"):
+            if self._may:
+                self._grid = Grid(LETTER_COLUMNS, NO_LETTER)
+            else:
+                ui.label("They hold what events held, so they are for operators.").classes("hint")
+        with panel("Rejected", "by reason"):
+            self._reasons = Grid((Column("Reason"), Column("Events", number=True)), "No event was rejected.")
+
+    async def refresh(self, job: Mapping[str, Any]) -> None:
+        """Show which there are."""
+        rejected = job["rejected"].items()
+        self._reasons.show([(reason, (Cell(reason), Cell(number(count), count))) for reason, count in rejected])
+        if self._may:
+            files = await listed(self._visitor, f"/jobs/{quote(self._name, safe='')}/deadletters")
+            self._grid.show(letter_rows(self._name, files))

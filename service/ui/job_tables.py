@@ -1,0 +1,120 @@
+"""A job's tables: how many rows, how much memory, what each slot brings, how rows lie on shards."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.asking import Asker, listed
+from service.ui.charts import COLORS, Line, bars_chart, lines_chart
+from service.ui.frame import Figure, panel
+from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.job_stream import redraw
+from service.ui.recording import Recorder
+from service.ui.wording import measure, number, share, size
+
+COLUMNS = (
+    Column("Slot"),
+    Column("Table"),
+    Column("Samples", number=True),
+    Column("Distinct values, about", number=True),
+    Column("Values a sample", number=True),
+    Column("Empty", number=True),
+    Column("Cut off", number=True),
+    Column("Not finite", number=True),
+)
+NO_SLOT = "No slot has figures yet; they come with the first pass."
+
+
+def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each slot of every table."""
+    return [
+        (f"{table['name']}/{slot}", (
+            Cell(slot),
+            Cell(table["name"]),
+            _cell(number, told, "num_samples"),
+            _cell(number, told, "distinct"),
+            _cell(measure, told, "mean_count"),
+            _cell(share, told, "empty_rate"),
+            _cell(number, told, "num_cut"),
+            _cell(number, told, "num_non_finite"),
+        ))
+        for table in tables
+        for slot, told in table["slots"].items()
+    ]  # fmt: skip
+
+
+def _cell(words: Any, told: Mapping[str, Any], key: str) -> Cell:
+    return Cell(words(told.get(key)), told.get(key))
+
+
+def rows_by_shard(commit: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Names of the shards, and the rows that a commit has of each."""
+    parts = commit["parts"]
+    return [str(part["folder"]) for part in parts], [sum(part["rows"].values()) for part in parts]
+
+
+def held_words(table: Mapping[str, Any]) -> str:
+    """What is said of a shrink that waits; empty: none does."""
+    held = table["held"]
+    if not held:
+        return ""
+    return (
+        f"A shrink of table {table['name']} would take {number(held.get('going'))} of {number(held.get('rows'))} rows, "
+        "and waits: Shrink lets them go, with the leave to take more than max_shrink_fraction."
+    )
+
+
+class TablesPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: Asker, name: str, recorder: Recorder) -> None:
+        self._visitor, self._name, self._recorder = visitor, name, recorder
+        self._path = f"/jobs/{quote(name, safe='')}"
+        self._commit = ""
+        self._figures: dict[str, Figure] = {}
+        self._held = ui.label().classes("note warn")
+        with panel("Tables", "rows; memory of rows and their index over all shards"):
+            self._tables = ui.element("div").classes("figures")
+        with ui.element("div").classes("side"):
+            with panel("Rows over time", "of all tables, since the service began to look"):
+                self._rows = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+            with panel("Rows by shard"):
+                self._as_of = ui.label("No commit yet: the rows of each shard are known by one.").classes("hint")
+                self._shards = ui.echart(bars_chart([], [])).classes("chart low")
+        with panel("Slots", "over the job's life"):
+            self._grid = Grid(COLUMNS, NO_SLOT)
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show what is in them now."""
+        tables = await listed(self._visitor, f"{self._path}/tables")
+        for table in tables:
+            self._show(table)
+        held = "\n".join(filter(None, map(held_words, tables)))
+        self._held.set_text(held)
+        self._held.set_visibility(bool(held))
+        self._grid.show(slot_rows(tables))
+        points = [(each.at_ms, each.rows) for each in self._recorder.moments(self._name)]
+        redraw(self._rows, lines_chart([Line("rows", points, COLORS[2])], by_time=True))
+        await self._show_shards()
+
+    def _show(self, table: Mapping[str, Any]) -> None:
+        name = table["name"]
+        if name not in self._figures:
+            with self._tables:
+                self._figures[name] = Figure(name, f"vectors of {table['dim']} numbers")
+        new = table["new_rows"]
+        more = f"{size(table['bytes'])}, {number(new)} new in a pass" if new is not None else size(table["bytes"])
+        self._figures[name].show(number(table["rows"]), more)
+
+    async def _show_shards(self) -> None:
+        commits = await listed(self._visitor, f"{self._path}/commits")
+        if not commits or commits[-1]["name"] == self._commit:
+            return
+        self._commit = commits[-1]["name"]
+        newest = await self._visitor.get(f"{self._path}/commits/{quote(self._commit, safe='')}")
+        self._as_of.set_text(
+            f"in commit {self._commit}: {size(newest['bytes'])} on disk in {number(newest['files'])} files"
+        )
+        redraw(self._shards, bars_chart(*rows_by_shard(newest), color=COLORS[5]))
