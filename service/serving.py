@@ -24,6 +24,10 @@ def replica(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Requests must bear the token in a file; health needs none.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Answer over HTTPS with this certificate, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
     anyone: Annotated[
         bool, typer.Option("--anyone", help="Listen on another address than loopback without a token.")
     ] = False,
@@ -46,6 +50,8 @@ def replica(
         "store": store,
         "listen": listen,
         "token_file": token_file,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
         "anyone": anyone,
         "feed_token_file": feed_token_file,
         "address_file": address_file,

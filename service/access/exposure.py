@@ -4,13 +4,11 @@ Nothing is bound here.
 """
 
 import ipaddress
-import os
-import ssl
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.errors import SpecError
+from millrace.tls import check_tls
 from service.access.config import AccessSection, TlsSection
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -71,21 +69,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def check_tls(cert: Path, key: Path) -> None:
-    """Raise SpecError where the files cannot be read, do not belong together, or the key is there for all to read."""
-    for path, at in ((cert, "tls.cert"), (key, "tls.key")):
-        if not path.is_file() or not os.access(path, os.R_OK):
-            raise SpecError(f"{path}: no such file, or it may not be read", at)
-    if key.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise SpecError(f"{key} may be read or written by everybody on this machine: chmod 600 {key}", "tls.key")
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key, password=lambda: b"")  # never asks a terminal
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise SpecError(f"{cert} and {key} are no certificate with its key: {reason}", "tls.cert") from None
 
 
 def _parsed(listen: str) -> tuple[str, int]:

@@ -8,8 +8,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from millrace.errors import SpecError
+from millrace.tls import check_tls
 from service.access.config import AccessSection, TlsSection
-from service.access.exposure import check_tls, exposure_of, is_loopback
+from service.access.exposure import exposure_of, is_loopback
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from millrace.config import Duration, Section, Size
 from millrace.errors import SpecError
+from millrace.tls import check_tls
 
 
 class ReplicaConfig(Section):
@@ -24,6 +25,10 @@ class ReplicaConfig(Section):
     """Where requests are answered; port 0 takes a free one."""
     token_file: Path | None = None
     """File with the token that requests must bear; health is told to all."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate and those between it and the root; with `tls_key`, requests come over HTTPS."""
+    tls_key: Path | None = None
+    """PEM file with its key, without a password; not for everybody to read."""
     anyone: bool = False
     """Whether another address than loopback is listened on without a token."""
     address_file: Path | None = None
@@ -54,6 +59,15 @@ class ReplicaConfig(Section):
         if sum(each is not None for each in (self.exports, self.feed, self.store)) != 1:
             raise ValueError("needs one of exports, feed and store: what is to be followed")
         return self
+
+    def tls(self) -> tuple[Path, Path] | None:
+        """Certificate and key. Raises SpecError where there is one without the other, or they do not fit."""
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise SpecError("--tls-cert and --tls-key belong together: name both, or neither", "--tls-cert")
+        check_tls(self.tls_cert, self.tls_key, ("--tls-cert", "--tls-key"))
+        return self.tls_cert, self.tls_key
 
     @property
     def address(self) -> tuple[str, int]:

@@ -68,11 +68,11 @@ def run(config: ReplicaConfig) -> None:
     with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="millrace-replica-") as scratch:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = Keeper(source, state, figures)
-        api = gated(state, keeper, figures, config)
+        api, tls = gated(state, keeper, figures, config), config.tls()
         listener = bound(config)
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()
-        with serving(api, [listener]):
+        with serving(api, [listener], tls):
             _tell(listener, config)
             stopping.wait()
         source.close()
@@ -114,7 +114,7 @@ def bound(config: ReplicaConfig) -> socket.socket:
 
 def _tell(listener: socket.socket, config: ReplicaConfig) -> None:
     host, port = listener.getsockname()[:2]
-    log.info("answering on http://%s:%d/v2", host, port)
+    log.info("answering on %s://%s:%d/v2", "http" if config.tls_cert is None else "https", host, port)
     if config.address_file is not None:
         unfinished = config.address_file.with_name(config.address_file.name + ".part")
         unfinished.write_text(f"{host}:{port}", encoding="ascii")

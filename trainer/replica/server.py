@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -193,8 +194,9 @@ def gated(state: State, keeper: Keeper, figures: Figures, config: ReplicaConfig)
 
 
 @contextmanager
-def serving(api: ASGIApp, listeners: Sequence[socket]) -> Iterator[None]:
-    """Serve as long as the context lasts; requests under way are answered yet."""
+def serving(api: ASGIApp, listeners: Sequence[socket], tls: tuple[Path, Path] | None = None) -> Iterator[None]:
+    """Serve as long as the context lasts, encrypted by certificate and key; requests under way are answered yet."""
+    cert, key = tls or (None, None)
     server = uvicorn.Server(
         uvicorn.Config(
             api,
@@ -202,6 +204,8 @@ def serving(api: ASGIApp, listeners: Sequence[socket]) -> Iterator[None]:
             access_log=False,
             lifespan="off",
             ws="none",
+            ssl_certfile=cert,
+            ssl_keyfile=key,
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
         )  # fmt: skip

@@ -1,0 +1,49 @@
+"""A replica over HTTPS: a real handshake, and certificates that are refused before anything is served."""
+
+import ssl
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from tests.unit.test_access_exposure import write_pair
+from trainer.replica.config import ReplicaConfig
+from trainer.replica.figures import Figures
+from trainer.replica.running import bound
+from trainer.replica.server import gated, serving
+from trainer.replica.state import State
+
+QUIET = SimpleNamespace(refused="", trouble="")
+
+
+def config(**more):
+    return validate(ReplicaConfig, {"exports": "x", "listen": "127.0.0.1:0", **more})
+
+
+def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path):
+    cert, key = write_pair(tmp_path, "ours")
+    told, state = config(tls_cert=str(cert), tls_key=str(key)), State(5, 1 << 30)
+    listener = bound(told)
+    port = listener.getsockname()[1]
+    with serving(gated(state, QUIET, Figures(state), told), [listener], told.tls()):
+        trusting = ssl.create_default_context(cafile=str(cert))
+        assert httpx.get(f"https://localhost:{port}/v2/health/live", verify=trusting).json() == {"live": True}
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://localhost:{port}/v2/health/live")
+
+
+def test_without_files_there_is_none():
+    assert config().tls() is None
+
+
+def test_what_is_no_pair_is_refused_by_its_option(tmp_path):
+    (cert, key), (other, _) = write_pair(tmp_path, "ours"), write_pair(tmp_path, "other")
+    with pytest.raises(SpecError, match="--tls-cert.*name both"):
+        config(tls_cert=str(cert)).tls()
+    with pytest.raises(SpecError, match="no certificate with its key"):
+        config(tls_cert=str(other), tls_key=str(key)).tls()
+    key.chmod(0o644)
+    with pytest.raises(SpecError, match="--tls-key.*chmod 600"):
+        config(tls_cert=str(cert), tls_key=str(key)).tls()
