@@ -41,10 +41,11 @@ def demo_job(
 
 def twin_of(job: LoadedJob) -> LoadedJob:
     """The same job, which only predicts; it begins at a commit of `job`."""
-    raw: dict[str, Any] = {key: value for key, value in job.raw.items() if key not in ("exports", "commit")}
+    raw: dict[str, Any] = {key: value for key, value in job.raw.items() if key not in ("exports", "commit", "predict")}
     store = job.store.parents[1] / TWIN / "store"
+    raw["train"] = {key: value for key, value in raw.get("train", {}).items() if key != "learn_until"}
     sections: Mapping[str, Mapping[str, Any]] = {
-        "train": {"learn_until": 0},
+        "train": {"learn": False},
         "metrics": {"halves": False},  # it has seen one of them only
         "store": {"path": str(store)},
     }

@@ -39,6 +39,7 @@ def test_both_jobs_read_the_same_stream_and_only_one_learns(tmp_path):
     learning = job(tmp_path)
     twin = twin_of(learning)
     assert (learning.spec.name, twin.spec.name) == (NAME, TWIN)
+    assert (learning.spec.train.learn, twin.spec.train.learn) == (True, False)
     assert learning.spec.sources == twin.spec.sources and learning.spec.seed == twin.spec.seed
     (source,) = learning.spec.sources.values()
     assert (source.rate, source.since, source.events) == (RATE, SINCE, None)
