@@ -70,6 +70,7 @@ def app(host: Host, terms: Terms) -> FastAPI:
     api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
     api.state.allow, api.state.private = terms.allow, terms.private
     api.state.statuses, api.state.repeats, api.state.turns = Statuses(host), Repeats(host.records), Turns()
+    host.work.on_end = api.state.statuses.forget
     api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams)
     api.add_middleware(Outer, names=terms.names, max_body=terms.limits.max_body)
     for error in (HTTPException, RequestValidationError, MillraceError, Exception):

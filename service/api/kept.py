@@ -45,7 +45,8 @@ class Kept:
             found: Found = one.found
             return found
 
-    def drop(self, key: tuple[str, ...]) -> None:
-        """Look anew the next time."""
+    def drop(self, start: tuple[str, ...]) -> None:
+        """Look anew the next time for all whose key begins so."""
         with self._lock:
-            self._known.pop(key, None)
+            for key in [key for key in self._known if key[: len(start)] == start]:
+                del self._known[key]

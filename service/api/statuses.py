@@ -56,7 +56,7 @@ class Statuses:
 
     def forget(self, name: str) -> None:
         """Ask anew the next time: something was done to the job."""
-        for each in ("status", "jobs", "job", "commits"):
+        for each in ("status", "jobs", "job", "commits", "exports", "log"):
             self.kept.drop((each, ALL if each == "jobs" else name))
 
 

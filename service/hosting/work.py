@@ -115,6 +115,8 @@ class Work:
         self._going: dict[str, _Asked] = {}
         self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._closing = False
+        self.on_end: Callable[[str], object] = lambda _job: None
+        """Told the job of an operation that has ended, before anybody else is: who is told looks at the job next."""
         self._interrupt_left_over()
         # Daemons: an act that waits for a chief that never answers must not keep the service from ending.
         self._threads = [threading.Thread(target=self._run, name=f"work-{i}", daemon=True) for i in range(threads)]
@@ -246,6 +248,8 @@ class Work:
         """Written first: who reads in between reads it as still running, never as gone."""
         ended = replace(asked.operation, ended=self._now(), **changes)
         self._update(ended)
+        if ended.job is not None:
+            self.on_end(ended.job)
         self._set(asked, **changes, ended=ended.ended)
 
     def _insert(self, operation: Operation) -> None:

@@ -169,6 +169,22 @@ def test_operations_are_bounded_listed_and_cancelled(served):
     problem(served.get("/v1/operations/x"), 404, "there is no operation 'x'")
 
 
+def test_who_is_told_that_an_operation_is_over_sees_what_it_did(served):
+    """However often it was asked a moment ago, and though answers are kept for a while."""
+    host, gate = served.host, threading.Event()
+
+    def act(*_):
+        assert gate.wait(20)
+        host.statuses["news"] = {"job": "news", "state": "training", "overrides": {"a": 1}}
+
+    before = served.get("/v1/jobs/news").json()["overrides"]
+    operation = host.work.start("set", "news", "ann", act)
+    gate.set()
+    while not host.work.get(operation.id).state.over:
+        served.get("/v1/jobs/news")
+    assert before == {} and served.get("/v1/jobs/news").json()["overrides"] == {"a": 1}
+
+
 # -- requests that are repeated
 
 
@@ -266,7 +282,10 @@ def test_clients_that_ask_often_do_not_ask_the_job_as_often(served):
     assert kept.get(("a",), 1, look) == 2
     kept.drop(("a",))
     assert kept.get(("a",), 1, look) == 3
+    assert kept.get(("x", "y"), 1, look) == 4
+    kept.drop(("x",))
+    assert kept.get(("x", "y"), 1, look) == 5
     with pytest.raises(ZeroDivisionError):
         kept.get(("b",), 1, lambda: 1 // 0)
-    assert kept.get(("b",), 1, look) == 4 and kept.get(("c",), 1, look) == 5
-    assert kept.get(("a",), 1, look) == 6  # forgotten, as there was no more room
+    assert kept.get(("b",), 1, look) == 6 and kept.get(("c",), 1, look) == 7
+    assert kept.get(("a",), 1, look) == 8  # forgotten, as there was no more room
