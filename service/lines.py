@@ -92,6 +92,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     halves = report.get("halves")
     for name, half in halves.items() if isinstance(halves, Mapping) else ():
         spans[f"{name} half"] = Status({"metrics": {"half": half}}).metrics("half")
+    if infer_first := status.part("metrics").part("infer_first").raw:
+        spans["infer first"] = Status({"metrics": infer_first}).metrics("life")
     for task in dict.fromkeys(task for span in spans.values() for task in span):
         figures = [f"{name} {ratio(span.get(task, {}).get('auc'))}" for name, span in spans.items() if task in span]
         yield f"AUC {task}: {', '.join(figures)}"

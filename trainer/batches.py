@@ -4,7 +4,7 @@ Shapes: B samples of the batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,12 @@ class Batch:
     """By task: the sample's weight, 0 where masked."""
 
 
+def prepared(shards: Shards, batch: Batch, *, learn: bool) -> Batch:
+    """The batch once the shards are told its keys."""
+    keys = {look.table.name: look.keys for look in batch.lookups}
+    return replace(batch, prepared=shards.prepare(keys, learn=learn))
+
+
 def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None) -> tuple[dict[str, F32], ...]:
     """Labels and weights of a batch by task."""
     label_B, weight_B = {}, {}
@@ -41,12 +47,24 @@ def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | N
     return label_B, weight_B
 
 
+NOT_YET: Prepared = object()
+"""What stands in a batch for keys that no shard was told."""
+
+
 class BatchMaker:
     """Makes batches of samples; `expect` from the loop's thread, `make` from the loader's."""
 
     def __init__(
-        self, tables: Sequence[TableSlots], tasks: Sequence[TaskSection], weight_slot: str | None, shards: Shards
+        self,
+        tables: Sequence[TableSlots],
+        tasks: Sequence[TaskSection],
+        weight_slot: str | None,
+        shards: Shards,
+        *,
+        prepares: bool = True,
     ) -> None:
+        """`prepares`: tells the shards the keys; else that is left to the loop (trainer.infer_first)."""
+        self._prepares = prepares
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
         self._learn: dict[int, bool] = {}
@@ -58,6 +76,5 @@ class BatchMaker:
     def make(self, pass_number: int, samples: Samples) -> Batch:
         """The batch of some samples of a pass."""
         lookups = tuple(each.lookup(samples) for each in self._deduplicators)
-        keys = {look.table.name: look.keys for look in lookups}
-        prepared = self._shards.prepare(keys, learn=self._learn[pass_number])
-        return Batch(samples, lookups, prepared, *targets(samples, self._tasks, self._weight_slot))
+        batch = Batch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
+        return prepared(self._shards, batch, learn=self._learn[pass_number]) if self._prepares else batch

@@ -229,7 +229,7 @@ class PassCloser:
             "events": reading.num_events,
             "samples": reading.num_samples,
             "rejected": dict(reading.rejected),
-            "digests": dict(digests) | {"metrics": self._observer.fingerprint() if plan.num_positions else ""},
+            "digests": dict(digests) | (self._observer.fingerprints() if plan.num_positions else {"metrics": ""}),
             "event_time_s": self._latest_s,
             "window": figures_of(metrics.get("window", {})),
         }

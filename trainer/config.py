@@ -170,6 +170,11 @@ class MetricsSection(Section):
     """Values measured apart for each slice; the rest is put together as "other"."""
     halves: bool = True
     """On bounded sources: also the first and the last half of the samples, in training order."""
+    infer_first: bool = False
+    """Also what Paddle's online trainer prints: each pass's samples all predicted by the model as it was at the pass's
+    beginning, then learnt. Costs one more forward pass; the metrics are `infer_first` beside the others."""
+    infer_first_memory: Size = Field(default=1 << 30, ge=1)
+    """Of a pass's batches so much is kept by each trainer; the rest of the pass is left out of `infer_first`."""
 
 
 class CommitSection(Section):

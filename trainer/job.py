@@ -38,6 +38,7 @@ from trainer.exports.opening import begin_exporting, open_exporting
 from trainer.exports.timelines import newest_timeline
 from trainer.feed import ChiefFeed, Telling, open_feed
 from trainer.fingerprint import fingerprint
+from trainer.infer_first import InferFirst
 from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
@@ -97,7 +98,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
         if chief is not None:
             held.callback(chief.close)
-        maker = BatchMaker(tables_of(schema, job.tables, job.tasks[0].label), job.tasks, job.sample.weight, shards)
+        maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)
         bounded = source.bounded
@@ -143,6 +144,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             progress,
             chief,
             *held.enter_context(keeping),
+            infer_first=_infer_first(job, shards, stepper, observer),
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
 
@@ -360,6 +362,19 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema) -> Shards:
         deadline=Deadline.after(OPEN_S),
         max_message_bytes=config.max_message,
     )
+
+
+def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
+    """Shards are told keys ahead by the loader, but where the loop tells them twice."""
+    tables = tables_of(schema, job.tables, job.tasks[0].label)
+    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=not job.metrics.infer_first)
+
+
+def _infer_first(job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer) -> InferFirst | None:
+    """None where it is not asked for."""
+    if not job.metrics.infer_first:
+        return None
+    return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline)
 
 
 def _reader(

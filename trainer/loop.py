@@ -26,6 +26,7 @@ from trainer.config import TaskSection, TrainSection
 from trainer.dense import DensePart
 from trainer.exports.exporting import Exporting
 from trainer.feed import ChiefFeed
+from trainer.infer_first import InferFirst, in_turn
 from trainer.leading import Lead
 from trainer.observe import Observer
 from trainer.plan import Plan
@@ -69,6 +70,8 @@ class Parts:
     """Likewise."""
     feed: ChiefFeed | None = None
     """Likewise."""
+    infer_first: InferFirst | None = None
+    """Where each pass is predicted before it is learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +206,9 @@ class TrainLoop:
     def _train(self, plan: Plan) -> None:
         """Every step of a pass on this rank, and the empty ones while other ranks have more."""
         parts = self._parts
-        torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         parts.shards.open_pass(plan.number, self._deadline())
-        batches = parts.loader.batches(plan.number)
+        batches = self._batches(plan)
+        torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         batch = next(batches, None)
         rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
         step = 0
@@ -216,6 +219,16 @@ class TrainLoop:
                 batch, rows = self._predict(step, batch, rows, batches, common)
             step += 1
         parts.dense.flush()
+
+    def _batches(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of a pass; where that is asked for, they are all predicted before the first one is learnt."""
+        parts = self._parts
+        batches = parts.loader.batches(plan.number)
+        if parts.infer_first is None:
+            return batches
+        if not plan.learn:
+            return in_turn(parts.shards, batches, learn=False)
+        return parts.infer_first.first(batches, self._agree)
 
     def _agree(self, batch: Batch | None) -> _Common:
         """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
@@ -266,7 +279,9 @@ class TrainLoop:
         """One step of a pass from which nothing is learnt."""
         if batch is None:
             return None, {}
-        self._parts.observer.observe(batch, self._parts.stepper.predict(batch, rows, common.weight), step)
+        forward = self._parts.stepper.predict(batch, rows, common.weight)
+        self._parts.observer.observe(batch, forward, step)
+        self._parts.observer.infer(batch, forward, step)
         following = next(batches, None)
         return following, {} if following is None else self._parts.shards.pull(following.prepared, self._deadline())
 

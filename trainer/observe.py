@@ -22,6 +22,8 @@ from trainer.ranks import Ranks
 from trainer.step import Forward
 
 SECONDS_PER_DAY = 86_400
+INFER_FIRST = "infer_first"
+"""In reports, closes and commits: the metrics of trainer.infer_first."""
 FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
 """Measures that the log keeps of each close."""
 
@@ -37,6 +39,7 @@ class Observer:
         self._timed = event_time.kind != "none"
         self._schema, self._metrics = schema, job.metrics
         self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
+        self._infer_first = Meter(job.metrics, job.tasks, timed=self._timed) if job.metrics.infer_first else None
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
         self._times = TimesNote()
@@ -48,23 +51,28 @@ class Observer:
 
     def observe(self, batch: Batch, forward: Forward, step: int) -> None:
         """Take down a batch."""
-        samples = batch.samples
         for watcher in self._watchers:
-            watcher(samples)
+            watcher(batch.samples)
         if self._timed:
-            self._take_times(samples.time_s_B)
-        group, slices = self._metrics.gauc_by, self._metrics.slices
-        self._meter.add(
-            Observed(
-                step,
-                forward.prediction_B,
-                batch.label_B,
-                batch.weight_B,
-                samples.time_s_B if self._timed else None,
-                None if group is None else ids_of(self._column(samples, group)),
-                {slot: self._column(samples, slot) for slot in slices},
-                forward.tensors,
-            )
+            self._take_times(batch.samples.time_s_B)
+        self._meter.add(self._observed(batch, forward, step))
+
+    def infer(self, batch: Batch, forward: Forward, step: int) -> None:
+        """Take down what the model at the beginning of the pass says of a batch, where that is measured."""
+        if self._infer_first is not None:
+            self._infer_first.add(self._observed(batch, forward, step))
+
+    def _observed(self, batch: Batch, forward: Forward, step: int) -> Observed:
+        samples, group, slices = batch.samples, self._metrics.gauc_by, self._metrics.slices
+        return Observed(
+            step,
+            forward.prediction_B,
+            batch.label_B,
+            batch.weight_B,
+            samples.time_s_B if self._timed else None,
+            None if group is None else ids_of(self._column(samples, group)),
+            {slot: self._column(samples, slot) for slot in slices},
+            forward.tensors,
         )
 
     def take_days(self) -> dict[int, int]:
@@ -89,23 +97,39 @@ class Observer:
     def close_pass(self, ranks: Ranks) -> dict[str, Any]:
         """Reduce the pass over ranks; on the chief, the metrics of pass, window and life."""
         closed = self._meter.close_pass(ranks)
-        return {} if closed is None else self._meter.report()
+        if self._infer_first is not None:
+            self._infer_first.close_pass(ranks)
+        return {} if closed is None else self._report()
 
-    def fingerprint(self) -> str:
-        """Chief: hash of the metrics of the last closed pass."""
-        return self._meter.fingerprint().hex()
+    def fingerprints(self) -> dict[str, str]:
+        """Chief: hashes of the metrics of the last closed pass, by what they are of."""
+        found = {"metrics": self._meter.fingerprint().hex()}
+        return found if self._infer_first is None else found | {INFER_FIRST: self._infer_first.fingerprint().hex()}
 
     def state(self) -> MeterState:
         """Chief, between passes: what a commit holds of the metrics."""
-        return self._meter.state()
+        state = self._meter.state()
+        if self._infer_first is None:
+            return state
+        first = self._infer_first.state()
+        arrays = {f"{INFER_FIRST}/{name}": array for name, array in first.arrays.items()}
+        return MeterState({**state.arrays, **arrays}, {**state.facts, INFER_FIRST: first.facts})
 
     def load_state(self, state: MeterState) -> None:
-        """Go on from a commit, on every rank."""
+        """Go on from a commit, on every rank; what it does not hold begins anew."""
         self._meter.load_state(state)
+        if self._infer_first is not None and (facts := state.facts.get(INFER_FIRST)) is not None:
+            prefix = f"{INFER_FIRST}/"
+            arrays = {name.removeprefix(prefix): a for name, a in state.arrays.items() if name.startswith(prefix)}
+            self._infer_first.load_state(MeterState(arrays, facts))
+
+    def _report(self) -> dict[str, Any]:
+        report = self._meter.report()
+        return report if self._infer_first is None else report | {INFER_FIRST: self._infer_first.report()}
 
     def report(self) -> dict[str, Any]:
         """Chief: the metrics of pass, window, life and halves."""
-        return self._meter.report() | {"halves": self._meter.halves()}
+        return self._report() | {"halves": self._meter.halves()}
 
     def _take_times(self, time_s_B: NDArray[np.float64]) -> None:
         known = time_s_B[np.isfinite(time_s_B)]

@@ -10,6 +10,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from pserver.client import Shards
 from trainer.dense import DensePart
+from trainer.observe import INFER_FIRST
 from trainer.progress import Progress
 
 REPORT = "report.json"
@@ -21,6 +22,10 @@ def digest_of(shards: Shards, dense: DensePart, deadline: Deadline) -> str:
     """One hash over all rows (independent of order and of shards), dense weights and optimizer state."""
     tables = {name: f"{value:032x}" for name, value in sorted(shards.digest(deadline).items())}
     return hashlib.sha256(json.dumps({"tables": tables, "dense": dense.digest()}).encode()).hexdigest()
+
+
+def _spans(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {"life": metrics["life"], "window": metrics["window"]}
 
 
 def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], digest: str, compared: Compared) -> None:
@@ -36,7 +41,7 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "skipped_steps": progress.skipped_steps,
         "positions": progress.positions,
         "wall_s": round(progress.wall_s, 3),
-        "metrics": {"life": metrics["life"], "window": metrics["window"]},
+        "metrics": _spans(metrics) | {name: _spans(metrics[name]) for name in (INFER_FIRST,) if name in metrics},
         "halves": metrics.get("halves"),
         "slots": progress.status().get("slots", {}),
         "digest": digest,

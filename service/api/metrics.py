@@ -39,6 +39,8 @@ class JobMetrics(Described):
     """"life" and "window": by task, by slot, by value; see `metrics.slices`."""
     tensors: dict[str, Any]
     """"pass", "window" and "life": of each tensor that the model returns, mean and more."""
+    infer_first: dict[str, Measures]
+    """"life", "window" and "pass", where `metrics.infer_first` is set: each pass predicted as a whole, then learnt."""
 
 
 class CloseEntry(Described):
@@ -73,8 +75,15 @@ def job_metrics(status: Status) -> JobMetrics:
     }
     life, window, last_pass = (status.metrics(span) for span in SPANS)
     tensors = finite(dict(told.part("tensors").raw))
+    first = Status({"metrics": told.part("infer_first").raw})
     return JobMetrics(
-        version=status.number("version"), life=life, window=window, last_pass=last_pass, slices=slices, tensors=tensors
+        version=status.number("version"),
+        life=life,
+        window=window,
+        last_pass=last_pass,
+        slices=slices,
+        tensors=tensors,
+        infer_first={span: first.metrics(span) for span in SPANS if first.raw["metrics"]},
     )
 
 

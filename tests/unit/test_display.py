@@ -177,6 +177,13 @@ def test_the_summary_tells_what_the_report_holds():
     ]
 
 
+def test_the_summary_tells_what_passes_gave_that_were_predicted_first():
+    first = {"life": {"ctr": {"auc": 0.65}}, "window": {"ctr": {"auc": 0.6}}}
+    metrics = {"metrics": {**REPORT["metrics"], "infer_first": first}}
+    *_, last = lines.summary_lines({**REPORT, **metrics})
+    assert last == "AUC ctr: life 0.7000, window 0.7100, first half 0.6800, last half -, infer first 0.6500"
+
+
 def test_the_summary_of_an_empty_run_has_no_metrics():
     assert list(lines.summary_lines({"events": 0, "halves": None})) == [
         "events    0", "samples   -", "rejected  0", "passes    -", "wall time -",

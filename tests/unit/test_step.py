@@ -95,6 +95,27 @@ def test_a_masked_label_may_be_absent_and_teaches_nothing():
     assert np.allclose(forward.prediction_B["price"], value_B, atol=1e-6)
 
 
+class Dropping(Sums):
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.frozen = nn.Dropout(0.5), nn.Dropout(0.5).eval()
+
+    def forward(self, inputs):
+        return {name: self.dropout(value) for name, value in super().forward(inputs).items()}
+
+
+def test_a_prediction_is_made_as_inference_makes_it_and_leaves_the_model_as_it_was():
+    model = Dropping()
+    batch, rows, forward, _ = step(samples(), [CTR], model=model)
+    stepper = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
+    before = torch.get_rng_state()
+    told = stepper.predict(batch, rows, {"ctr": 1.0})
+    assert np.allclose(told.prediction_B["ctr"], 1 / (1 + np.exp(-rows["default"].sum(1) - 0.5)), atol=1e-6)
+    assert not np.allclose(told.prediction_B["ctr"], forward.prediction_B["ctr"], atol=1e-6)
+    assert torch.equal(before, torch.get_rng_state())
+    assert model.training and model.dropout.training and not model.frozen.training
+
+
 def test_an_absent_label_without_a_mask_is_no_finite_loss():
     *_, (_, finite) = step(samples(click=(1, np.nan, 0)), [CTR], weight_slot=None)
     assert not finite

@@ -1,0 +1,115 @@
+"""Pass-wise "infer, then train": a pass's batches are all predicted by the model as it was at the beginning.
+
+What Paddle's online trainer prints of a pass, beside the progressive metrics (trainer.metrics), and no part of
+training: rows are only read, the model is as inference has it, and torch's generators are seeded afterwards
+(trainer.loop). Batches wait in memory until they are learnt from, so that nothing is read twice. How many bytes, is
+bounded: of a larger pass the rest is learnt from without being predicted first, and left out of these metrics.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from dataset.batch import F32, Ragged
+from millrace.deadline import Deadline
+from pserver.client import Shards
+from trainer.batches import Batch, prepared
+from trainer.config import MetricsSection
+from trainer.observe import Observer
+from trainer.step import Stepper
+
+
+class Common(Protocol):
+    """What all ranks know of a step before it begins."""
+
+    @property
+    def weight(self) -> Mapping[str, float]:
+        """Weight of the step's samples by task, over all ranks."""
+        ...
+
+    @property
+    def more(self) -> bool:
+        """Whether any rank has a batch."""
+        ...
+
+
+log = logging.getLogger(__name__)
+
+
+def num_bytes(batch: Batch) -> int:
+    """About what a batch takes in memory; the same at every run."""
+    samples, total = batch.samples, 0
+    for column in samples.sparse.values():
+        assert isinstance(column, Ragged)
+        total += column.values_N.nbytes + column.offset_B1.nbytes
+        total += 0 if column.weights_N is None else column.weights_N.nbytes
+    arrays = [*samples.dense.values(), *samples.meta.values(), samples.event_B, samples.time_s_B]
+    arrays += [*batch.label_B.values(), *batch.weight_B.values()]
+    for look in batch.lookups:
+        arrays += [look.keys.keys_U, look.keys.group_U, look.inverse_N, look.order_N, look.start_U1]
+        arrays += [look.show_U, look.click_U, *look.lengths.values()]
+        arrays += [each for each in (look.cell_N, look.scale_N) if each is not None]
+    return total + sum(array.nbytes for array in arrays)
+
+
+def in_turn(shards: Shards, batches: Iterator[Batch], *, learn: bool) -> Iterator[Batch]:
+    """Batches as they come, their keys told to the shards one batch ahead."""
+    last = None
+    for batch in batches:
+        found = prepared(shards, batch, learn=learn)
+        if last is not None:
+            yield last
+        last = found
+    if last is not None:
+        yield last
+
+
+class InferFirst:
+    """See module docstring; the loop's thread, which alone prepares batches where there is one of these."""
+
+    def __init__(
+        self, shards: Shards, stepper: Stepper, observer: Observer, metrics: MetricsSection, step_s: float
+    ) -> None:
+        """`step_s`: how long a pull may take."""
+        self._shards, self._stepper, self._observer = shards, stepper, observer
+        self._max_bytes, self._step_s = metrics.infer_first_memory, step_s
+
+    def first(self, batches: Iterator[Batch], agree: Callable[[Batch | None], Common]) -> Iterator[Batch]:
+        """Predict a pass, which is then there to be learnt from: the same batches, in the same order.
+
+        All ranks call `agree` for each step, with the batch they have, until none has any: so nobody begins to learn
+        before everybody has predicted.
+        """
+        kept: deque[Batch] = deque()
+        coming = in_turn(self._shards, self._keep(batches, kept), learn=False)
+        batch, step = next(coming, None), 0
+        while (common := agree(batch)).more:
+            if batch is not None:
+                rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
+                self._observer.infer(batch, self._stepper.predict(batch, rows, common.weight), step)
+                batch = next(coming, None)
+            step += 1
+        return in_turn(self._shards, self._drained(kept, batches), learn=True)
+
+    def _keep(self, batches: Iterator[Batch], kept: deque[Batch]) -> Iterator[Batch]:
+        size = 0
+        while size < self._max_bytes and (batch := next(batches, None)) is not None:
+            size += num_bytes(batch)
+            kept.append(batch)
+            yield batch
+
+    def _drained(self, kept: deque[Batch], rest: Iterator[Batch]) -> Iterator[Batch]:
+        """What was kept, let go of as it is taken; then what was not."""
+        while kept:
+            yield kept.popleft()
+        left = 0
+        for batch in rest:
+            left += len(batch.samples)
+            yield batch
+        if left:
+            log.warning(
+                "infer_first: %d samples of the pass were not predicted before it was learnt from, for "
+                "metrics.infer_first_memory was full; their count is less by so many",
+                left,
+            )
