@@ -1,10 +1,11 @@
 """/v1/jobs/{job}/commits: a job's commits, and what is done to them. The work is service.past's."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -192,42 +193,43 @@ def verify(
     return begun(host, "verify", job, caller, said(f"reading {found} back", READ_S, check), response)
 
 
-@router.post(
-    "/{name}/pin",
-    **door(Role.OPERATOR, *GONE, repeatable=True),
-    operation_id="pinCommit",
-    summary="Keep a commit from being pruned",
-)
-def pin(
-    statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, request: Request, asked: Pin | None = None
-) -> Pinned:
-    """Keep a commit from being pruned until it is unpinned by the same holder."""
-    store, who = statuses.job(job).store, _holder(asked, caller)
-    note(request, name=name, holder=who)
-    with named():
-        found = chosen(store, name).name
-    work.pin(store, found, who)
-    statuses.forget(job)
-    return Pinned(name=found, held_by=Commits(store).holders().get(found, []))
+def _keeping(word: str, act: Callable[[Path, str, str], object], summary: str, told: str) -> None:
+    """The route of one act of holders."""
+
+    def kept(
+        statuses: StatusesOf,
+        caller: CallerOf,
+        job: JobName,
+        name: CommitName,
+        request: Request,
+        asked: Pin | None = None,
+    ) -> Pinned:
+        store, who = statuses.job(job).store, _holder(asked, caller)
+        note(request, name=name, holder=who)
+        with named():
+            found = chosen(store, name).name
+        act(store, found, who)
+        statuses.forget(job)
+        return Pinned(name=found, held_by=Commits(store).holders().get(found, []))
+
+    kept.__doc__ = told
+    router.add_api_route(
+        f"/{{name}}/{word}",
+        kept,
+        methods=["POST"],
+        **door(Role.OPERATOR, *GONE, repeatable=True),
+        operation_id=f"{word}Commit",
+        summary=summary,
+    )
 
 
-@router.post(
-    "/{name}/unpin",
-    **door(Role.OPERATOR, *GONE, repeatable=True),
-    operation_id="unpinCommit",
-    summary="Let a pinned commit go",
+_keeping(
+    "pin",
+    work.pin,
+    "Keep a commit from being pruned",
+    "Keep a commit from being pruned until it is unpinned by the same holder.",
 )
-def unpin(
-    statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, request: Request, asked: Pin | None = None
-) -> Pinned:
-    """Let a commit go, when its turn comes to be pruned."""
-    store, who = statuses.job(job).store, _holder(asked, caller)
-    note(request, name=name, holder=who)
-    with named():
-        found = chosen(store, name).name
-    work.unpin(store, found, who)
-    statuses.forget(job)
-    return Pinned(name=found, held_by=Commits(store).holders().get(found, []))
+_keeping("unpin", work.unpin, "Let a pinned commit go", "Let a commit go, when its turn comes to be pruned.")
 
 
 @router.post(
