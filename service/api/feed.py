@@ -12,7 +12,7 @@ from service.api.answers import Described
 from service.api.doors import Door, door
 from service.api.jobs import JobName
 from service.api.statuses import StatusesOf
-from service.operating.wishes import answered
+from service.past.wishes import answered
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=Door)
 

@@ -24,7 +24,7 @@ from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.operating import explaining, forgetting, shrinking
 from service.operating.signs import sign_of
-from service.operating.wishes import ticked
+from service.past.wishes import ticked
 from service.spec import LoadedJob
 from service.status import Number, Status
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from service.operating.wishes import carried_out
 from service.past.asking import CALL_S, LOOK_S, chief
+from service.past.wishes import carried_out
 from service.status import Status
 
 
@@ -31,7 +31,7 @@ class Made:
 def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> Made:
     """Have an export of `stream` made; what became of it, once it is complete.
 
-    Raises ExportFailed, and as service.operating.wishes.carried_out.
+    Raises ExportFailed, and as service.past.wishes.carried_out.
     """
     version = carried_out(store, {"op": "export", "stream": stream, "kind": kind}, deadline)
     while True:

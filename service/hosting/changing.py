@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from service.hosting.work import Operation, Progress, Work
-from service.operating.wishes import carried_out
+from service.past.wishes import carried_out
 
 CHANGE_S = 600.0
 """How long the close of a pass may be waited for."""

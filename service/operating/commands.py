@@ -13,8 +13,8 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
-from service.operating.wishes import carried_out, ticked
 from service.past.commands import ran
+from service.past.wishes import carried_out, ticked
 from service.remote import acting
 from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
 

@@ -10,7 +10,7 @@ from millrace.deadline import Deadline
 from service.lines import count
 from service.operating import holding
 from service.operating.signs import sign_of
-from service.operating.wishes import answered
+from service.past.wishes import answered
 from service.spec import LoadedJob
 
 

@@ -10,8 +10,8 @@ from millrace.durable import REAL, write_whole, writing
 from millrace.locks import locked
 from service.lines import count
 from service.operating.signs import sign_of
-from service.operating.wishes import carried_out
 from service.past.asking import make_commit
+from service.past.wishes import carried_out
 from service.spec import LoadedJob
 from trainer.commits import Commits
 from trainer.log import LOCK

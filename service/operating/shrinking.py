@@ -10,7 +10,7 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from service.lines import count
-from service.operating.wishes import answered, carried_out
+from service.past.wishes import answered, carried_out
 
 Rule = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from millrace import rpc
 from millrace.deadline import Deadline
 from millrace.proto import role_pb2
 from pserver.proto import feed_pb2, shard_pb2
-from service.operating.wishes import answered
+from service.past.wishes import answered
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import ENDLESS, SPEC, TWO_BY_TWO, lines
 

@@ -16,8 +16,8 @@ from service.operating import explaining, shrinking
 from service.operating.commands import _counting, _pair
 from service.operating.forgetting import drop, holds, still_held
 from service.operating.signs import sign_of
-from service.operating.wishes import Unfinished, answered, carried_out, day_of
 from service.past.asking import NotRunning
+from service.past.wishes import Unfinished, answered, carried_out, day_of
 from service.spec import load_job
 from service.status import Status
 from tests.fakes.past import Past
