@@ -8,7 +8,7 @@ from nicegui import ui
 
 from service.ui.wording import NONE
 
-PAGE_ROWS = 50
+PAGE_ROWS = 25
 
 
 @dataclass(frozen=True, slots=True)

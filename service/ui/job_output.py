@@ -1,11 +1,13 @@
 """What a job's processes printed, and the events that gave no sample."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from nicegui import ui
 
+from service.lines import labelled
 from service.ui.asking import Asker, listed
 from service.ui.frame import panel
 from service.ui.grid import Cell, Column, Grid, Row
@@ -14,6 +16,7 @@ from service.ui.wording import moment, number, size
 TAIL = 200
 """Lines that are shown."""
 ALL = ""
+SAYS_WHEN = re.compile(r"\d\d:\d\d:\d\d ")
 LETTER_COLUMNS = (
     Column("Pass", number=True),
     Column("File"),
@@ -45,8 +48,13 @@ def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of output as text, each with its time and worker."""
-    return "\n".join(f"{line['at'][11:19]} {line['worker']:<12} {line['text']}" for line in lines)
+    """Lines of output as text, the newest first, each with its time and its worker, which most say themselves."""
+    return "\n".join(
+        line["text"]
+        if SAYS_WHEN.match(line["text"])
+        else f"{line['at'][11:19]} {labelled(line['worker'], line['text'])}"
+        for line in reversed(lines)
+    )
 
 
 class OutputPart:
@@ -55,7 +63,7 @@ class OutputPart:
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._text: str | None = None
-        with panel("Output", f"the last {TAIL} lines; times in UTC"):
+        with panel("Output", f"the last {TAIL} lines, the newest first; UTC"):
             with ui.element("div").classes("line"):
                 ui.label("Of").classes("hint")
                 self._worker = ui.select({ALL: "all processes"}, value=ALL).props("dense outlined options-dense")

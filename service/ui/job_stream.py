@@ -28,10 +28,18 @@ def lag_lines(moments: Sequence[Moment]) -> list[Line]:
     ]
 
 
-def freshness_line(moments: Sequence[Moment]) -> list[Line]:
-    """From an event's time to its being learnt, in seconds."""
-    points: list[Point] = [(each.at_ms, each.freshness_s) for each in moments]
-    return [Line("freshness", points, COLORS[1])]
+UNITS = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0))
+
+
+def freshness_line(moments: Sequence[Moment]) -> tuple[str, list[Line]]:
+    """From an event's time to its being learnt, and the unit that this is in."""
+    known = [each.freshness_s for each in moments if each.freshness_s is not None]
+    least = min(known, default=0.0)
+    unit, length_s = next(((unit, each_s) for unit, each_s in UNITS if least >= 2 * each_s), ("seconds", 1.0))
+    points: list[Point] = [
+        (each.at_ms, None if each.freshness_s is None else each.freshness_s / length_s) for each in moments
+    ]
+    return unit, [Line("freshness", points, COLORS[1])]
 
 
 class StreamPart:
@@ -44,7 +52,8 @@ class StreamPart:
                 self._rate = ui.echart(lines_chart([], by_time=True)).classes("chart low")
             with panel("Lag", "events that wait, by partition"):
                 self._lag = ui.echart(lines_chart([], by_time=True)).classes("chart low")
-        with panel("Freshness", "seconds from an event's time to its being learnt"):
+        with panel("Freshness", "from an event's time to its being learnt"):
+            self._unit = ui.label().classes("hint")
             self._freshness = ui.echart(lines_chart([], by_time=True)).classes("chart low")
 
     def refresh(self, _job: Mapping[str, Any]) -> None:
@@ -55,7 +64,9 @@ class StreamPart:
         self._shown = moments[-1].at_ms
         redraw(self._rate, lines_chart(rate_lines(moments), by_time=True, from_zero=True))
         redraw(self._lag, lines_chart(lag_lines(moments), by_time=True, from_zero=True))
-        redraw(self._freshness, lines_chart(freshness_line(moments), by_time=True))
+        unit, lines = freshness_line(moments)
+        self._unit.set_text(f"in {unit}")
+        redraw(self._freshness, lines_chart(lines, by_time=True))
 
 
 def redraw(chart: ui.echart, options: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ class TablesPart:
         self._figures: dict[str, Figure] = {}
         self._held = ui.label().classes("note warn")
         with panel("Tables", "rows; memory of rows and their index over all shards"):
-            self._tables = ui.element("div").classes("figures")
+            self._tables = ui.element("div").classes("figures wide")
         with ui.element("div").classes("side"):
             with panel("Rows over time", "of all tables, since the service began to look"):
                 self._rows = ui.echart(lines_chart([], by_time=True)).classes("chart low")

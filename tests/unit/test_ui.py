@@ -1,0 +1,268 @@
+"""What the live page is made of, but for the page: lines thinned, closes joined, figures worded, acts offered."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.access.roles import Role
+from service.api.app import Terms, app
+from service.status import Status
+from service.ui import acts, job_past, job_slices, job_stream, job_tables, wording
+from service.ui.asking import routes_of
+from service.ui.charts import Line, Mark, lines_chart, marks_chart
+from service.ui.job_learning import learning_lines, twin_of
+from service.ui.job_output import output_text
+from service.ui.recording import moment_of
+from service.ui.series import MAX_CLOSES, MAX_POINTS, common, halved, joined, metric_line, thinned
+from service.ui.sessions import IDLE_S, Sessions
+from service.ui.signing_in import place_of
+
+
+def close(version, auc=0.5, timeline="t1", minutes=None, task="ctr"):
+    at = None if minutes is None else (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)).isoformat()
+    return {"version": version, "timeline": timeline, "event_time": at, "window": {task: {"auc": auc}}}
+
+
+points = st.lists(st.tuples(st.integers(), st.none() | st.floats(-1e6, 1e6)), max_size=300).map(
+    lambda found: [(float(x), y) for x, (_, y) in enumerate(found)]
+)
+
+
+@given(points, st.integers(3, 60))
+def test_a_thinned_line_is_part_of_the_line_with_its_ends(line, most):
+    kept = thinned(line, most)
+    assert len(kept) == min(len(line), most)
+    assert kept == [point for point in line if point in kept]  # in order, and nothing made up
+    if line:
+        assert (kept[0], kept[-1]) == (line[0], line[-1])
+
+
+def test_a_thinned_line_keeps_a_lonely_peak():
+    line = [(float(x), 0.0) for x in range(10_000)]
+    line[7_777] = (7_777.0, 1.0)
+    assert (7_777.0, 1.0) in thinned(line, 50)
+
+
+def test_a_list_beyond_its_bound_loses_every_other_one_of_the_older_half():
+    assert halved([1, 2, 3, 4], 4) == [1, 2, 3, 4]
+    assert halved([1, 2, 3, 4, 5, 6], 4) == [1, 3, 4, 5, 6]
+    kept = []
+    for number in range(20_000):
+        kept = halved([*kept, number], 1_000)
+    assert len(kept) <= 1_000 and kept[-1] == 19_999 and kept == sorted(kept)
+
+
+def test_closes_that_a_rewind_undid_are_gone_from_a_line():
+    ours = joined([close(1), close(2), close(3)], [close(2, 0.9, "t2")])
+    assert [(each["version"], each["timeline"]) for each in ours] == [(1, "t1"), (2, "t2")]
+    assert joined(ours, []) == ours
+    assert len(joined([close(n) for n in range(MAX_CLOSES)], [close(MAX_CLOSES)])) < MAX_CLOSES
+
+
+def test_a_metric_is_over_event_time_where_there_is_any_else_over_versions():
+    timed = [close(1, 0.6, minutes=0), close(2, 0.7, minutes=1), close(3, None, minutes=2)]
+    assert metric_line(timed, "ctr", "auc", True) == [(1767225600000.0, 0.6), (1767225660000.0, 0.7)]
+    assert metric_line(timed, "ctr", "auc", False) == [(1.0, 0.6), (2.0, 0.7)]
+    assert metric_line(timed, "cvr", "auc", False) == []
+
+
+def test_another_job_is_laid_beside_as_far_as_ours_goes():
+    ours = [close(n, 0.7) for n in range(3, 6)]
+    theirs = [close(n, 0.6) for n in range(1, 10)]
+    mine, other = learning_lines(ours, theirs, ("news", "news-frozen"), "auc")
+    assert (mine.name, other.name, other.dashed) == ("news", "news-frozen", True)
+    assert [x for x, _ in other.points] == [2, 3, 4, 5, 6]
+    assert [line.name for line in learning_lines(ours, [], ("news", ""), "auc")] == ["news"]
+    assert common([(1.0, 1.0)], [(5.0, 1.0), (6.0, 1.0)]) == []
+
+
+def test_the_frozen_twin_is_the_one_of_that_name():
+    assert twin_of("news", ["news", "news-frozen"]) == "news-frozen"
+    assert twin_of("news-frozen", ["news", "news-frozen"]) == ""
+
+
+def test_charts_are_plain_data_within_bounds():
+    line = Line("auc", [(float(x), x / 9_999) for x in range(10_000)])
+    for options in (
+        lines_chart([line, line], by_time=True),
+        marks_chart([Mark(1.0, "commits", "t1-1")], ["commits"]),
+        lines_chart([], by_time=False),
+    ):
+        text = json.dumps(options)
+        assert "function" not in text and '":' not in text.replace('": ', "")  # NiceGUI runs keys that begin so
+    assert len(lines_chart([line], by_time=True)["series"][0]["data"]) == MAX_POINTS
+
+
+def test_numbers_are_written_alike_and_none_is_a_dash():
+    words = [wording.number, wording.rate, wording.measure, wording.share, wording.ago, wording.size, wording.moment]
+    assert [each(None) for each in words] == ["–"] * len(words)
+    assert wording.number(1234567) == "1,234,567"
+    assert (wording.rate(1234.4), wording.rate(3.14)) == ("1,234", "3.1")
+    assert (wording.measure(0.76543), wording.share(0.125)) == ("0.7654", "12.5%")
+    assert [wording.size(each) for each in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+    assert wording.moment("2026-11-21T17:38:26.808414Z") == "2026-11-21 17:38:26"
+
+
+def job(phase="training", desired="running", **more):
+    return {"name": "news", "phase": phase, "desired": desired, "exports": {}, "trouble": "", "outcome": None, **more}
+
+
+def sensible(found):
+    return {act.label for act in acts.ACTS if act.sense(found)}
+
+
+def test_what_makes_sense_follows_the_job():
+    assert {"Pause", "Drain", "Stop", "Restart", "Commit", "Set"} <= sensible(job())
+    assert not {"Resume", "Rewind", "Export"} & sensible(job())
+    assert "Export" in sensible(job(exports={"serving": {}}))
+    assert "Resume" in sensible(job("paused", "paused")) and "Pause" not in sensible(job("paused", "paused"))
+    assert sensible(job("stopped", "stopped")) == {"Resume", "Restart", "Rewind"}
+    assert sensible(job("broken", "running")) == set()
+
+
+@pytest.fixture(scope="module")
+def routes():
+    host = SimpleNamespace(records=None, work=SimpleNamespace())
+    return routes_of(app(host, Terms.of_a_run()).openapi())
+
+
+def test_every_act_is_an_operation_of_the_api_and_none_is_a_viewers(routes):
+    for act in acts.ACTS:
+        assert routes[act.operation].role >= Role.OPERATOR, act.label
+        assert set(act.in_path) <= {each.name for each in act.fields}
+        assert all(f"{{{name}}}" in routes[act.operation].path for name in act.in_path)
+
+
+def test_a_role_is_offered_what_the_api_says_it_may(routes):
+    def offered(role):
+        return {act.label for act in acts.offered(lambda operation: routes[operation].role <= role)}
+
+    assert offered(Role.VIEWER) == set()
+    assert offered(Role.OPERATOR) == offered(Role.ADMIN) == {act.label for act in acts.ACTS}
+
+
+def test_what_was_filled_in_is_sent_as_the_api_takes_it():
+    filled = {"table": "default", "delete_below": 0.5, "delete_after_days": 3.0, "dry_run": True, "allow": False}
+    names, body = acts.request_of(acts.SHRINK, filled)
+    assert names == {"table": "default"}
+    assert body == {"delete_below": 0.5, "delete_after_days": 3, "dry_run": True, "allow": False}
+    assert acts.request_of(acts.TICK, {"to": None}) == ({}, {})
+    assert acts.request_of(acts.REWIND, {"name": "t1-5"}) == ({"name": "t1-5"}, None)
+    assert acts.request_of(acts.PAUSE, {}) == ({}, None)
+    with pytest.raises(ValueError, match="Key: must be filled in"):
+        acts.request_of(acts.SET, {"key": "", "value": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.02", 0.02), ("none", None), (" 3 ", 3), ("true", True), ("a b", "a b")]
+)
+def test_a_setting_is_what_its_text_means(text, value):
+    assert acts.request_of(acts.SET, {"key": " train.x ", "value": text}) == ({}, {"keys": {"train.x": value}})
+
+
+def test_hot_keys_are_suggested_of_the_tables_there_are():
+    keys = acts.hot_keys({"tables": {"default": {"dim": 8, "optimizer": {"kind": "adagrad", "lr": 0.05}}}})
+    assert "tables.default.optimizer.lr" in keys and "tables.default.delete_below" in keys
+    assert not [key for key in keys if "*" in key or "#" in key or key.endswith("dim")]
+
+
+def test_an_operation_tells_what_came_of_it():
+    def told(result=None, problem=None):
+        return acts.outcome_lines({"result": result, "problem": problem})
+
+    assert told({"name": "t1-12", "rows": 12345}) == ["name: t1-12", "rows: 12,345"]
+    assert told({"said": "export made", "name": "x"}) == ["export made"]
+    assert told({"lines": ["a", "b"]}) == ["a", "b"]
+    assert told(None, {"title": "Conflict", "detail": "it runs"}) == ["it runs"]
+    counted = {
+        "table": "t",
+        "rows": 10,
+        "going": 5,
+        "fraction": 0.5,
+        "max_fraction": 0.1,
+        "below": {"a": 5},
+        "unseen": {},
+    }
+    assert "5 of 10 rows would go" in told(counted)[0]
+
+
+def test_how_a_job_failed_is_told_with_its_code():
+    outcome = {"code": 1, "reason": "trainer-0 died", "lines": ["boom"], "at": "2026-11-21T17:38:26Z"}
+    assert "trainer-0 died" in wording.outcome_words(job("failed", outcome=outcome))
+    assert wording.outcome_words(job("ended", outcome={**outcome, "code": 0})) == ""
+
+
+def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():
+    few = moment_of(Status({"lag": {"a": 1, "b": 2}, "tables": {"t": {"rows": 3}}, "events_per_s": 7}), 1.0)
+    assert (few.lag, few.rows, few.events_per_s, few.at_ms) == ({"a": 1, "b": 2}, 3, 7, 1000.0)
+    many = moment_of(Status({"lag": {str(n): 1 for n in range(100)}}), 1.0)
+    assert many.lag == {"all": 100} and many.rows is None
+
+
+def test_freshness_is_in_a_unit_that_a_person_would_use():
+    moments = [moment_of(Status({"freshness_s": 7200.0 * n}), float(n)) for n in (1, 2)]
+    unit, [line] = job_stream.freshness_line(moments)
+    assert unit == "hours" and [y for _, y in line.points] == [2.0, 4.0]
+    assert job_stream.freshness_line([])[0] == "seconds"
+
+
+def test_slices_slots_and_shards_are_rows_of_what_the_api_says():
+    slices = {"ctr": {"device": {"1": {"count": 5, "auc": 0.7}, "other": {"count": 0}}}}
+    assert job_slices.choices_of(slices) == ["ctr, by device"]
+    [(value, cells)] = job_slices.slice_rows(slices, {}, "ctr, by device")
+    assert value == "1" and [cell.text for cell in cells] == ["1", "5", "0.7000", "–", "–", "–"]
+    table = {"name": "t", "held": None, "slots": {f"s{n}": {"num_samples": n} for n in range(300)}}
+    assert len(job_tables.slot_rows([table])) == 300
+    parts = [{"folder": "shard-0", "rows": {"a": 1, "b": 2}}, {"folder": "shard-1", "rows": {"a": 4}}]
+    assert job_tables.rows_by_shard({"parts": parts}) == (["shard-0", "shard-1"], [3, 4])
+
+
+def test_what_failed_is_red_on_the_timeline():
+    commit = {"name": "t1-1", "made_at": "2026-11-21T17:38:26Z", "rows": 5, "damaged": None}
+    export = {"stream": "s", "name": "2-base", "made_at": "2026-11-21T17:38:27Z", "kind": "base", "damaged": None}
+    marks, rows = job_past.marks_of([commit], [{**export, "failed_gates": ["auc"]}, {**export, "failed_gates": []}])
+    assert rows == ["commits", "s"]
+    assert [mark.color == job_past.RED for mark in marks] == [False, True, False]
+
+
+def test_output_names_its_worker_once():
+    lines = [
+        {"at": "2026-11-21T17:39:26.520Z", "worker": "trainer-0", "text": "17:39:26 INFO  trainer-0: hello"},
+        {"at": "2026-11-21T17:39:27.520Z", "worker": "shard-1", "text": "plain"},
+    ]
+    assert output_text(lines) == "17:39:27 shard-1| plain\n17:39:26 INFO  trainer-0: hello"
+
+
+def test_a_session_is_over_when_ended_idle_or_crowded_out():
+    now = [0.0]
+    sessions = Sessions(lambda: now[0], max_sessions=2)
+    first, second = sessions.begin("one"), sessions.begin("two")
+    assert (sessions.token(first), sessions.token(second)) == ("one", "two")
+    assert sessions.token(None) is None and sessions.token("guess") is None
+    third = sessions.begin("three")
+    assert sessions.token(first) is None and sessions.token(third) == "three"
+    sessions.end(third)
+    assert sessions.token(third) is None
+    now[0] = IDLE_S + 1
+    assert sessions.token(second) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ("/ui/jobs/news", "/ui/jobs/news"),
+        ("/ui/", "/ui/"),
+        ("", "/ui/"),
+        ("https://evil.example/ui/", "/ui/"),
+        ("//evil.example/ui/", "/ui/"),
+        ("/ui/\r\nSet-Cookie: a=b", "/ui/"),
+        ("/ui/..//evil.example", "/ui/"),
+        ("/v1/jobs", "/ui/"),
+    ],
+)
+def test_signing_in_leads_to_a_page_of_ours_alone(asked, place):
+    assert place_of(asked) == place
