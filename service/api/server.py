@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from millrace.errors import SpecError
-from service.api.connections import MAX_CONNECTIONS, MAX_HEAD, Connection
+from service.api.connections import HEAD_S, MAX_CONNECTIONS, MAX_HEAD, Connection
 
 OPTION = "--listen"
 STOP_S = 5.0
@@ -71,6 +71,7 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
             ws="websockets-sansio" if live else "none",
             ws_max_size=MAX_MESSAGE,
             timeout_graceful_shutdown=int(STOP_S),
+            timeout_keep_alive=int(HEAD_S),  # who asks every ten seconds keeps their connection
             ssl_certfile=cert,
             ssl_keyfile=key,
             proxy_headers=False,  # else who asks from loopback could say another address, and never fail too often

@@ -40,17 +40,16 @@ OVER = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event."""
+    """One event, made once for all who hear it."""
 
-    kind: str
-    data: str
-    id: str = ""
+    text: bytes
+    """As it is sent."""
 
-    @property
-    def text(self) -> bytes:
-        """As it is sent."""
-        head = f"id: {self.id}\n" if self.id else ""
-        return f"{head}event: {self.kind}\ndata: {self.data}\n\n".encode()
+    @classmethod
+    def of(cls, kind: str, data: str, number: str = "") -> "Event":
+        """With its kind, its data on one line, and its id, if any."""
+        head = f"id: {number}\n" if number else ""
+        return cls(f"{head}event: {kind}\ndata: {data}\n\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +78,18 @@ class _Listener:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
-    def tell(self, closes: Sequence[tuple[int, str]], figures: Event | None, last: Sequence[Event] = ()) -> None:
+    def tell(self, closes: Sequence[tuple[int, Event]], figures: Event | None, last: Sequence[Event] = ()) -> None:
         """Have it sent: closes that it has not had, figures in place of older ones."""
-        self.waiting.extend(_close(*close) for close in closes if close[0] > self.version)
+        self.waiting.extend(event for version, event in closes if version > self.version)
         self.version = max([self.version, *(version for version, _ in closes)])
         self.waiting.extend(last)
         self.figures = None if last else figures or self.figures  # the last ones are among `last`
         self.over = self.over or len(self.waiting) > MAX_WAITING + MAX_CAUGHT_UP
         self.woken.set()
 
-    def take(self) -> list[Event]:
-        found = [*self.waiting, *([self.figures] if self.figures else [])]
+    def take(self) -> bytes:
+        """All that waits, to be sent at once."""
+        found = b"".join(event.text for event in (*self.waiting, *([self.figures] if self.figures else [])))
         self.waiting.clear()
         self.figures = None
         self.woken.clear()
@@ -143,8 +143,7 @@ class Streams:
     async def _events(
         self, job: str, begin: list[Event], first: Look, listener: _Listener
     ) -> AsyncGenerator[bytes, None]:
-        for event in [*begin, Event("figures", first.figures)]:
-            yield event.text
+        yield b"".join(event.text for event in (*begin, Event.of("figures", first.figures)))
         if first.phase in OVER:
             yield _end(first.phase).text
             return
@@ -157,8 +156,8 @@ class Streams:
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
-                for event in listener.take():
-                    yield event.text
+                if news := listener.take():
+                    yield news
                 if listener.over:
                     return
         finally:
@@ -192,11 +191,13 @@ class Streams:
                 news = seen.figures != told and (bool(seen.closes) or now_s() - told_s >= TELL_S)
                 if news:
                     told, told_s = seen.figures, now_s()
-                for listener in watched.listeners if news or seen.closes else ():
-                    listener.tell(seen.closes, Event("figures", seen.figures) if news else None)
+                closes = [(version, _close(version, data)) for version, data in seen.closes]
+                figures = Event.of("figures", seen.figures) if news else None
+                for listener in watched.listeners if figures or closes else ():
+                    listener.tell(closes, figures)
                 watched.version = max([watched.version, *(version for version, _ in seen.closes)])
                 if seen.phase in OVER:
-                    last = [Event("figures", seen.figures), _end(seen.phase)]
+                    last = [Event.of("figures", seen.figures), _end(seen.phase)]
                     return
         except MillraceError as error:  # it is away now, or was deleted: its listeners may come again
             log.info("nobody is told of job %s any more: %s", job, error)
@@ -209,11 +210,11 @@ class Streams:
 
 
 def _close(version: int, data: str) -> Event:
-    return Event("close", data, str(version))
+    return Event.of("close", data, str(version))
 
 
 def _end(phase: Phase) -> Event:
-    return Event("end", json.dumps({"phase": phase.value}))
+    return Event.of("end", json.dumps({"phase": phase.value}))
 
 
 class EventStream(Response):

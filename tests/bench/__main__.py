@@ -21,9 +21,10 @@ from rich.table import Table
 
 from tests.bench import admission as admitting
 from tests.bench import aging as ageing
-from tests.bench import bench_shards, beyond_memory, parsing
+from tests.bench import bench_shards, beyond_memory, load, parsing
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
+from tests.bench import freshness as freshening
 from tests.bench import recovery as recovering
 from tests.bench import serving as answering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
@@ -140,6 +141,16 @@ def serving(rounds: int, rows: int) -> dict[str, dict]:
     return {"replica: requests of one sample, one core": answering.figures(num_rows=rows)}
 
 
+def freshness(rounds: int, rows: int) -> dict[str, dict]:
+    """How soon events can be asked about."""
+    return {"event -> servable, 2,000 events/s": freshening.figures()}
+
+
+def readers(rounds: int, rows: int) -> dict[str, dict]:
+    """What a service's readers cost training, and how soon they are answered."""
+    return load.figures()
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
@@ -152,6 +163,8 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "aging": aging,
     "exports": exports,
     "serving": serving,
+    "freshness": freshness,
+    "load": readers,
 }
 LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
 """Asked for by name only: `make soak` does."""

@@ -54,8 +54,8 @@ class Client:
     async def _send(self, message):
         while self.stalled:  # noqa: ASYNC110  # whoever stalls does so for good
             await asyncio.sleep(0.005)
-        if text := message.get("body", b"").decode():
-            self.events.append(dict(line.partition(": ")[::2] for line in text.strip().splitlines()))
+        for text in message.get("body", b"").decode().split("\n\n")[:-1]:
+            self.events.append(dict(line.partition(": ")[::2] for line in text.splitlines()))
 
     def of(self, kind):
         return [event for event in self.events if event.get("event") == kind]
