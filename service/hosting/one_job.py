@@ -17,6 +17,9 @@ from service.records.database import Records, opened, utc_now
 from service.spec import LoadedJob
 from service.status import Status
 
+PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
+"""By the state that the run tells. Nothing follows its end: there is no launcher that has yet to write it down."""
+
 
 class OneJob:
     """See module docstring, and Host."""
@@ -50,7 +53,7 @@ class OneJob:
             base=self._job.folder,
             store=self._job.store,
             desired=Desired.RUNNING,
-            phase=STATES.get(status.text("state"), Phase.STARTING),
+            phase=PHASES.get(status.text("state"), Phase.STARTING),
             revision=self._revision,
             created=self._begun,
             created_by="run",

@@ -1,0 +1,34 @@
+"""The Host of a foreground run: its job's phase is what the run tells, to the end."""
+
+import tomllib
+
+import pytest
+
+from service.hosting.host import Phase
+from service.hosting.one_job import hosted
+from service.spec import job_of
+from tests.integration.stream_job import SPEC
+
+
+@pytest.fixture
+def told():
+    return {"state": "starting"}
+
+
+@pytest.fixture
+def host(tmp_path, told):
+    with hosted(job_of(tomllib.loads(SPEC), tmp_path), lambda: told) as host:
+        yield host
+
+
+def test_its_phase_follows_and_its_end_is_one(host, told):
+    (job,) = host.jobs()
+    phases = {"training": Phase.TRAINING, "draining": Phase.DRAINING, "done": Phase.ENDED, "failed": Phase.FAILED}
+    for told["state"], phase in phases.items():
+        assert host.job(job.name).phase is phase
+
+
+def test_a_change_is_another_revision_from_when_it_was_asked_for(host):
+    (job,) = host.jobs()
+    host.change(job.name, {"tables.default.optimizer.lr": 0.1}, "anne")
+    assert host.job(job.name).revision > job.revision
