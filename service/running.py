@@ -10,15 +10,19 @@ from typing import Any, Protocol
 from dataset.pipe.command import check_command
 from millrace.lifecycle import ExitCode
 from service.launcher.local import Launcher
-from service.launcher.running import Run, started
+from service.launcher.running import started
 from service.launcher.supervision import Outcome
 from service.lines import labelled, news, summary_lines
+from service.predicting.after import ThenPredict, check_before, told
 from service.spec import LoadedJob
 from service.status import Status
 from service.store import REPORT
 
 LINE_EVERY_S = 2.0
 """How often plain text says where the job stands."""
+
+
+GetStatus = Callable[[], Mapping[str, Any]]
 
 
 class Show(Protocol):
@@ -85,19 +89,24 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     touched, where the pipe command, the store or that address cannot be used.
     """
     check_command(job.spec.pipe, job.folder)
+    check_before(job, fresh=fresh)
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
         run = held.enter_context(started(job, show.on_line, fresh=fresh))
+        both = ThenPredict(run, job, show.on_line)
         with ExitStack() as shown:
             if serve:
-                shown.enter_context(serve(run))
-            shown.enter_context(show.watching(run.status))
-            outcome = run.run()
-        return tell_end(outcome, run.launcher, run.report, run.store / REPORT)
+                shown.enter_context(serve(both.status))
+            shown.enter_context(show.watching(both.status))
+            outcome = both.run()
+        code = tell_end(outcome, run.launcher, run.report, run.store / REPORT)
+        for line in told(both.predicted) if both.predicted else ():
+            print(line)
+        return code
 
 
 @contextmanager
-def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[Run], AbstractContextManager[None]]]:
+def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], AbstractContextManager[None]]]:
     """Hold the address, then serve the API there for a run.
 
     What that takes is loaded here: most commands serve nothing, and all would start in twice the time.
@@ -109,8 +118,8 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[Run], Abstract
     from service.ui.mounting import mount
 
     @contextmanager
-    def serve(run: Run) -> Iterator[None]:
-        with hosted(job, run.status, problem_of) as host:
+    def serve(status: GetStatus) -> Iterator[None]:
+        with hosted(job, status, problem_of) as host:
             terms = Terms.of_a_run()
             api = app(host, terms)
             mount(api, terms.limits.max_streams)

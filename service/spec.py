@@ -12,6 +12,8 @@ from millrace.config import load_toml, validate
 from service.checks import check_references
 from service.config import ClusterSection
 from trainer.config import TrainerJob
+from trainer.predict.after import check_after
+from trainer.predict.config import PredictionRequest
 
 
 class Job(TrainerJob):
@@ -19,6 +21,8 @@ class Job(TrainerJob):
 
     cluster: ClusterSection = ClusterSection()
     """Processes."""
+    predict: PredictionRequest | None = None
+    """What the newest version predicts once the stream has ended and all is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +47,6 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
     spec = validate(Job, raw)
     check_references(spec)
+    if spec.predict is not None:
+        check_after(spec.predict, spec)
     return LoadedJob(spec=spec, raw=dict(raw), folder=folder, store=(folder / spec.store.path).resolve())

@@ -30,6 +30,7 @@ AT_ONCE = (
     "passes.max_outage",
     "passes.max_day_jump",
     "exports",
+    "predict",
 )
 """Sections and keys that have no part in what a pass gives."""
 NEVER = ("name", "seed", "slots")

@@ -115,7 +115,7 @@ def operations(
     host: HostOf, paging: Paged, job: str | None = Query(default=None, max_length=64, description="Of this job only.")
 ) -> Page[OperationEntry]:
     """Operations, the newest first; those that ended are forgotten after 7 days."""
-    found = host.work.list(job=job, after=paging.after, limit=min(paging.limit + 1, 200))
+    found = host.work.list(job=job, after=paging.after, limit=paging.limit + 1)
     return cut([entry(each) for each in found], paging, lambda each: each.id)
 
 

@@ -35,8 +35,8 @@ KIND = "predict"
 def list_predictions(host: HostOf, job: JobName, paging: Paged) -> Page[OperationEntry]:
     """Predictions that were asked for, as operations, the newest first."""
     name = host.job(job).name
-    found = host.work.list(job=name, after=paging.after, limit=200)
-    return cut([entry(each) for each in found if each.kind == KIND], paging, lambda each: each.id)
+    found = host.work.list(job=name, kind=KIND, after=paging.after, limit=paging.limit + 1)
+    return cut([entry(each) for each in found], paging, lambda each: each.id)
 
 
 @router.post(

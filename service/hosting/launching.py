@@ -24,6 +24,7 @@ from service.hosting.printed import kept_short
 from service.launcher.local import LAUNCHER
 from service.launcher.running import Run, started
 from service.launcher.supervision import Outcome
+from service.predicting.after import ThenPredict, check_before
 from service.records.database import utc_now
 from service.spec import job_of
 from service.store import OUTPUT
@@ -74,14 +75,16 @@ def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[
     job = job_of(spec, base)
     with ExitStack() as held:
         late = _Lines()
+        check_before(job)
         run = held.enter_context(started(job, late.write, paused=paused))  # 2
         folder.say(Known(told.id, os.getpid(), claimed=True))
         output = Output(run.store / OUTPUT, max_output)
         held.callback(output.close)
         late.give(output)
-        held.enter_context(serve_role(run.status, run.launcher.drain, told.secret, folder.address))  # 3
-        outcome = run.run()  # 4
-        return _ending(outcome, run), dict(run.status())
+        both = ThenPredict(run, job, output.write)
+        held.enter_context(serve_role(both.status, both.drain, told.secret, folder.address))  # 3
+        outcome = both.run()  # 4
+        return _ending(outcome, run), dict(both.status())
 
 
 class _Lines:

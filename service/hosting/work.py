@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """How long operations may take to end when the service does."""
-MAX_LISTED = 200
-"""Operations of one list."""
+MAX_LISTED = 201
+"""Operations of one list: a page, and one that says that there are more."""
 
 
 class State(StrEnum):
@@ -160,11 +160,15 @@ class Work:
                 raise UnknownOperation(id)
             return _operation(row)
 
-    def list(self, *, job: str | None = None, after: str | None = None, limit: int = 50) -> list[Operation]:
-        """The newest operations, the last one first, of all jobs or one; `after` the one of that id."""
+    def list(
+        self, *, job: str | None = None, kind: str | None = None, after: str | None = None, limit: int = 50
+    ) -> list[Operation]:
+        """The newest operations, the last one first, of all jobs or one, of all kinds or one; `after` that id's."""
         newest = select(OperationRow).order_by(OperationRow.id.desc()).limit(min(limit, MAX_LISTED))
         if job is not None:
             newest = newest.where(OperationRow.job == job)
+        if kind is not None:
+            newest = newest.where(OperationRow.kind == kind)
         if after is not None:
             newest = newest.where(OperationRow.id < after)
         with self._records.reading() as session:

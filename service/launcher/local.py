@@ -79,6 +79,8 @@ class LocalLauncher:
         self._generation: Generation | None = None
         self._drain_asked = threading.Lock()  # taken once
         self._last_number = 0
+        self.stopped = False
+        """Whether the end was asked for; set by `run`."""
         self._version = 0  # the newest that a chief told of
 
     def status(self) -> Mapping[str, Any]:
@@ -101,8 +103,8 @@ class LocalLauncher:
         outcome = Outcome(ExitCode.DRAINED, "there was nothing to do")
         with on_stop_signal(lambda: self._events.put(StopAsked())):
             for plan in self._phases:
-                outcome, stopped = self._run_phase(plan)
-                if stopped or outcome.code != ExitCode.DRAINED:
+                outcome, self.stopped = self._run_phase(plan)
+                if self.stopped or outcome.code != ExitCode.DRAINED:
                     break
         return outcome
 

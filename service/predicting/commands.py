@@ -94,7 +94,7 @@ def predict_(
     wanted = input_of(input_, topic)
     request = {
         "input": wanted if there is None or topic else {"paths": input_},
-        "output": str(output.absolute() if there is None else output),
+        "output": folder_of(output, here=there is None),
         "columns": _names(columns),
         "outputs": _names(outputs),
         "segment_events": segment_events,
@@ -161,6 +161,14 @@ def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> Lo
 
 def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def folder_of(output: Path, *, here: bool) -> str:
+    """The output as the request has it. Raises SpecError for the address of an object store."""
+    if output.parts[:1] and output.parts[0].endswith(":"):  # of its "//" the path has kept one
+        told = f"{output} is no folder; writing to an object store is not built: predict to a folder, and copy it there"
+        raise SpecError(told, "--output")
+    return str(output.absolute() if here else output)
 
 
 def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
 from millrace.lifecycle import ExitCode
 from pserver.remote import RemoteShards
-from service.hosting.errors import Cancelled
 from service.launcher.child import Spawner
 from service.launcher.plan import PYTHON
 from service.launcher.process import OnLine, Worker
@@ -37,11 +36,11 @@ class PredictionFailed(MillraceError):
     """A worker ended on an error that would come again."""
 
 
-class PredictionCancelled(Cancelled):
+class PredictionCancelled(MillraceError):
     """It was called off; what is there stays, and a rerun goes on."""
 
     def __init__(self) -> None:
-        MillraceError.__init__(self, "the prediction was called off; a rerun goes on from the parts that are there")
+        super().__init__("the prediction was called off; a rerun goes on from the parts that are there")
 
 
 class WorkerDied(Unavailable):

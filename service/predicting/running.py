@@ -57,8 +57,12 @@ def predict(
     progress: Progress,
     cancelled: threading.Event,
     on_line: OnLine = _logged,
+    *,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """Predict what `request` asks for; the manifest. `job` is None where the request brings the spec.
+
+    `alone`: nothing trains in the job's store, though it may be held.
 
     Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable; what is there then stays.
 
@@ -86,7 +90,8 @@ def predict(
             version_of(job, request.version, None if before is None else before.version, folder / "export")
         )  # 2
         plan = before or _fix(request, job, fingerprint, version, output)  # 3
-        _make_parts(job, request, output, version, plan, folder, progress, check, on_line)  # 4
+        trains = not alone and in_use(job.store)
+        _make_parts(job, request, output, version, plan, folder, progress, check, on_line, trains=trains)  # 4
         return complete(job, request, output, plan, progress, check)  # 5, 6
 
 
@@ -152,10 +157,11 @@ def _make_parts(
     progress: Progress,
     check: Callable[[], None],
     on_line: OnLine,
+    *,
+    trains: bool,
 ) -> None:
     """Step 4: a worker that dies for a reason that may pass is followed by others."""
     total = len(plan.segments)
-    trains = in_use(job.store)
     share = request.share or (BESIDE_SHARE if trains else 1.0)
     beside = trains or share < 1
     told = -1

@@ -137,6 +137,7 @@ def test_lists_have_the_newest_first_go_on_after_any_and_may_be_of_one_job(work)
     assert [each.id for each in work.list(limit=2)] == ids[:-3:-1]
     assert [each.id for each in work.list(after=ids[3])] == ids[2::-1]
     assert {each.job for each in work.list(job="odd")} == {"odd"}
+    assert [each.id for each in work.list(kind="n", limit=2)] == ids[:-3:-1] and work.list(kind="m") == []
 
 
 def test_what_ran_when_the_service_died_is_interrupted_after_its_restart(records):

@@ -20,7 +20,7 @@ from dataset.source import Partition, Segment
 from millrace.config import validate
 from millrace.errors import BadInput, SpecError
 from pserver.config import TableSection
-from service.predicting.commands import input_of
+from service.predicting.commands import folder_of, input_of
 from service.predicting.crew import Crew, PredictionFailed, WorkerDied
 from service.predicting.running import predict
 from service.predicting.versions import is_commit
@@ -470,3 +470,11 @@ def test_an_answers_label_may_always_be_absent_where_that_is_said():
     samples, bad = AnswerReader(LABELLED, {"click": ""}).read(answer, position_E, time_s_E)
     assert samples.event_B.tolist() == [7, 8] and not bad
     assert np.isnan(samples.meta["click"]).tolist() == [False, True]
+
+
+def test_an_output_in_an_object_store_is_refused_as_not_built():
+    with pytest.raises(SpecError, match="output: .*to an object store is not built"):
+        validate(PredictionRequest, {"input": {"paths": ["a"]}, "output": "s3://bucket/predictions"})
+    with pytest.raises(SpecError, match="writing to an object store is not built"):
+        folder_of(Path("s3://bucket/predictions"), here=True)
+    assert folder_of(Path("/out"), here=False) == "/out"

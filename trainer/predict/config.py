@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from millrace.config import Section, Size
 
@@ -70,6 +70,13 @@ class PredictionRequest(Section):
     """The sections of a job spec, where no job is named: an export does not say how its events are parsed."""
     base: str | None = None
     """With `spec`: the folder where its relative paths start."""
+
+    @field_validator("output")
+    @classmethod
+    def _is_a_folder(cls, output: str) -> str:
+        if "://" in output:
+            raise ValueError("predictions are written to a folder; to an object store is not built: copy it there")
+        return output
 
     @model_validator(mode="after")
     def _reachable(self) -> "PredictionRequest":

@@ -1,0 +1,150 @@
+"""What a job may predict at its end: refused before anything starts, done only once its stream is drained."""
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from millrace.errors import SpecError
+from millrace.lifecycle import ExitCode
+from service.access.allowed import Allowed
+from service.access.config import AllowSection
+from service.launcher.supervision import Outcome
+from service.predicting import after
+from service.predicting.after import ThenPredict, check_before, request_of
+from service.predicting.crew import PredictionCancelled, PredictionFailed
+from service.spec import LoadedJob, load_job
+from tests.integration.stream_job import SPEC
+from trainer.predict.plan import fingerprint_of
+from trainer.respec import significant
+
+PREDICT = '[predict]\ninput = { paths = ["later.txt"] }\noutput = "predicted"\n'
+
+
+def job(tmp_path: Path, *overrides: str) -> LoadedJob:
+    (tmp_path / "job.toml").write_text(SPEC + PREDICT)
+    return load_job(tmp_path / "job.toml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ('predict.version="12"', "predict.version: is '12'; what has just been trained predicts"),
+        ("predict.spec={}", "predict.spec: the job file is the spec"),
+        ('predict.columns=["aa"]', "predict.columns.0: the job has no slot 'aa'; did you mean 'a'"),
+        ("predict.shards=0 ", None),
+        ("predict.trainers=0", "predict.trainers: Input should be greater than or equal to 1"),
+        ("predict.ouput=3", "predict.ouput"),
+        ("sources.lines.follow=true", "predict: the stream never ends"),
+        ('predict.input={ kafka = { topic = "t" } }', "predict.input.kafka.options: the job's source is no Kafka"),
+    ],
+)
+def test_a_prediction_that_cannot_be_is_refused_with_its_key(tmp_path, override, words):
+    if words is None:
+        assert job(tmp_path, override).spec.predict.shards == 0
+        return
+    with pytest.raises(SpecError) as refused:
+        job(tmp_path, override)
+    assert words in str(refused.value)
+
+
+def test_what_is_predicted_at_the_end_is_no_part_of_what_passes_give(tmp_path):
+    assert significant(job(tmp_path).raw, job(tmp_path, 'predict.output="elsewhere"').raw) == []
+
+
+def test_through_the_service_its_places_are_confined(tmp_path):
+    loaded = job(tmp_path, 'predict.output="/etc/predicted"')
+    with pytest.raises(SpecError, match="predict.output"):
+        Allowed(AllowSection(pipe_commands=(("cat",),)), tmp_path).check(loaded.spec, loaded.folder)
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_anything_starts(tmp_path):
+    loaded, folder = job(tmp_path), tmp_path / "predicted"
+    check_before(loaded)
+    folder.mkdir()
+    check_before(loaded, fresh=True)
+    (folder / "thesis.tex").touch()
+    with pytest.raises(SpecError, match="what it holds is no prediction"):
+        check_before(loaded)
+
+
+def test_predictions_of_a_run_that_is_to_be_removed_are_no_ones_of_the_next(tmp_path):
+    loaded, folder = job(tmp_path), tmp_path / "predicted"
+    folder.mkdir()
+    manifest = {"fingerprint": fingerprint_of(request_of(loaded), loaded.spec)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "DONE").touch()
+    check_before(loaded)
+    with pytest.raises(SpecError, match="--fresh removes has predicted; remove it, too"):
+        check_before(loaded, fresh=True)
+    with pytest.raises(SpecError, match="holds another prediction"):
+        check_before(job(tmp_path, 'predict.columns=["a"]'))
+
+
+class Ran:
+    """A run that has ended in some way."""
+
+    def __init__(self, store: Path, code: int = 0, stopped: bool = False) -> None:
+        self.launcher = SimpleNamespace(stopped=stopped, drain=lambda: None)
+        self.store, self.report, self._outcome = store, {"events": 5}, Outcome(code, "the stream is drained")
+
+    def run(self) -> Outcome:
+        return self._outcome
+
+    def status(self):
+        return {"state": "done"}
+
+
+MANIFEST = {"version": {"version": 3}, "events": 5, "samples": 7, "rejected": {}, "fingerprint": "f"}
+
+
+@pytest.fixture
+def predicts(tmp_path, monkeypatch):
+    """Has `predict` do something else; gives what ThenPredict made of it, and the statuses and lines meanwhile."""
+
+    def run(act, **ended):
+        ran, lines, statuses = Ran(tmp_path, **ended), [], []
+        both = ThenPredict(ran, job(tmp_path), lambda worker, text: lines.append(text))
+
+        def predict(job, request, progress, cancelled, on_line, *, alone):
+            progress(0.5, "1 of 2 parts")
+            statuses.append(both.status())
+            assert alone and isinstance(cancelled, threading.Event)
+            return act(both, cancelled)
+
+        monkeypatch.setattr(after, "predict", predict)
+        return both, both.run(), lines, statuses
+
+    return run
+
+
+def test_while_it_predicts_a_job_drains_with_words_and_its_report_tells_of_it(predicts, tmp_path):
+    both, outcome, lines, statuses = predicts(lambda *_: MANIFEST)
+    assert (outcome.code, outcome.reason) == (0, "the stream is drained, and 7 samples predicted")
+    assert statuses == [{"state": "draining", "predicting": "1 of 2 parts"}]
+    assert both.status() == {"state": "done"} and "predicting: 1 of 2 parts" in lines
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["events"], report["predict"]["samples"], report["predict"]["metrics"]) == (5, 7, None)
+
+
+@pytest.mark.parametrize("ended", [{"code": 1}, {"stopped": True}])
+def test_a_stream_that_is_not_drained_is_followed_by_no_prediction(predicts, ended):
+    both, outcome, _, statuses = predicts(lambda *_: MANIFEST, **ended)
+    assert (outcome.code, statuses, both.predicted) == (ended.get("code", 0), [], None)
+
+
+def test_a_stop_while_it_predicts_ends_it_well_and_an_error_with_its_own_code(predicts):
+    def called_off(both, cancelled):
+        both.drain()
+        assert cancelled.is_set()
+        raise PredictionCancelled
+
+    def fails(*_):
+        raise PredictionFailed("no such slot")
+
+    _, outcome, _, _ = predicts(called_off)
+    assert (outcome.code, outcome.reason) == (0, "stopped while it predicted; the next run goes on with that")
+    _, outcome, _, _ = predicts(fails)
+    assert outcome.code == ExitCode.FAILED and outcome.reason.endswith("its prediction failed: no such slot")

@@ -1,0 +1,55 @@
+"""Whether a job's model has the tensors that a prediction asks for, said by a process that has torch.
+
+python -m trainer.predict.trying < {"job": ..., "folder": ..., "request": ...}   ->   {} or {"error": ...}
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import MillraceError, SpecError
+from trainer.predict.config import PredictionRequest
+
+ASK_S = 300.0
+"""How long building the model may take."""
+EMPTY = 8
+"""Samples of the empty batch that the model is tried with."""
+
+
+def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
+    """Raise SpecError for an output that the model does not have, or where it cannot be built."""
+    asked = json.dumps({"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}, default=str)
+    command = [sys.executable, "-P", "-m", "trainer.predict.trying"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=ASK_S, check=False)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise MillraceError(f"the model cannot be looked at: {error!r}") from error
+    if "error" in answer:
+        raise SpecError(answer["error"])
+
+
+def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    from dataset.schema import Schema
+    from millrace.config import validate
+    from trainer.config import TrainerJob
+    from trainer.embedding import tables_of
+    from trainer.predict.batches import FixedBatches
+    from trainer.predict.predictor import Predictor
+
+    try:
+        job = validate(TrainerJob, asked["job"], only_known=True)
+        request = validate(PredictionRequest, asked["request"])
+        schema = Schema.of(job.slots)
+        predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
+        predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
+    except MillraceError as error:
+        return {"error": str(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(json.load(sys.stdin))))
