@@ -52,12 +52,23 @@ def bound(text: str) -> socket.socket:
     return listener
 
 
+def _make_routes(api: FastAPI) -> None:
+    """Have FastAPI build what it puts off to the first request, all of which would wait for that, and others with it.
+
+    Each of the routers looks at a path once.
+    """
+    nowhere = {"type": "http", "method": "GET", "path": "/v1/-", "root_path": "", "headers": []}
+    for route in api.routes:
+        route.matches(nowhere)
+
+
 @contextmanager
 def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key: Path | None = None) -> Iterator[None]:
     """Serve `api` on `listener` as long as the context lasts, encrypted with `cert`; then the port is free again."""
     # Head and body of an answer are two writes: without this the second waits 40 ms for the first to be acknowledged.
     # asyncio sees to it where a socket says that it is TCP's, which one made as usual does not; accepted ones inherit.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _make_routes(api)
     live = getattr(api.state, "live", False)  # whether service.ui's pages are there: they need a start and websockets
     server = uvicorn.Server(
         uvicorn.Config(

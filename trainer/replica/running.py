@@ -1,5 +1,6 @@
 """A replica from its parts: a source, a state, the thread that keeps it fresh, the server."""
 
+import gc
 import logging
 import socket
 import sys
@@ -72,6 +73,8 @@ def run(config: ReplicaConfig) -> None:
         listener = bound(config)
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()
+        gc.collect()
+        gc.freeze()  # else requests wait each time all that is loaded is looked through
         with serving(api, [listener], tls):
             _tell(listener, config)
             stopping.wait()
