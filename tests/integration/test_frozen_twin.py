@@ -21,6 +21,8 @@ SPEC = (LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition(
 """Admission, ageing and shrinking at each day tick: all that must not act. Eight days of events."""
 FROZEN = "train.learn=false"
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory) -> Path:
@@ -93,6 +95,7 @@ def test_a_twin_begun_with_an_export_says_what_the_job_itself_would(stream, twin
     assert twin.events == NUM_LINES - NUM_LEARNT
 
 
+@pytest.mark.slow
 def test_ranks_and_shards_leave_its_model_as_it_is(stream, imported, twin):
     two = millrace(stream, *TWIN, "cluster.trainers=2", "cluster.shards=2", store="imported")
     assert two.code == 0, two.output

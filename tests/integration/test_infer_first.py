@@ -11,6 +11,8 @@ DROPPING = SPEC.replace("hidden = [8]", "hidden = [8]\ndropout = 0.3").replace("
 """Training draws random numbers, and predicts otherwise than inference."""
 ALL_KEPT = "commit.keep=1000"
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
