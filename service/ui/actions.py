@@ -1,13 +1,11 @@
 """The buttons of a job's page: what its reader may have done, of which what makes sense now can be pressed."""
 
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 import httpx
 from nicegui import ui
 
-from service.ui.acts import REWIND, Act, Known, offered
+from service.ui.acts import REWIND, Act, Job, Known, offered
 from service.ui.asking import Refused, Visitor, listed
 from service.ui.dialogs import Confirmation
 
@@ -17,7 +15,7 @@ class Actions:
 
     def __init__(self, visitor: Visitor, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
-        self._job: Mapping[str, Any] | None = None
+        self._job: Job | None = None
         self._buttons: list[tuple[Act, ui.button]] = []
         with ui.element("div").classes("actions"):
             acts = offered(visitor.may)
@@ -29,7 +27,7 @@ class Actions:
             if not acts:
                 ui.label("read only").classes("hint")
 
-    def show(self, job: Mapping[str, Any]) -> None:
+    def show(self, job: Job) -> None:
         """Offer what makes sense of the job as it is."""
         self._job = job
         for act, button in self._buttons:
@@ -47,5 +45,7 @@ class Actions:
         known = Known(self._job, spec, [each["name"] for each in reversed(commits)])
         Confirmation(self._visitor, act, known, self._again).open()
 
-    async def _again(self) -> None:
-        self.show(await self._visitor.get(self._path))
+    async def _again(self) -> Job:
+        job: Job = await self._visitor.get(self._path)
+        self.show(job)
+        return job

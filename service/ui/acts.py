@@ -163,7 +163,7 @@ SHRINK = Act(
         Field("delete_below", "Rows whose score is below (else the table's rule)", Kind.NUMBER, optional=True),
         Field("delete_after_days", "Rows that were not seen for more days than", Kind.NUMBER, optional=True),
         Field("dry_run", "Dry run: only count", Kind.FLAG, default=True),
-        Field("allow", "Also where it is more than max_shrink_fraction", Kind.FLAG, default=False),
+        Field("allow", "Leave to take more than max_shrink_fraction", Kind.FLAG, default=False),
     ),
     in_path=("table",), body=lambda filled: {**_plain(filled), **_whole_days(filled)}, grave=True,
 )  # fmt: skip
@@ -222,7 +222,7 @@ def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
     result = operation["result"]
     match result:
         case {"fraction": _, "going": _, "below": _}:
-            return told_of_dry_run(result)
+            return [line.replace("needs --allow", "needs leave to take more") for line in told_of_dry_run(result)]
         case {"said": str(said)}:
             return [said]
         case {"lines": list(lines)}:
@@ -233,6 +233,19 @@ def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
             return []
         case _:
             return [_told(result)]
+
+
+def ended_words(operation: Mapping[str, Any]) -> str:
+    """How an operation ended, in words."""
+    match operation["state"]:
+        case "done":
+            return "It is done."
+        case "failed":
+            return "It failed."
+        case "cancelled":
+            return "It was called off."
+        case _:
+            return "The service ended meanwhile: ask for it again."
 
 
 def _told(value: Any) -> str:

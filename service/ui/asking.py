@@ -80,6 +80,7 @@ class Visitor:
     def __init__(self, api: FastAPI, visit: Visit) -> None:
         self._visit = visit
         self._guard: Guard = api.state.guard
+        self._has_tokens = api.state.tokens is not None
         self._routes = routes_of(api.openapi())
         transport = httpx.ASGITransport(api, raise_app_exceptions=False, client=(visit.address, 0))
         self._http = httpx.AsyncClient(transport=transport, base_url=INSIDE, auth=self._sign, timeout=ASK_S)
@@ -93,6 +94,11 @@ class Visitor:
     def signed_in(self) -> bool:
         """Whether they gave a token."""
         return self._visit.token() is not None
+
+    @property
+    def can_sign_in(self) -> bool:
+        """Whether there are tokens here at all: a foreground run has none."""
+        return self._has_tokens
 
     def may(self, operation: str) -> bool:
         """See Asker."""

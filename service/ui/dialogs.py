@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 from nicegui import ui
 
-from service.ui.acts import Act, Field, Kind, Known, outcome_lines, request_of
+from service.ui.acts import Act, Field, Job, Kind, Known, ended_words, outcome_lines, request_of
 from service.ui.asking import Asker, Refused
 from service.ui.wording import share
 
@@ -20,8 +21,8 @@ OVER = ("done", "failed", "cancelled", "interrupted")
 class Confirmation:
     """One dialog for one act."""
 
-    def __init__(self, visitor: Asker, act: Act, known: Known, done: Callable[[], Awaitable[None]]) -> None:
-        """`done` is called once the act was asked for."""
+    def __init__(self, visitor: Asker, act: Act, known: Known, done: Callable[[], Awaitable[Job]]) -> None:
+        """`done` is called once the act was asked for; it gives the job as it is then."""
         self._visitor, self._act, self._known, self._done = visitor, act, known, done
         self._fields: dict[str, Any] = {}
         with ui.dialog().props("persistent") as self._dialog, ui.element("div").classes("sheet"):
@@ -47,13 +48,13 @@ class Confirmation:
         self._go.disable()
         job = self._known.job
         try:
-            names, body = request_of(self._act, {name: each.value for name, each in self._fields.items()})
+            names, body = request_of(self._act, self._filled())
             etag = f'"{job["revision"]}"' if self._act.tagged else None
             told = await self._visitor.call(self._act.operation, {"job": job["name"], **names}, body, etag)
-            await self._done()
+            self._known = replace(self._known, job=await self._done())
             if "progress" not in told:  # no operation: it is asked for, and the phase will follow
-                self._dialog.close()
                 ui.notify(f"{self._act.label} is asked for: {job['name']} is to be {told['desired']}.")
+                self._dialog.close()
             else:
                 await self._follow(told)
         except (Refused, ValueError) as refused:
@@ -73,20 +74,17 @@ class Confirmation:
             self._say(f"It is {operation['state']}: {operation['said'] or 'begun'}. It goes on if you close this.", "")
             await asyncio.sleep(ASK_S)
             operation = await self._visitor.get(f"/operations/{quote(operation['id'], safe='')}")
-        if not self._dialog.is_deleted:
-            self._progress.set_visibility(False)
-            lines = outcome_lines(operation)
-            self._say(
-                "\n".join([f"It is {operation['state']}.", *lines]), "" if operation["state"] == "done" else "bad"
-            )
-            if self._act.operation == "shrinkTable" and operation["state"] == "done":
-                self._again()
-
-    def _again(self) -> None:
-        """After a dry run it may be done."""
-        if self._fields["dry_run"].value:
+        if self._dialog.is_deleted:
+            return
+        self._progress.set_visibility(False)
+        well = operation["state"] == "done"
+        self._say("\n".join([ended_words(operation), *outcome_lines(operation)]), "" if well else "bad")
+        if not well or self._filled().get("dry_run"):  # it may be asked for again, or for good
             self._go.set_visibility(True)
             self._go.enable()
+
+    def _filled(self) -> dict[str, Any]:
+        return {name: each.value for name, each in self._fields.items()}
 
     def _say(self, text: str, tone: str) -> None:
         self._said.set_text(text)

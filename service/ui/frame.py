@@ -37,7 +37,7 @@ def top(visitor: Visitor) -> None:
         if visitor.signed_in:
             with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
                 ui.button("Sign out").props("flat dense no-caps type=submit")
-        else:
+        elif visitor.can_sign_in:
             ui.link("Sign in", "/login")
 
 

@@ -62,7 +62,7 @@ def held_words(table: Mapping[str, Any]) -> str:
         return ""
     return (
         f"A shrink of table {table['name']} would take {number(held.get('going'))} of {number(held.get('rows'))} rows, "
-        "and waits: Shrink lets them go, with the leave to take more than max_shrink_fraction."
+        "and waits: Shrink lets them go, with leave to take more than max_shrink_fraction."
     )
 
 

@@ -1,6 +1,6 @@
 """The first page: all jobs at a glance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +11,8 @@ from service.ui.frame import Ticking, Trouble, panel
 from service.ui.grid import Cell, Column, Grid, Row
 from service.ui.wording import ago, first_task, measure, number, outcome_words, rate, tone
 
+AT_ONCE = 12
+"""Jobs that are asked for their figures in one tick."""
 COLUMNS = (
     Column("Job"),
     Column("Phase"),
@@ -67,7 +69,8 @@ class Overview:
     """See module docstring."""
 
     def __init__(self, visitor: Asker) -> None:
-        self._visitor = visitor
+        self._visitor, self._turn = visitor, 0
+        self._figures: dict[str, Mapping[str, Any]] = {}
         with ui.element("main").classes("page"):
             self._trouble = Trouble()
             with panel("Jobs"):
@@ -75,12 +78,22 @@ class Overview:
         Ticking(self.refresh, self._trouble)
 
     async def refresh(self) -> None:
-        """Show what they do now."""
+        """Show what they do now: of many jobs, some at a time."""
         jobs = await listed(self._visitor, "/jobs")
-        rows = []
-        for job in jobs:
+        names = [job["name"] for job in jobs]
+        self._figures = {name: told for name, told in self._figures.items() if name in names}
+        for name in in_turn(names, self._turn, AT_ONCE):
             try:
-                rows.append(row_of(job, await self._visitor.get(f"/jobs/{quote(job['name'], safe='')}")))
+                self._figures[name] = await self._visitor.get(f"/jobs/{quote(name, safe='')}")
             except Refused:  # deleted since, or away now
-                rows.append(row_of(job, None))
-        self._grid.show(rows)
+                self._figures.pop(name, None)
+        self._turn += 1
+        self._grid.show([row_of(job, self._figures.get(job["name"])) for job in jobs])
+
+
+def in_turn(names: Sequence[str], turn: int, most: int) -> list[str]:
+    """At most `most` of the names, such that each has its turn."""
+    if len(names) <= most:
+        return list(names)
+    begin = turn * most % len(names)
+    return [*names[begin:], *names[:begin]][:most]

@@ -1,7 +1,9 @@
 """What the live page is made of, but for the page: lines thinned, closes joined, figures worded, acts offered."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from service.access.roles import Role
 from service.api.app import Terms, app
 from service.status import Status
-from service.ui import acts, job_past, job_slices, job_stream, job_tables, wording
+from service.ui import acts, job_past, job_slices, job_stream, job_tables, overview, wording
 from service.ui.asking import routes_of
 from service.ui.charts import Line, Mark, lines_chart, marks_chart
 from service.ui.job_learning import learning_lines, twin_of
@@ -190,6 +192,18 @@ def test_an_operation_tells_what_came_of_it():
     assert "5 of 10 rows would go" in told(counted)[0]
 
 
+def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
+    folder = Path(acts.__file__).parent
+    loads = {path.stem for path in folder.glob("*.py") if re.search("^(import|from) nicegui", path.read_text(), re.M)}
+    asked_for, met = ["mounting"], set()
+    while asked_for:
+        met.add(name := asked_for.pop())
+        found = re.findall(r"^from service\.ui\.(\w+) import", (folder / f"{name}.py").read_text(), re.M)
+        asked_for += [each for each in found if each not in met]
+    assert len(loads) > 5
+    assert not met & loads
+
+
 def test_how_a_job_failed_is_told_with_its_code():
     outcome = {"code": 1, "reason": "trainer-0 died", "lines": ["boom"], "at": "2026-11-21T17:38:26Z"}
     assert "trainer-0 died" in wording.outcome_words(job("failed", outcome=outcome))
@@ -227,6 +241,19 @@ def test_what_failed_is_red_on_the_timeline():
     marks, rows = job_past.marks_of([commit], [{**export, "failed_gates": ["auc"]}, {**export, "failed_gates": []}])
     assert rows == ["commits", "s"]
     assert [mark.color == job_past.RED for mark in marks] == [False, True, False]
+
+
+def test_of_many_jobs_each_has_its_turn():
+    names = [str(n) for n in range(30)]
+    assert overview.in_turn(names[:5], 7, 12) == names[:5]
+    turns = [overview.in_turn(names, turn, 12) for turn in range(5)]
+    assert all(len(each) == 12 for each in turns) and {name for each in turns for name in each} == set(names)
+
+
+def test_a_job_that_cannot_be_asked_has_a_row_all_the_same():
+    told = {"name": "news", "phase": "failed", "trouble": "the store is away", "outcome": None}
+    name, cells = overview.row_of(told, None)
+    assert name == "news" and cells[0].link == "/jobs/news" and cells[-1].text == "the store is away"
 
 
 def test_output_names_its_worker_once():

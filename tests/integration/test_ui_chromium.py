@@ -1,0 +1,181 @@
+"""The live page in a real Chromium, of a real service with a job that trains and its frozen twin.
+
+Screenshots go to build/ui, to be looked at.
+"""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.hosted_service import HostedService
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("nicegui", reason="the extra ui is not installed")
+CHROMIUM = shutil.which("chromium")
+ROOT = Path(__file__).resolve().parents[2]
+CLICKS = ROOT / "deploy" / "examples" / "clicks"
+SHOTS = ROOT / "build" / "ui"
+WAIT_MS = 60_000
+CONFIG = f"""
+root = "root"
+listen = "127.0.0.1:0"
+[allow]
+pipe_commands = [["python", "generator.py"]]
+roots = ["{CLICKS}"]
+"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium"),
+]
+
+
+def token(service, role):
+    config = str(service.folder / "service.toml")
+    command = [sys.executable, "-m", "service", "token", "create", role, "--role", role, "--config", config]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def spec(name, **train):
+    raw = tomllib.loads((CLICKS / "job.toml").read_text())
+    del raw["store"]
+    raw["sources"]["clicks"]["rate"] = 200
+    batches = {"batch_size": 512, "threads": 1}
+    passes, commit = {"max_events": 200, "wait": "1s"}, {"every": "5s"}
+    return {**raw, "name": name, "passes": passes, "commit": commit, "train": {**batches, **train}}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    served = HostedService(tmp_path_factory.mktemp("ui"), CONFIG)
+    try:
+        served.start()
+        served.tokens = {role: token(served, role) for role in ("viewer", "operator", "admin")}
+        served.http.headers["Authorization"] = f"Bearer {served.tokens['admin']}"
+        for name, train in (("clicks", {}), ("clicks-frozen", {"learn_until": 1000})):
+            served.ask("POST", "/jobs", {"spec": spec(name, **train), "base": str(CLICKS)})
+        for name in ("clicks", "clicks-frozen"):
+            served.until(f"/jobs/{name}", lambda job: (job["version"] or 0) > 8)
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        yield served
+    finally:
+        served.clean_up()
+
+
+@contextmanager
+def browsing(service, role, width=1400, height=900, scheme="light"):
+    """A page whose reader is signed in; nothing was said on the browser's console at the end, nothing thrown."""
+    said = []
+    with playwright.sync_playwright() as made:
+        browser = made.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{service.http.base_url}")
+        page.wait_for_url("**/ui/login**")
+        page.fill("#token", service.tokens[role])
+        page.click("button[type=submit]")
+        page.wait_for_selector("td a")
+        yield page
+        browser.close()
+    assert said == []
+
+
+def shoot(page, name):
+    page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
+def seen(page, selector, text):
+    """Wait until an element that says so is there to be seen."""
+    page.locator(selector, has_text=text).first.wait_for(state="visible")
+
+
+def opened(page, job):
+    page.click(f"td a:text-is('{job}')")
+    seen(page, ".name", job)
+    seen(page, ".figure", "samples/s")
+
+
+def asked(page, act):
+    """Confirm an act in its dialog."""
+    page.click(f".actions .q-btn:not([disabled]):has(:text-is('{act}'))")
+    seen(page, ".sheet .title", act)
+    page.click(f".sheet .buttons .q-btn:has(:text-is('{act}'))")
+
+
+def test_an_admin_sees_the_jobs_and_why_learning_wins(service):
+    with browsing(service, "admin") as page:
+        for job in ("clicks", "clicks-frozen"):
+            seen(page, "table.grid tr", job)
+        seen(page, ".chip", "training")
+        shoot(page, "jobs")
+        opened(page, "clicks")
+        seen(page, ".beside", "clicks-frozen")
+        page.wait_for_function("document.querySelectorAll('.nicegui-echart canvas').length >= 6")
+        shoot(page, "learning")
+        for tab, told in (
+            ("Tables", "user_topic"),
+            ("Commits and exports", "a restart begins here"),
+            ("Output", "Output"),
+            ("Dead letters", "There is none"),
+            ("Operations", "Nothing was asked"),
+        ):
+            page.click(f".q-tab:has-text('{tab}')")
+            seen(page, ".q-tab-panel", told)
+            shoot(page, tab.replace(" ", "-").lower())
+
+
+def test_an_operator_pauses_resumes_and_commits_by_dialogs(service):
+    with browsing(service, "operator") as page:
+        opened(page, "clicks")
+        asked(page, "Pause")
+        seen(page, ".chip", "paused")
+        assert service.ask("GET", "/jobs/clicks")["desired"] == "paused"
+        shoot(page, "paused")
+        asked(page, "Resume")
+        seen(page, ".chip", "training")
+        asked(page, "Commit")
+        seen(page, ".sheet .note", "It is done")
+        shoot(page, "committed")
+        page.click(".sheet .buttons .q-btn:has-text('Close')")
+        page.click(".actions .q-btn:has(:text-is('Set'))")
+        page.fill(".sheet input >> nth=0", "tables.default.dim")
+        page.fill(".sheet input >> nth=1", "9")
+        page.click(".sheet .buttons .q-btn:has-text('Set')")
+        seen(page, ".sheet .note.bad", "cannot be set while the job runs")  # the API's own words
+        shoot(page, "refused")
+        page.click(".sheet .buttons .q-btn >> nth=0")
+    done = service.ask("GET", "/audit")["items"]
+    assert {("operator", "/v1/jobs/clicks/pause", 200), ("operator", "/v1/jobs/clicks/resume", 200)} <= {
+        (each["who"], each["path"], each["status"]) for each in done
+    }
+
+
+def test_a_viewer_only_reads_also_on_a_telephone_in_the_dark(service):
+    with browsing(service, "viewer", 390, 844, "dark") as page:
+        shoot(page, "telephone-jobs")
+        opened(page, "clicks")
+        seen(page, ".actions", "read only")
+        assert page.locator(".actions .q-btn").count() == 0
+        page.click(".q-tab:has-text('Dead letters')")
+        seen(page, ".q-tab-panel", "for operators")
+        page.click(".q-tab:has-text('Learning')")
+        page.wait_for_function("document.querySelectorAll('.nicegui-echart canvas').length >= 6")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        shoot(page, "telephone")
+
+
+def test_who_signs_out_sees_nothing_any_more_in_any_tab(service):
+    with browsing(service, "viewer") as page:
+        other = page.context.new_page()
+        other.goto(f"{service.http.base_url}ui/jobs/clicks")
+        other.locator(".name").wait_for()
+        page.click("text=Sign out")
+        page.wait_for_url("**/ui/login**")
+        other.wait_for_url("**/ui/login**", timeout=WAIT_MS)
