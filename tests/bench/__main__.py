@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     given = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is ended
     console = Console()
     results: dict[str, dict] = {}
     for part in given.only:
