@@ -8,14 +8,13 @@ import subprocess
 import sys
 import tomllib
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integration.hosted_service import HostedService
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("nicegui", reason="the extra ui is not installed")
 CHROMIUM = shutil.which("chromium")
 ROOT = Path(__file__).resolve().parents[2]
 CLICKS = ROOT / "deploy" / "examples" / "clicks"
@@ -32,6 +31,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium"),
+    pytest.mark.skipif(
+        find_spec("nicegui") is None, reason="the extra ui is not installed: pip install 'millrace[ui]'"
+    ),
+    pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: pip install playwright"),
 ]
 
 
@@ -70,8 +73,10 @@ def service(tmp_path_factory):
 @contextmanager
 def browsing(service, role, width=1400, height=900, scheme="light"):
     """A page whose reader is signed in; nothing was said on the browser's console at the end, nothing thrown."""
+    from playwright.sync_api import sync_playwright  # not above: it takes long, and most runs leave these tests out
+
     said = []
-    with playwright.sync_playwright() as made:
+    with sync_playwright() as made:
         browser = made.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
         page.set_default_timeout(WAIT_MS)
@@ -82,7 +87,11 @@ def browsing(service, role, width=1400, height=900, scheme="light"):
         page.fill("#token", service.tokens[role])
         page.click("button[type=submit]")
         page.wait_for_selector("td a")
-        yield page
+        try:
+            yield page
+        except BaseException:
+            shoot(page, "failed")
+            raise
         browser.close()
     assert said == []
 
@@ -174,7 +183,7 @@ def test_a_viewer_only_reads_also_on_a_telephone_in_the_dark(service):
 def test_who_signs_out_sees_nothing_any_more_in_any_tab(service):
     with browsing(service, "viewer") as page:
         other = page.context.new_page()
-        other.goto(f"{service.http.base_url}ui/jobs/clicks")
+        other.goto(f"{service.http.base_url}/ui/jobs/clicks")
         other.locator(".name").wait_for()
         page.click("text=Sign out")
         page.wait_for_url("**/ui/login**")
