@@ -63,6 +63,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
         print(page_line(service.url), flush=True)
         demo = Demo(service.host, job)
         try:
+            demo.begin()  # before it is looked at
             with shown(demo.standing, Console()) as tick:
                 demo.run(asked, tick)  # 3, 4
         finally:
@@ -102,9 +103,12 @@ class Demo:
         self._host, self._job, self._twin = host, job, twin_of(job)
         self._frozen = ""
 
+    def begin(self) -> None:
+        """Make the job that learns. Raises SpecError."""
+        self._host.create(NewJob(spec=self._job.raw, base=self._job.folder), NAME)
+
     def run(self, asked: Requests, tick: Callable[[], None]) -> None:
         """Until both have ended. A first request stops them, a second one kills them."""
-        self._host.create(NewJob(spec=self._job.raw, base=self._job.folder), NAME)
         done = 0
         while not self._over():
             tick()
