@@ -1,12 +1,12 @@
 """What holds for every request before any route sees it: the host's name, the body's length, the headers of answers."""
 
-import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.bodies import bounded
 from service.api.problems import answer, problem, refused
 
 LOCAL_NAMES = ("127.0.0.1", "localhost")
@@ -53,33 +53,11 @@ class Outer:
         if not (length.isdecimal() and int(length) <= self._max_body):
             await answer(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large()))(scope, receive, sent)
             return
-        await self._app(scope, self._bounded(receive), sent)
+        await self._app(scope, bounded(receive, self._max_body, BODY_S, refused, self._too_large()), sent)
 
     def _is_ours(self, headers: Headers) -> bool:
         hosts = headers.getlist("host")
         return len(hosts) == 1 and host_of(hosts[0]) in self._names
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """A body of no announced length is counted as it comes, and each has its time."""
-        read, is_whole = 0, False
-        until_s = asyncio.get_running_loop().time() + BODY_S
-
-        async def bounded() -> Message:
-            nonlocal read, is_whole
-            if is_whole:  # what comes now is that the client has gone
-                return await receive()
-            try:
-                async with asyncio.timeout_at(until_s):
-                    message = await receive()
-            except TimeoutError:
-                raise refused(HTTPStatus.REQUEST_TIMEOUT, f"the body was not here in {BODY_S:g} s") from None
-            read += len(message.get("body", b""))
-            is_whole = not message.get("more_body", False)
-            if read > self._max_body:
-                raise refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large())
-            return message
-
-        return bounded
 
     def _too_large(self) -> str:
         return f"a request may have {self._max_body:,} bytes; see limits.max_body"

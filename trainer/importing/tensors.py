@@ -4,16 +4,13 @@ python -m trainer.importing.tensors < {"job": ..., "folder": ...}   ->   {"tenso
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError, SpecError
-
-ASK_S = 300.0
-"""How long building the model may take."""
+from millrace.errors import MillraceError
+from trainer.apart import answer_of
 
 
 def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
@@ -21,15 +18,7 @@ def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]
 
     Raises SpecError where the model cannot be built.
     """
-    asked = json.dumps({"job": job, "folder": str(folder)})
-    command = [sys.executable, "-P", "-m", "trainer.importing.tensors"]
-    try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=ASK_S, check=False)
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        raise MillraceError(f"the model cannot be looked at: {error!r}") from error
-    if "error" in answer:
-        raise SpecError(answer["error"])
+    answer = answer_of("trainer.importing.tensors", {"job": job, "folder": str(folder)})
     return {name: tuple(shape) for name, shape in answer["tensors"].items()}
 
 

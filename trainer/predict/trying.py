@@ -4,32 +4,23 @@ python -m trainer.predict.trying < {"job": ..., "folder": ..., "request": ...}  
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError, SpecError
+from millrace.errors import MillraceError
+from trainer.apart import answer_of
 from trainer.predict.config import PredictionRequest
 
-ASK_S = 300.0
-"""How long building the model may take."""
 EMPTY = 8
 """Samples of the empty batch that the model is tried with."""
 
 
 def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
     """Raise SpecError for an output that the model does not have, or where it cannot be built."""
-    asked = json.dumps({"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}, default=str)
-    command = [sys.executable, "-P", "-m", "trainer.predict.trying"]
-    try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=ASK_S, check=False)
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        raise MillraceError(f"the model cannot be looked at: {error!r}") from error
-    if "error" in answer:
-        raise SpecError(answer["error"])
+    asked = {"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}
+    answer_of("trainer.predict.trying", asked)
 
 
 def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:

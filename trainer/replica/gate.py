@@ -3,13 +3,14 @@
 An ASGI application around another. What is asked is trainer.replica.server's work.
 """
 
-import asyncio
 import hmac
 import json
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from millrace.bodies import bounded
 
 BODY_S = 10.0
 """How long a request's body may take to arrive: who is slow must not keep others out."""
@@ -37,7 +38,7 @@ class Gate:
             return
         self._under_way += 1
         try:
-            await self._app(scope, self._bounded(receive), send)
+            await self._app(scope, bounded(receive, self._max_body, BODY_S, HTTPException, self._too_long()), send)
         finally:
             self._under_way -= 1
 
@@ -63,28 +64,6 @@ class Gate:
 
     def _too_long(self) -> str:
         return f"a request is at most {self._max_body:,} bytes long"
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """As `receive`, with an end to what it takes in. Raises HTTPException, which the application answers."""
-        left, is_whole = self._max_body, False
-        until_s = asyncio.get_running_loop().time() + BODY_S
-
-        async def bounded() -> Message:
-            nonlocal left, is_whole
-            if is_whole:  # what comes now is that the client has gone
-                return await receive()
-            try:
-                async with asyncio.timeout_at(until_s):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"the body was not here in {BODY_S:g} s") from None
-            left -= len(message.get("body", b""))
-            is_whole = not message.get("more_body", False)
-            if left < 0:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long())
-            return message
-
-        return bounded
 
 
 async def refuse(send: Send, status: HTTPStatus, why: str) -> None:
