@@ -21,6 +21,7 @@ METRICS = {
     "logloss": ("Window log loss", "lower is better"),
     "calibration": ("Calibration", "mean prediction divided by mean label; 1 is right"),
 }
+NO_CLOSE = "No pass was closed yet: the charts begin with the first one that has predictions."
 NOBODY = ""
 """The choice of no other job."""
 
@@ -112,6 +113,8 @@ class LearningPart:
                 news = await self._theirs.follow() or news
             except Refused as refused:
                 self._said.set_text(str(refused))
+        if not self._ours.closes:
+            self._said.set_text(NO_CLOSE)
         if not news:
             return
         await self._slices.refresh(self._other)

@@ -55,6 +55,7 @@ class SlicesPart:
             with ui.element("div").classes("line"):
                 self._span = ui.select(SPANS, value="window").props("dense outlined options-dense")
                 self._choice = ui.select([]).props("dense outlined options-dense")
+            self._choosable(False)
             with ui.element("div").classes("short"):
                 self._grid = Grid(COLUMNS, NO_SLICE, sort=1, descending=True)
 
@@ -70,9 +71,12 @@ class SlicesPart:
         choices = choices_of(ours)
         if choices != self._choice.options:
             self._choice.set_options(choices, value=choices[0] if choices else None)
-        self._choice.set_visibility(bool(choices))
-        self._span.set_visibility(bool(choices))
+        self._choosable(bool(choices))
         self._grid.show(slice_rows(ours, theirs, str(self._choice.value or "")))
+
+    def _choosable(self, any_choice: bool) -> None:
+        self._choice.set_visibility(any_choice)
+        self._span.set_visibility(any_choice)
 
     async def _slices(self, job: str) -> Slices:
         told = await self._visitor.get(f"/jobs/{quote(job, safe='')}/metrics")
