@@ -75,7 +75,10 @@ def test_who_comes_hears_of_the_model_and_the_version_at_the_next_tick(world):
         "generation": 4,
         "model": {"format": 1},
     }
-    assert version.version == 3 and version.facts == {"event_time_s": 12.5, "event_times": {"oldest_s": [11.0], "count": [2]}}
+    assert version.version == 3 and version.facts == {
+        "event_time_s": 12.5,
+        "event_times": {"oldest_s": [11.0], "count": [2]},
+    }
     assert list(version.tensors) == ["w"] and version.tensors["w"].tolist() == [0, 0]
     world.chief.tick(3)
     assert heard(first) == [] and world.shards.published == [3]
