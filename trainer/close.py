@@ -178,7 +178,14 @@ class PassCloser:
         self._said |= {
             "day": self._day,
             "tables": {
-                name: {"rows": stats.num_rows, "bytes": stats.num_bytes, "new_rows": stats.new_rows}
+                name: {
+                    "rows": stats.num_rows,
+                    "bytes": stats.num_bytes,
+                    "new_rows": stats.new_rows,
+                    "unadmitted": stats.unadmitted,
+                    "dirty_rows": stats.dirty_rows,
+                    "rows_by_slot": self._rows_by_slot(name, stats),
+                }
                 for name, stats in self._stats.items()
             },
         }
@@ -194,6 +201,11 @@ class PassCloser:
             self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             self._said["jumped"] = self._planner.jumped
         return self._said
+
+    def _rows_by_slot(self, table: str, stats: TableStats) -> dict[str, int]:
+        """Slots that share rows tell the same ones."""
+        slots = (slot for slot in self._schema.sparse if slot.sparse.table == table)
+        return {slot.name: stats.rows_by_group.get(slot.group, 0) for slot in slots}
 
     def _write_down(
         self,

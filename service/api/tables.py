@@ -37,6 +37,7 @@ MAX_EXPLAINING = 4
 """Explanations at a time: each asks shards, and may fetch from an object store."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
+COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 _explaining = threading.BoundedSemaphore(MAX_EXPLAINING)
 
 
@@ -48,11 +49,16 @@ class TableEntry(Described):
     bytes: Number | None
     """In memory, over all shards."""
     new_rows: Number | None
-    """Made since these workers began."""
+    """Made in the newest pass."""
+    unadmitted: Number | None
+    """Records of keys that were not admitted, in the newest pass."""
+    dirty_rows: Number | None
+    """Rows changed since the newest commit, of the fullest shard: they cannot leave memory."""
     dim: int
     """Length of a row's vector."""
     slots: dict[str, dict[str, Any]]
-    """By slot: what was seen of its values over the job's life."""
+    """By slot: its `rows`, which slots of one `share` have together, and what was seen of its values over the job's
+    life."""
     held: dict[str, Any] | None
     """A shrink that would take too many rows and waits for an operator, or null."""
 
@@ -98,15 +104,15 @@ def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
     slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
     figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
     told = status.parts("tables")
+    rows = {slot: count for table in told.values() for slot, count in table.part("rows_by_slot").raw.items()}
     return [
         TableEntry(
             name=name,
             rows=status.table_rows().get(name),
-            bytes=told[name].number("bytes") if name in told else None,
-            new_rows=told[name].number("new_rows") if name in told else None,
+            **{key: told[name].number(key) if name in told else None for key in COUNTS},
             dim=table.dim,
             slots={
-                slot: finite(dict(figures[slot].raw)) if slot in figures else {}
+                slot: finite({"rows": rows.get(slot), **(figures[slot].raw if slot in figures else {})})
                 for slot, of in slots.items()
                 if of == name
             },

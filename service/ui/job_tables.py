@@ -17,6 +17,7 @@ from service.ui.wording import measure, number, share, size
 COLUMNS = (
     Column("Slot"),
     Column("Table"),
+    Column("Rows", number=True),
     Column("Samples", number=True),
     Column("Distinct values, about", number=True),
     Column("Values a sample", number=True),
@@ -33,6 +34,7 @@ def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
         (f"{table['name']}/{slot}", (
             Cell(slot),
             Cell(table["name"]),
+            _cell(number, told, "rows"),
             _cell(number, told, "num_samples"),
             _cell(number, told, "distinct"),
             _cell(measure, told, "mean_count"),
@@ -105,7 +107,9 @@ class TablesPart:
             with self._tables:
                 self._figures[name] = Figure(name, f"vectors of {table['dim']} numbers")
         new = table["new_rows"]
-        more = f"{size(table['bytes'])}, {number(new)} new in a pass" if new is not None else size(table["bytes"])
+        more = size(table["bytes"])
+        if new is not None:
+            more += f"; in the newest pass {number(new)} new, {number(table['unadmitted'])} records not admitted"
         self._figures[name].show(number(table["rows"]), more)
 
     async def _show_shards(self) -> None:

@@ -150,6 +150,7 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
     status = until(job, lambda status: status["operations"]["shrinking"]["held"], "a shrink that waits")
     held = status["operations"]["shrinking"]["held"]["default"]
     assert held["fraction"] == 1.0 and held["rows"] == status["tables"]["default"]["rows"] > 0
+    assert sum(status["tables"]["default"]["rows_by_slot"].values()) == held["rows"]
     dry = say(followed, job.store, "shrink", "--dry-run")
     assert f"{held['rows']:,} of {held['rows']:,} rows would go (100.0%; more than max_shrink_fraction = 1.0%" in dry
     refused = say(followed, job.store, "shrink", code=1)

@@ -26,7 +26,9 @@ STATUS = {
         "window": {"ctr": {"auc": 0.75}},
         "tensors": {"pass": {"loss": {"mean": 0.5}}},
     },
-    "tables": {"default": {"rows": 300, "bytes": 4096, "new_rows": 5}},
+    "tables": {
+        "default": {"rows": 300, "bytes": 4096, "new_rows": 5, "unadmitted": 7, "rows_by_slot": {"a": 290, "b": 10}}
+    },
     "slots": {"a": {"distinct": 20, "mean_count": 1.0}},
     "operations": {"shrinking": {"held": {"default": {"rows": 300, "going": 200, "fraction": 0.66}}}},
 }
@@ -169,6 +171,7 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     (table,) = served.get("/v1/jobs/small/tables").json()["items"]
     assert table == served.get("/v1/jobs/small/tables/default").json()
     assert (table["rows"], table["dim"], table["slots"]["a"]["distinct"], table["held"]["going"]) == (300, 4, 20, 200)
+    assert (table["unadmitted"], table["dirty_rows"], table["slots"]["a"]["rows"]) == (7, None, 290)
     missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; there are: default")
     answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
     assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]
