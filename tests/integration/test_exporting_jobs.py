@@ -114,6 +114,7 @@ def test_a_chief_killed_around_an_export_leaves_the_same_exports(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_rewind_begins_with_a_base_below_its_own_timeline(tmp_path):
     job = write_timed_job(tmp_path, ONCE, num_lines=1500)
     assert millrace(job, "commit.every_passes=2", "commit.keep=100").code == 0
@@ -127,6 +128,7 @@ def test_a_rewind_begins_with_a_base_below_its_own_timeline(tmp_path):
     assert first["kind"] == "base" and "; a base, for it is the" in first["why"]
 
 
+@pytest.mark.slow
 def test_a_store_that_begins_anew_leaves_exports_elsewhere_alone(tmp_path):
     job = write_timed_job(tmp_path, f'[exports.main]\npath = "{tmp_path / "elsewhere"}"\n', num_lines=200)
     assert millrace(job).code == 0

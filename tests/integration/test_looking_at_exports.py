@@ -80,6 +80,7 @@ def test_every_export_is_sound_and_a_deltas_rows_moved(job):
     assert done.returncode == 0 and "sound: every file is as written" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_starts_warm_from_an_export_of_another(job):
     last = exports_of(job, "chain")[-1]
     settings = ["--set", "store.path=warm"]

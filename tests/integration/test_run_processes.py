@@ -125,6 +125,7 @@ def test_restarts_are_bounded_and_the_end_names_the_worker(start):
     assert_gone(job)
 
 
+@pytest.mark.slow
 def test_another_jobs_store_is_refused_and_left_alone(start):
     job = start()
     assert job.end()[0] == 0
