@@ -17,6 +17,7 @@ import typer
 from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
 from millrace.logs import setup
+from millrace.priority import ahead_of_others
 
 if TYPE_CHECKING:
     from service.hosting.config import ServiceConfig
@@ -86,6 +87,7 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
         listener = held.enter_context(listening(exposure.host, exposure.port))
         api = app(host, terms)
         mount(api, config.limits.max_streams)
+        held.enter_context(ahead_of_others())  # for the threads that answer; those that start jobs are there already
         held.enter_context(serving(api, listener, exposure.cert, exposure.key))  # 3
         address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
         yield Served(host, address)

@@ -23,7 +23,7 @@ from service.hosting.host import Phase
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
+LOOK_S = 0.5
 """How often a job is looked at."""
 TELL_S = 1.0
 """How often its figures are told, where no pass is closed."""

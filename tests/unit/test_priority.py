@@ -7,7 +7,7 @@ import time
 import pytest
 
 from millrace import priority
-from millrace.priority import Pace, Yielding, can_yield
+from millrace.priority import AHEAD, AUTOGROUP, Pace, Yielding, ahead_of_others, can_yield
 
 
 def policy_after(*steps):
@@ -60,3 +60,52 @@ def test_long_work_rests_for_its_share_of_the_time_worked():
     before_s = time.thread_time()
     pace.rest()
     assert time.thread_time() - before_s < 0.01, "what was rested for is not rested for again"
+
+
+@pytest.mark.skipif(not can_yield(), reason="this process may not lower and raise a thread's priority")
+def test_who_answers_goes_first_with_the_threads_it_starts_and_nobody_else_does(monkeypatch, tmp_path):
+    found, go, over = {}, threading.Event(), threading.Event()
+
+    def nice(name):
+        go.wait(10)
+        found[name] = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def answer():
+        with ahead_of_others():
+            inner = threading.Thread(target=nice, args=["answers"])
+            inner.start()
+            found["session"] = session.read_text()
+            go.set()
+            inner.join(10)
+        nice("after")
+        over.set()
+
+    session = tmp_path / "autogroup"
+    session.write_text("/autogroup-7 nice 3\n")
+    monkeypatch.setattr(priority, "AUTOGROUP", session)
+    threads = [threading.Thread(target=nice, args=["other"]), threading.Thread(target=answer)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert over.is_set()
+    assert found == {"answers": AHEAD, "session": str(AHEAD), "after": 0, "other": 0}
+    assert session.read_text() == "3"
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="sessions share nothing out here")
+def test_a_session_is_as_it_was_afterwards():
+    before = AUTOGROUP.read_text()
+    with ahead_of_others():
+        pass
+    assert AUTOGROUP.read_text() == before
+
+
+def test_where_nobody_may_go_first_nothing_happens(monkeypatch):
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refused)
+    before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
+    with ahead_of_others():
+        assert (AUTOGROUP.read_text() if AUTOGROUP.exists() else "") == before
