@@ -37,7 +37,7 @@ import numpy as np
 from millrace.deadline import Deadline
 from service.hosting.folder import JobFolder
 from tests.bench.hosted import EXAMPLE, ROOT, START_S, service
-from tests.bench.serving import Asker, cpu_s
+from tests.bench.serving import Asker, cpu_s, least_busy
 from tests.integration.hosted_service import HostedService
 
 ROUTES = {
@@ -140,9 +140,7 @@ async def ask(host: str, port: int) -> dict[str, dict[str, float]]:
     for number, due_s in enumerate((begin_s + due_D).tolist()):
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         name = names[number % len(names)]
-        there = [each for each in askers[name] if not each.transport.is_closing()]  # an idle one is closed in the end
-        least = min(there, key=lambda each: len(each.queue) + (each.due is not None))
-        least.ask(due_s, request_of(ROUTES[name]))
+        least_busy(askers[name]).ask(due_s, request_of(ROUTES[name]))
     end = Deadline.after(10)
     while sum(map(len, took.values())) < len(due_D) and not end.passed():  # noqa: ASYNC110  # it does nothing else
         await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +180,12 @@ class Asker(asyncio.Protocol):
         self._next()
 
 
+def least_busy(askers: Sequence[Asker]) -> Asker:
+    """One that is connected still: who was idle for long is sent away."""
+    there = [each for each in askers if not each.transport.is_closing()]
+    return min(there, key=lambda each: len(each.queue) + (each.due is not None))
+
+
 async def load(address: str, rate: float, seconds: float, requests: list[bytes]) -> dict:
     """Ask on a schedule."""
     host, port = address.split(":")
@@ -194,7 +200,7 @@ async def load(address: str, rate: float, seconds: float, requests: list[bytes])
     for due_s in (begin + np.cumsum(gaps)).tolist():
         if (left_s := due_s - time.perf_counter()) > 0:
             await asyncio.sleep(left_s)
-        min(askers, key=lambda each: len(each.queue) + (each.due is not None)).ask(due_s, requests[num % len(requests)])
+        least_busy(askers).ask(due_s, requests[num % len(requests)])
         num += 1
     end = Deadline.after(10)
     while len(took) < num and not end.passed():  # noqa: ASYNC110  # who measures does nothing else
