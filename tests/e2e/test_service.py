@@ -88,7 +88,7 @@ def predict_with_a_pinned_version(world, fed):
     world.operator.ask("POST", f"{AT}/pause")
     world.news.until(lambda job: job["phase"] == "paused", "it paused")
     name, version = committed_where_a_replica_is(world, fed)
-    assert world.operator.ask("POST", f"{AT}/commits/{name}/pin")["held_by"] == ["olga"]
+    assert "olga" in world.operator.ask("POST", f"{AT}/commits/{name}/pin")["held_by"]  # maybe beside an export
     assert fed.model_at(version)["held_back"]
     world.operator.ask("POST", f"{AT}/resume")
     manifest, table = world.predicted(name, "pinned")
