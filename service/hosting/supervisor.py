@@ -106,8 +106,7 @@ class Supervisor:
         for watched in self._watched.values():
             if watched.line is not None:
                 watched.line.close()
-            if watched.process is not None:
-                watched.process.poll()
+            _let_go(watched)
 
     def observed(self, entry: Entry) -> Observed:
         """The job as it is now."""
@@ -122,8 +121,10 @@ class Supervisor:
     def forget(self, name: str) -> None:
         """The job is no more. Call it while `looking` is held."""
         watched = self._watched.pop(name, None)
-        if watched is not None and watched.line is not None:
-            watched.line.close()
+        if watched is not None:
+            _let_go(watched)
+            if watched.line is not None:
+                watched.line.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -219,6 +220,12 @@ class Supervisor:
         if words != watched.said:
             watched.said = words
             log.warning("job %s: %s", name, words)
+
+
+def _let_go(watched: _Watched) -> None:
+    """A launcher outlives who started it, and is not to be waited for: Python would warn of a process forgotten."""
+    if watched.process is not None and watched.process.poll() is None:
+        watched.process.returncode = 0
 
 
 def last_printed(folder: JobFolder) -> tuple[str, ...]:
