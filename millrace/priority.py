@@ -103,12 +103,14 @@ def ahead_of_others() -> Iterator[None]:
         yield
         return
     session = _nice_of_session()
-    _set_session(AHEAD, session)
+    if session is not None:
+        _set_session(AHEAD)
     try:
         yield
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, before)
-        _set_session(session, session)
+        if session is not None:
+            _set_session(session)
 
 
 def _nice_of_session() -> int | None:
@@ -119,7 +121,6 @@ def _nice_of_session() -> int | None:
         return None
 
 
-def _set_session(nice: int | None, known: int | None) -> None:
-    if known is not None:
-        with suppress(OSError):
-            AUTOGROUP.write_text(str(nice))
+def _set_session(nice: int) -> None:
+    with suppress(OSError):
+        AUTOGROUP.write_text(str(nice))

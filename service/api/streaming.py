@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from millrace.errors import MillraceError
 from service.api.problems import refused
-from service.hosting.host import Phase
+from service.hosting.host import AT_REST, Phase
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ MAX_WAITING = 256
 """Closes that wait to be sent to a client; one that falls behind farther is dropped, and may come again."""
 MAX_CAUGHT_UP = 500
 """Closes that are told to who comes again; of more, the newest."""
-OVER = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Streams:
         self, job: str, begin: list[Event], first: Look, listener: _Listener
     ) -> AsyncGenerator[bytes, None]:
         yield b"".join(event.text for event in (*begin, Event.of("figures", first.figures)))
-        if first.phase in OVER:
+        if first.phase in AT_REST:
             yield _end(first.phase).text
             return
         self._listen(job, listener)
@@ -196,7 +195,7 @@ class Streams:
                 for listener in watched.listeners if figures or closes else ():
                     listener.tell(closes, figures)
                 watched.version = max([watched.version, *(version for version, _ in seen.closes)])
-                if seen.phase in OVER:
+                if seen.phase in AT_REST:
                     last = [Event.of("figures", seen.figures), _end(seen.phase)]
                     return
         except MillraceError as error:  # it is away now, or was deleted: its listeners may come again

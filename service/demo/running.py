@@ -27,7 +27,7 @@ from service.demo.forking import fork
 from service.demo.plan import FREEZE_AFTER, NAME, STOP_S, TWIN, demo_job, service_of, twin_of
 from service.demo.showing import Standing, ahead_of, ahead_text, frozen_text, shown
 from service.hosting.folder import JobFolder
-from service.hosting.host import Action, Host, HostedJob, NewJob, Phase
+from service.hosting.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
 from service.launcher.running import read_report
 from service.lines import count, labelled, ratio, summary_lines
 from service.serve import listening, served
@@ -43,7 +43,6 @@ LINES = 4
 """Of the workers' output, shown on a terminal."""
 GONE_S = 10.0
 """How long launchers that were killed may take to be gone."""
-REST = (Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN)
 PARTS = ("jobs", "records.db", "service.lock", "trash", "kept")
 """What a service keeps in its root; files beside the records' begin with their name."""
 
@@ -158,7 +157,7 @@ class Demo:
         return [job for job in self._host.jobs() if job.name in (NAME, TWIN)]
 
     def _over(self) -> bool:
-        return all(job.phase in REST for job in self._jobs())
+        return all(job.phase in AT_REST for job in self._jobs())
 
     def _freeze(self) -> None:
         """Begin the twin where there is a commit of enough passes."""
@@ -174,7 +173,7 @@ class Demo:
 
     def _stop(self) -> None:
         for job in self._jobs():
-            if job.phase not in REST:
+            if job.phase not in AT_REST:
                 self._host.act(job.name, Action.STOP, NAME)
 
     def _kill(self) -> None:

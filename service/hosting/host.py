@@ -59,6 +59,10 @@ class Phase(StrEnum):
     """Its folder is damaged, or another run uses its store; see its trouble."""
 
 
+AT_REST = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
+"""Phases of a job of which nothing runs, until somebody asks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a job's launcher ended."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.errors import MillraceError
 from service.hosting.errors import JobExists, StillRunning, UnknownJob
-from service.hosting.host import Action, Desired, HostedJob, Line, NewJob, Phase
+from service.hosting.host import AT_REST, Action, Desired, HostedJob, Line, NewJob, Phase
 from service.hosting.work import Operation, Work
 from service.records.database import Records, utc_now
 from service.spec import job_of
@@ -21,7 +21,6 @@ FOLLOWS = {
     Action.STOP: (Desired.STOPPED, Phase.STOPPED),
     Action.RESTART: (Desired.RUNNING, Phase.TRAINING),
 }
-REST = (Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN)
 
 
 @dataclass
@@ -82,7 +81,7 @@ class MemoryHost:
     def delete(self, name: str, who: str, keep_store: bool) -> None:
         """See Host."""
         with self._lock:
-            if self.job(name).phase not in REST:
+            if self.job(name).phase not in AT_REST:
                 raise StillRunning(name, "runs")
             del self._jobs[name]
 

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from millrace.errors import MillraceError
 from service.api.statuses import Statuses
-from service.api.streaming import OVER
+from service.hosting.host import AT_REST
 from service.status import Number, Status
 from service.ui.series import halved
 
@@ -65,7 +65,7 @@ class Recorder:
         names = {job.name for job in jobs}
         self._moments = {name: kept for name, kept in self._moments.items() if name in names}
         for job in jobs:
-            if job.phase in OVER:
+            if job.phase in AT_REST:
                 continue
             try:
                 status = self._statuses.of(job.name)
