@@ -232,9 +232,9 @@ class Client:
             try:
                 answer = question(max(1, int(1000 * min(TRY_S, deadline.left_s()))))
             except RetriableError as error:
+                time.sleep(min(0.1, deadline.left_s()))  # a part of the wait: some questions fail at once
                 if wait.empty(time.monotonic() - since_s) or deadline.passed():
                     raise self.unavailable(doing, error) from error
-                time.sleep(min(0.1, deadline.left_s()))
             except KafkaError as error:
                 raise self.refused(doing, error) from error
             else:

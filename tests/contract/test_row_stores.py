@@ -4,8 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -20,6 +18,7 @@ from pserver.store import rocks
 from pserver.store.base import keys_at, order_of
 from pserver.store.memory import MemoryRows
 from pserver.store.rocks import RocksRows
+from tests.small_disk import small_disk
 
 WORDS = 5
 KINDS = pytest.mark.parametrize("kind", [MemoryRows, RocksRows], ids=["memory", "rocks"])
@@ -366,25 +365,9 @@ def test_threads_read_while_one_writes(made):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("a small disk is made by mounting a tmpfs, which takes root")
-    said = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True, text=True)
-    if said.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {said.stderr}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(folder, leave=0):
-    with (folder / "filler").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            file.truncate(max(0, file.tell() - leave))
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
 
 
 def listed(folder):
@@ -392,59 +375,59 @@ def listed(folder):
 
 
 @pytest.mark.parametrize("leave", [0, 4096, 100_000])
-def test_a_full_disk_fails_the_write_leaves_nothing_and_room_lets_the_next_one_pass(small_disk, leave):
-    store = RocksRows.open(small_disk / "live", None, num_words=WORDS)
+def test_a_full_disk_fails_the_write_leaves_nothing_and_room_lets_the_next_one_pass(disk, leave):
+    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
     keys_U, rows_UW = some_rows(20_000)
     store.write(keys_U, rows_UW)
-    fill(small_disk, leave)
-    before = listed(small_disk)
+    disk.leave(leave)
+    before = listed(disk.folder)
     more = some_rows(20_000, seed=1)
     with pytest.raises(StoreFailed, match="No space left"):
         store.write(*more)
-    assert listed(small_disk) == before and contents(store) == as_dict(keys_U, rows_UW)
-    (small_disk / "filler").unlink()
+    assert listed(disk.folder) == before and contents(store) == as_dict(keys_U, rows_UW)
+    disk.free()
     store.write(*more)
-    files = store.checkpoint(small_disk / "c")
+    files = store.checkpoint(disk.folder / "c")
     assert contents(store) == as_dict(keys_U, rows_UW) | as_dict(*more)
-    assert {name: file.sha256 for name, file in files.items()} == hashes(small_disk / "c")
+    assert {name: file.sha256 for name, file in files.items()} == hashes(disk.folder / "c")
     store.close()
 
 
-def test_a_full_disk_fails_the_checkpoint_and_leaves_nothing_of_it(small_disk):
-    store = RocksRows.open(small_disk / "live", None, num_words=WORDS)
+def test_a_full_disk_fails_the_checkpoint_and_leaves_nothing_of_it(disk):
+    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
     rows = some_rows(20_000)
     store.write(*rows)
-    fill(small_disk)
-    before = listed(small_disk)
+    disk.leave(0)
+    before = listed(disk.folder)
     with pytest.raises(StoreFailed, match="No space left"):
-        store.checkpoint(small_disk / "commits" / "c")
-    assert [name for name in listed(small_disk) if name != "commits"] == before
-    (small_disk / "filler").unlink()
-    files = store.checkpoint(small_disk / "commits" / "c")
+        store.checkpoint(disk.folder / "commits" / "c")
+    assert [name for name in listed(disk.folder) if name != "commits"] == before
+    disk.free()
+    files = store.checkpoint(disk.folder / "commits" / "c")
     store.close()
-    again = RocksRows.open(small_disk / "live2", small_disk / "commits" / "c", num_words=WORDS, known=files)
+    again = RocksRows.open(disk.folder / "live2", disk.folder / "commits" / "c", num_words=WORDS, known=files)
     assert contents(again) == as_dict(*rows)
     again.close()
 
 
-def test_a_full_disk_fails_the_opening_and_leaves_no_live_folder(small_disk):
-    store = RocksRows.open(small_disk / "live", None, num_words=WORDS)
+def test_a_full_disk_fails_the_opening_and_leaves_no_live_folder(disk):
+    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
     store.write(*some_rows(1000))
-    files = store.checkpoint(small_disk / "c")
+    files = store.checkpoint(disk.folder / "c")
     store.close()
-    fill(small_disk)
+    disk.leave(0)
     with pytest.raises(StoreFailed, match="No space left"):
-        RocksRows.open(small_disk / "live2", small_disk / "c", num_words=WORDS, known=files)
-    assert not (small_disk / "live2").exists()
+        RocksRows.open(disk.folder / "live2", disk.folder / "c", num_words=WORDS, known=files)
+    assert not (disk.folder / "live2").exists()
 
 
-def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(small_disk, monkeypatch):
-    store = RocksRows.open(small_disk / "live", None, num_words=WORDS)
+def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(disk, monkeypatch):
+    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
     sync = rocks._sync
 
     def sync_and_fill(path):
         sync(path)
-        fill(small_disk)
+        disk.leave(0)
 
     monkeypatch.setattr(rocks, "_sync", sync_and_fill)
     monkeypatch.setattr(rocks, "RECOVERY_TRIES", 1)
@@ -457,14 +440,14 @@ def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(sma
             failed = True
             break
         written |= as_dict(*rows)
-        (small_disk / "filler").unlink()
+        disk.free()
     assert failed and contents(store) == written
     assert store.get(rows[0])[0].sum() == 0
     monkeypatch.undo()
-    (small_disk / "filler").unlink()
+    disk.free()
     store.write(*rows)
     assert contents(store) == written | as_dict(*rows)
-    store.checkpoint(small_disk / "c")
+    store.checkpoint(disk.folder / "c")
     store.close()
 
 

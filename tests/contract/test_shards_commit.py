@@ -1,8 +1,6 @@
 """What every kind of shards promises a chief: a commit is one state, and gives it back to any number of shards."""
 
-import os
 import shutil
-import subprocess
 import threading
 from contextlib import contextmanager
 
@@ -15,6 +13,7 @@ from pserver.errors import BadRequest, StoreDamaged, StoreFailed
 from pserver.store.rocks import RocksRows
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS, batch, some_batches
+from tests.small_disk import small_disk
 
 IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
 
@@ -336,43 +335,34 @@ def test_a_table_larger_than_its_memory_ends_with_the_same_bits(kind, tmp_path):
         assert digest_of(world) == digests[0]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    said = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", tmp_path], capture_output=True, text=True)
-    if said.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {said.stderr}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
-
-
 @pytest.mark.parametrize("kind", [0, 2], ids=["embedded", "2-shards"])
-def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(kind, small_disk):
+def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(kind, tmp_path):
     """Each attempt finds a little more room than the one before, until it is enough."""
-    with job_at(small_disk, "first", kind) as world:
-        for number in (1, 2):
-            batches = [{name: w.keys(*range(4000 * number)) for name in w.TABLES}]
-            w.train(world.one, number, batches, seed=number, steps=1)
-            folder, parts, failed = small_disk / f"commit-{number}", [], 0
-            while not parts:
-                rows = world.one.snapshot(number, w.soon(), 0)
-                room = os.statvfs(small_disk)
-                (small_disk / "filler").write_bytes(bytes(max(0, room.f_bavail * room.f_bsize - 40_000 * (failed + 2))))
-                try:
-                    folder.mkdir()
-                    parts = world.one.write_snapshot(folder, w.soon())
-                    world.one.settle(True, w.soon())
-                except StoreFailed:
-                    world.one.settle(False, w.soon())
-                    assert list(folder.iterdir()) == [] and rows == 8000 * number
-                    folder.rmdir()
-                    failed += 1
-                (small_disk / "filler").unlink()
-            assert failed > 5
-        digest = digest_of(world)
-    changes = read_changes(folder, parts, "other", 0, 2)
-    assert changes is not None and len(changes.changed_U) == 8000 and len(changes.gone_G) == 0
-    with job_at(small_disk, "second", kind, folder, parts, 2) as again:
-        assert digest_of(again) == digest
+    with small_disk(tmp_path / "disk", 32 << 20) as disk:
+        with job_at(disk.folder, "first", kind) as world:
+            for number in (1, 2):
+                batches = [{name: w.keys(*range(4000 * number)) for name in w.TABLES}]
+                w.train(world.one, number, batches, seed=number, steps=1)
+                folder, parts, failed = disk.folder / f"commit-{number}", [], 0
+                while not parts:
+                    rows = world.one.snapshot(number, w.soon(), 0)
+                    disk.leave(40_000 * (failed + 2))
+                    try:
+                        folder.mkdir()
+                        parts = world.one.write_snapshot(folder, w.soon())
+                        world.one.settle(True, w.soon())
+                    except StoreFailed:
+                        world.one.settle(False, w.soon())
+                        assert list(folder.iterdir()) == [] and rows == 8000 * number
+                        folder.rmdir()
+                        failed += 1
+                    disk.free()
+                assert failed > 5
+            digest = digest_of(world)
+        changes = read_changes(folder, parts, "other", 0, 2)
+        assert changes is not None and len(changes.changed_U) == 8000 and len(changes.gone_G) == 0
+        with job_at(disk.folder, "second", kind, folder, parts, 2) as again:
+            assert digest_of(again) == digest
 
 
 def test_three_ranks_train_on_while_their_chief_commits(tmp_path):

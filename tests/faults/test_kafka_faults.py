@@ -89,6 +89,21 @@ def test_a_broker_that_stays_away_ends_the_wait_at_the_deadline(filled):
     assert time.monotonic() - since_s < 15
 
 
+@pytest.mark.parametrize("question", ["ids", "ends"])
+def test_a_wait_for_an_answer_is_announced_whether_tries_fail_slowly_or_at_once(filled, caplog, question):
+    cluster, topic = filled
+    source = open_source(config(cluster.servers, topic))
+    cluster.kill()
+    with pytest.raises(SourceUnavailable):
+        if question == "ids":
+            source._client.ask_identities([topic], Deadline.after(5))
+        else:
+            source._ask_ends(source._partitions, Deadline.after(5))
+    source.close()
+    said = [record.message for record in caplog.records if record.name == "dataset.kafka_client"]
+    assert [text.split(":")[0] for text in said] == ["Kafka does not answer"]
+
+
 def test_ends_are_told_again_once_the_broker_is_back(filled):
     cluster, topic = filled
     source = open_source(config(cluster.servers, topic))

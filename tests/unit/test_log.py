@@ -12,6 +12,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
 from tests.fakes.troubled_disk import TroubledDisk
+from tests.small_disk import small_disk
 from trainer import log as log_module
 from trainer.log import Kind, Log, LogDamaged, LogFailed, LogFull, LogTooNew, Superseded, newest_generation, read
 from trainer.log_end import RESERVE_BYTES
@@ -454,36 +455,20 @@ def test_after_a_new_file_whose_name_may_be_lost_nothing_is_appended_to_the_old_
     assert [kind for _, kind, _ in told(folder)] == ["claim", "void", "claim"]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 4 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", place], check=True)
-
-
-def test_on_a_full_disk_the_log_goes_on_for_a_while_then_waits_for_room(small_disk):
-    folder, filler = small_disk / "log", small_disk / "filler"
-    log = Log.claim(folder, 1, {}, Deadline.after(5))
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while file.write(b"\0" * 4096) == 4096:
-            pass
-        file.write(b"\0")
-    with pytest.raises(LogFull, match="No space left on device"):
-        for _ in range(10_000):
-            log.append(Kind.OPERATION, {"op": "x" * 1000})
-    logged = len(read(folder))
-    assert logged * 1000 > RESERVE_BYTES // 3
-    with pytest.raises(LogFull):
-        Log.claim(folder, 2, {}, Deadline.after(5))
-    filler.unlink()
-    assert log.append(Kind.OPERATION, {"op": "again"}).number == logged + 1
-    log.close()
-    Log.claim(folder, 2, {}, Deadline.after(5)).close()
-    assert json.dumps([record.number for record in read(folder)]) == json.dumps(list(range(1, logged + 3)))
+def test_on_a_full_disk_the_log_goes_on_for_a_while_then_waits_for_room(tmp_path):
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        folder = disk.folder / "log"
+        log = Log.claim(folder, 1, {}, Deadline.after(5))
+        disk.leave(0)
+        with pytest.raises(LogFull, match="No space left on device"):
+            for _ in range(10_000):
+                log.append(Kind.OPERATION, {"op": "x" * 1000})
+        logged = len(read(folder))
+        assert logged * 1000 > RESERVE_BYTES // 3
+        with pytest.raises(LogFull):
+            Log.claim(folder, 2, {}, Deadline.after(5))
+        disk.free()
+        assert log.append(Kind.OPERATION, {"op": "again"}).number == logged + 1
+        log.close()
+        Log.claim(folder, 2, {}, Deadline.after(5)).close()
+        assert json.dumps([record.number for record in read(folder)]) == json.dumps(list(range(1, logged + 3)))
