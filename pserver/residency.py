@@ -162,7 +162,7 @@ class BoundedRows(Rows):
 
     def away(self) -> Iterator[tuple[U64, U32]]:
         """See Rows."""
-        for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
+        for keys_U, words_UW in self._store.scan(beside=True) if self._store is not None and self._num_away else ():
             away_U = self.resident(keys_U) == kernels.EMPTY
             away_U &= ~self._departed(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
@@ -204,7 +204,7 @@ class BoundedRows(Rows):
 
     def stored(self) -> Iterator[tuple[U64, U32]]:
         """See Rows."""
-        return iter(()) if self._store is None else self._store.scan()
+        return iter(()) if self._store is None else self._store.scan(beside=True)
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 

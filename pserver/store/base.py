@@ -71,8 +71,11 @@ class RowStore(Protocol):
         """
         ...
 
-    def scan(self, begin_bucket: int = 0, end_bucket: int = 4096) -> Iterator[tuple[U64, U32]]:
-        """All rows of a range of buckets in order, in chunks; of the state at the call."""
+    def scan(self, begin_bucket: int = 0, end_bucket: int = 4096, *, beside: bool = False) -> Iterator[tuple[U64, U32]]:
+        """All rows of a range of buckets in order, in chunks; of the state at the call.
+
+        With `beside` other threads of the process, which learn, are let in often, and it takes longer.
+        """
         ...
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:

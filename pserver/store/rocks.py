@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import os
-import select
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,6 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
-    RdictIter,
     ReadOptions,
     SstFileWriter,
 )
@@ -58,9 +56,12 @@ CACHE_BYTES = 8 << 20
 """Blocks that RocksDB keeps, per table and shard; the system's page cache holds the same bytes anyway."""
 WRITE_CHUNK = 65_536
 """Rows whose bytes are Python objects at a time, some 250 bytes each."""
-SCAN_CHUNK, READAHEAD_BYTES = 65_536, 2 << 20
-SCAN_BREATH = 256
-"""Rows that a scan reads with the interpreter's lock in hand, 0.15 ms: steps beside it wait for that at every turn."""
+SCAN_CHUNK = 65_536
+READAHEAD_BYTES, READAHEAD_BESIDE_BYTES = 2 << 20, 256 << 10
+"""Of every file, at once and with the interpreter's lock in hand, as a scan begins; the latter beside steps."""
+SCAN_BREATH, BREATH_S = 256, 5e-6
+"""Rows that a scan reads with the interpreter's lock in hand, 0.1 ms, and how long it leaves it to steps beside it:
+in truth the 60 us that the system takes to wake a thread, so that whoever waits for the lock is there first."""
 
 # What rocksdict does with the interpreter's lock, measured with a thread that spins: a multi-get lets go of it while
 # RocksDB searches and holds it to make bytes objects; a row written to a file, a step of an iterator, taking a file in
@@ -116,7 +117,8 @@ class RocksRows:
             parts = self._getters.map(get, chunks) if len(chunks) > 1 else map(get, chunks)
             values: list[bytes | None] = list(itertools.chain.from_iterable(parts))
         sorted_found_U = np.fromiter((value is not None for value in values), bool, len(values))
-        rows_UW = self._rows_of([value for value in values if value is not None])
+        there = [value for value in values if value is not None]
+        rows_UW = self._rows_of(b"".join(there), len(there))
         found_U = np.empty_like(sorted_found_U)
         found_U[order_U] = sorted_found_U
         return found_U, rows_UW[np.argsort(order_U[sorted_found_U])]
@@ -137,15 +139,18 @@ class RocksRows:
         finally:
             path.unlink(missing_ok=True)
 
-    def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
+    def scan(
+        self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS, *, beside: bool = False
+    ) -> Iterator[tuple[U64, U32]]:
         """See RowStore."""
         options = ReadOptions()
-        options.set_readahead_size(READAHEAD_BYTES)
+        options.set_readahead_size(READAHEAD_BESIDE_BYTES if beside else READAHEAD_BYTES)
         options.fill_cache(False)  # type: ignore[call-arg]  # its stub lacks the argument
+        options.set_background_purge_on_iterator_cleanup(True)  # files that went meanwhile: 0.2 s for some of GiB
+        begin, end = _bound(begin_bucket), _bound(end_bucket)
         with _translated(self._live):
-            rows = self._db.iter(options)  # not of a snapshot: rocksdict's iterators ignore it
-            rows.seek(_bound(begin_bucket))
-        return self._chunks(rows, _bound(end_bucket))
+            rows = iter(self._db.items(from_key=begin, read_opt=options))  # not of a snapshot: rocksdict ignores it
+        return self._chunks(rows, begin, end, self.num_writes, BREATH_S if beside else 0.0)
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
         """See RowStore."""
@@ -188,26 +193,39 @@ class RocksRows:
                     raise
                 time.sleep(RECOVERY_PAUSE_S)
 
-    def _chunks(self, rows: RdictIter, end: bytes) -> Iterator[tuple[U64, U32]]:
-        valid, key, value, step = rows.valid, rows.key, rows.value, rows.next
-        while True:
-            keys: list[bytes] = []
-            values: list[bytes] = []
+    def _chunks(
+        self, rows: Iterator[Any], begin: bytes, end: bytes, num_writes: int, breath_s: float
+    ) -> Iterator[tuple[U64, U32]]:
+        """`rows`, which are those after so many writes from `begin` on, up to before `end`."""
+        after, more = begin, True
+        while more:
+            keys, values = bytearray(), bytearray()
             with _translated(self._live):
-                while len(keys) < SCAN_CHUNK and valid() and (at := key()) < end:
-                    keys.append(at)
-                    values.append(value())
-                    step()
-                    if not len(keys) % SCAN_BREATH:
-                        _let_others()
-                rows.status()  # at damage an iterator only ends
-            if not keys:
-                return
-            yield keys_at(np.frombuffer(b"".join(keys), ">u8").astype(np.uint64)), self._rows_of(values)
+                while more and len(keys) < SCAN_CHUNK * 8:
+                    some = list(itertools.islice(rows, SCAN_BREATH))
+                    more = len(some) == SCAN_BREATH and some[-1][0] < end
+                    if not more:
+                        some = [row for row in some if row[0] < end]
+                    for joined, column in zip((keys, values), zip(*some, strict=True), strict=False):
+                        joined += b"".join(column)
+                    if breath_s:
+                        time.sleep(breath_s)
+                after = bytes(keys[-8:]) + b"\0" if keys else after
+                if not more and self._is_more(after, end) and self.num_writes == num_writes:
+                    raise StoreFailed(f"{self._live}: a reader of its rows ended too early")
+            if keys:
+                keys_C = keys_at(np.frombuffer(keys, ">u8").astype(np.uint64))
+                yield keys_C, self._rows_of(values, len(keys_C))
 
-    def _rows_of(self, values: list[bytes]) -> U32:
-        joined = b"".join(values)
-        if len(joined) != len(values) * self.num_words * 4:
+    def _is_more(self, begin: bytes, end: bytes) -> bool:
+        """Whether there are rows; raises where the next one is damaged, at which a reader of items only ends."""
+        rows = self._db.iter(ReadOptions())
+        rows.seek(begin)
+        rows.status()
+        return rows.valid() and rows.key() < end
+
+    def _rows_of(self, joined: bytes | bytearray, number: int) -> U32:
+        if len(joined) != number * self.num_words * 4:
             raise StoreDamaged(f"{self._live}: rows of other than {self.num_words} words")
         return np.frombuffer(joined, "<u4").astype(np.uint32, copy=False).reshape(-1, self.num_words)
 
@@ -315,11 +333,6 @@ def _kept(path: Path) -> bool:
     if not kept:
         path.unlink()
     return kept
-
-
-def _let_others() -> None:
-    """Let go of the interpreter's lock for whoever waits for it, without a pause if nobody does."""
-    select.select((), (), (), 0)
 
 
 def _bound(bucket: int) -> bytes:
