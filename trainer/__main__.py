@@ -3,15 +3,10 @@
 FILE is a WorkerConfig as JSON. The process leads a process group of its own and ends with its launcher.
 """
 
-import argparse
-import json
 import logging
-import os
-import sys
 from pathlib import Path
 
-from millrace import lifecycle, logs, role
-from millrace.config import validate
+from millrace import role, worker
 from millrace.deadline import Deadline
 from trainer.config import WorkerConfig
 from trainer.job import Trainer, open_trainer
@@ -45,10 +40,8 @@ def finish(trainer: Trainer) -> None:
 
 def start(path: Path) -> None:
     """Read the configuration and run."""
-    config = validate(WorkerConfig, json.loads(path.read_text(encoding="utf-8")))
-    logs.setup(f"trainer-{config.rank}")
-    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
-        lifecycle.end_with_parent()
+    config = worker.config_of(path, WorkerConfig)
+    worker.begin(f"trainer-{config.rank}")
     if config.rerun is None:  # that has claimed nothing
         end_when_replaced(config.store / "log", config.generation)
     run(config)
@@ -56,10 +49,7 @@ def start(path: Path) -> None:
 
 def main() -> None:
     """See module docstring."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--config", type=Path, required=True)
-    path = arguments.parse_args().config
-    sys.exit(lifecycle.exit_code_of(lambda: start(path)))
+    worker.main(__doc__, start)
 
 
 if __name__ == "__main__":

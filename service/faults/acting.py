@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.points import LAST_WORDS, Fault, Point
+from millrace.repeating import repeating
 from service.faults.exporters import kill_exporter
 from service.faults.held import HeldChild, Holding
 from service.faults.plan import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtInstant, AtPoint, Death
@@ -175,20 +176,15 @@ class Deaths:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Act at instants and measure, on a thread, as long as the context lasts. No process is left at its end."""
-        over = threading.Event()
 
-        def watch() -> None:
-            while not over.wait(LOOK_S):
-                with self._lock:
-                    self._look(time.monotonic())
+        def look() -> None:
+            with self._lock:
+                self._look(time.monotonic())
 
-        thread = threading.Thread(target=watch, name="faults", daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(look, LOOK_S, "faults"):
+                yield
         finally:
-            over.set()
-            thread.join()
             self._end_old()
 
     def _next(self, generation: int) -> None:

@@ -4,11 +4,12 @@ Anything may print there, C libraries and dying interpreters too, so it is the f
 """
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+
+from millrace.repeating import repeating
 
 MAX_BYTES = 1 << 20
 """A file longer than this is cut to its last half of it."""
@@ -24,20 +25,13 @@ def begun(path: Path) -> FileIO:
 @contextmanager
 def kept_short(path: Path, max_bytes: int = MAX_BYTES, look_s: float = LOOK_S) -> Iterator[None]:
     """The file is shortened as long as the context lasts, by a thread."""
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(look_s):
-            with suppress(OSError):  # it went away, or the disk is full: it is looked at again
-                shorten(path, max_bytes)
+        with suppress(OSError):  # it went away, or the disk is full: it is looked at again
+            shorten(path, max_bytes)
 
-    thread = threading.Thread(target=look, name="printed", daemon=True)
-    thread.start()
-    try:
+    with repeating(look, look_s, "printed"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def shorten(path: Path, max_bytes: int) -> None:

@@ -1,0 +1,37 @@
+"""A worker as a process: `python -m MODULE --config FILE`, where FILE is its configuration as JSON."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from millrace import lifecycle, logs
+from millrace.config import Model, validate
+from millrace.errors import SpecError
+
+
+def main(description: str | None, start: Callable[[Path], None]) -> NoReturn:
+    """Read the command line, `start` with the path of the configuration, and end with the exit code of that."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--config", type=Path, required=True, metavar="FILE")
+    path = arguments.parse_args().config
+    sys.exit(lifecycle.exit_code_of(lambda: start(path)))
+
+
+def config_of(path: Path, model: type[Model]) -> Model:
+    """The file as a `model`. Raises SpecError."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from error
+    return validate(model, raw)
+
+
+def begin(name: str) -> None:
+    """Speak as `name`, and end with the launcher that started this process."""
+    logs.setup(name)
+    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
+        lifecycle.end_with_parent()
