@@ -10,8 +10,8 @@ pairs of blocks side by side, of events learnt a second with them to without. A 
 closes. Beside it CPU seconds a second of the service, of the launcher and of all workers, with and without.
 
 Latency: 100 requests a second, at random times that do not wait for answers, of ROUTES in turn; a late answer counts
-from when it was due. Who asks must not wait for a core here, or its own waiting would be measured: it is of the
-service's session, which goes first where that is allowed (millrace.priority); the other clients are of their own.
+from when it was due. Who asks must not wait for a core here, or its own waiting would be measured: it goes first where
+that is allowed (millrace.priority), and is of the service's session; the other clients are of their own.
 
 `python -m tests.bench.load [--pairs 4]` prints the figures as JSON.
 """
@@ -35,6 +35,7 @@ from typing import IO
 import numpy as np
 
 from millrace.deadline import Deadline
+from millrace.priority import ahead_of_others
 from service.hosting.folder import JobFolder
 from tests.bench.hosted import EXAMPLE, ROOT, START_S, service
 from tests.bench.serving import Asker, cpu_s, least_busy
@@ -294,7 +295,8 @@ def main() -> None:
     if told.read:
         asyncio.run(read(host, int(port)))
     elif told.ask:
-        print(json.dumps(asyncio.run(ask(host, int(port)))))
+        with ahead_of_others():
+            print(json.dumps(asyncio.run(ask(host, int(port)))))
     else:
         print(json.dumps(figures(told.pairs), indent=1))
 

@@ -18,6 +18,9 @@ class One:
     def caller(self, token):
         return ANNE if token == "right" else None
 
+    def at_once(self, token):
+        return ANNE if token == "right" else None
+
 
 class Clock:
     def __init__(self):
@@ -35,6 +38,17 @@ def refused(act, *arguments):
     with pytest.raises(Refusal) as caught:
         act(*arguments)
     return caught.value
+
+
+def test_who_may_is_let_in_at_once_and_everybody_else_is_looked_at():
+    for anonymous, role, let_in in (("none", Role.VIEWER, False), ("viewer", Role.VIEWER, True)):
+        door = guard(anonymous=anonymous)
+        assert (door.at_once([], role) is not None) == let_in
+    door = guard(anonymous="admin")
+    assert door.at_once(["Bearer right"], Role.OPERATOR) == ANNE
+    assert door.at_once(["Bearer right"], Role.ADMIN) is None  # their own role, not anybody's
+    for wrong in (["Bearer wrong"], ["right"], ["Bearer right", "Bearer right"], [""]):
+        assert door.at_once(wrong, Role.VIEWER) is None
 
 
 def test_roles_are_in_order_and_a_word_that_is_none_is_told_those_there_are():

@@ -56,6 +56,23 @@ def test_a_token_is_its_holder_and_a_changed_one_nobody(tokens):
         assert tokens.caller(wrong) is None, wrong
 
 
+def test_a_holder_is_known_at_once_while_the_copy_is_young_and_the_use_is_noted(tokens, time):
+    anne = Caller("anne", Role.VIEWER)
+    _, text = tokens.create("anne", Role.VIEWER)
+    assert tokens.at_once(text) is None  # nobody has looked
+    assert tokens.caller(text) == anne and tokens.at_once(text) == anne
+    assert tokens.at_once(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+    time.s += RELOAD_S
+    assert tokens.at_once(text) is None
+    assert tokens.caller(text) == anne and tokens.at_once(text) == anne
+    time.s += NOTE_USE_S
+    assert tokens.caller("") is None  # the copy is young again, but the use is to be noted
+    assert tokens.at_once(text) is None
+    assert tokens.caller(text) == anne and tokens.at_once(text) == anne
+    tokens.revoke("anne")
+    assert tokens.at_once(text) is None is tokens.caller(text)
+
+
 def test_two_tokens_have_nothing_in_common_and_256_bits_each():
     (first, text), (second, other) = (mint("anne", Role.VIEWER, START) for _ in range(2))
     assert first.id != second.id and first.salt != second.salt and first.hash != second.hash
