@@ -7,12 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from pyarrow import fs
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
 from trainer.commits import CommitDamaged, NewerFormat, read_commit
 from trainer.config import StoreSection
+from trainer.mirror import objects
 from trainer.mirror.address import Kind, parse
 from trainer.mirror.catalog import read_manifest
 from trainer.mirror.content import Mirror, lookup
@@ -48,6 +50,19 @@ def test_the_mirror_needs_no_torch():
 
 
 # -- addresses
+
+
+def test_an_address_without_options_has_the_region_of_its_bucket(monkeypatch):
+    """Amazon tells it; whoever does not get there is told so."""
+    monkeypatch.setattr(fs, "resolve_s3_region", {"bucket": "eu-west-1"}.__getitem__)
+    assert objects._s3(parse("s3://bucket/prefix")).region == "eu-west-1"
+
+    def away(bucket):
+        raise OSError(f"could not resolve host: {bucket}")
+
+    monkeypatch.setattr(fs, "resolve_s3_region", away)
+    with pytest.raises(MirrorUnavailable, match="could not resolve host: bucket"):
+        objects.Objects.open("s3://bucket/prefix", soon())
 
 
 def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):

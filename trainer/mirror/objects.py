@@ -185,7 +185,7 @@ def _s3(address: Address) -> fs.FileSystem:
     options = dict(address.options)
     try:
         if not {"region", "endpoint_override"} & options.keys():
-            options["region"] = fs.resolve_s3_bucket_region(address.bucket)
+            options["region"] = fs.resolve_s3_region(address.bucket)
         return fs.S3FileSystem(
             **options,
             request_timeout=SILENCE_S,
