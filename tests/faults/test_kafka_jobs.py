@@ -64,30 +64,38 @@ def test_a_job_waits_for_a_broker_that_was_killed_says_so_and_goes_on(own_kafka,
     assert_gone(running)
 
 
-SLOW_CAT = """
-import sys, time
+HELD = 900
+GATED_CAT = """
+import pathlib, sys, time
+held = pathlib.Path("held").read_bytes()
 for line in sys.stdin.buffer:
-    time.sleep(0.001)
+    while line.rstrip() == held and not pathlib.Path("open").exists():
+        time.sleep(0.01)
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 """
+"""Goes past one line only once it may, so that the broker is gone in mid-pass however slow the machine is."""
 
 
 @pytest.mark.slow
 def test_a_broker_killed_in_mid_pass_changes_no_bit_of_what_is_learnt(own_kafka, tmp_path):
-    spec = KAFKA_SPEC.replace('command = ["cat"]', 'command = ["python", "slow_cat.py"]')
+    spec = KAFKA_SPEC.replace('command = ["cat"]', 'command = ["python", "gated_cat.py"]')
     job = write_job(tmp_path, num_parts=1, num_lines=2_500, spec=spec)
-    (tmp_path / "slow_cat.py").write_text(SLOW_CAT)
-    lines = (tmp_path / "part-0.txt").read_bytes().splitlines()
+    (tmp_path / "gated_cat.py").write_text(GATED_CAT)
+    lines, gate = (tmp_path / "part-0.txt").read_bytes().splitlines(), tmp_path / "open"
+    (tmp_path / "held").write_bytes(lines[HELD])
+    gate.touch()
     topic = own_kafka.create_topic(2)
     own_kafka.produce(topic, 0, lines[:1_500])
     own_kafka.produce(topic, 1, lines[1_500:])
     settings = (broker(own_kafka.servers), f'sources.lines.topics=["{topic}"]', "sources.lines.end=latest")
     undisturbed = millrace(job, *settings, store="undisturbed").report
+    gate.unlink()
     running = RunningJob(job, tmp_path, *settings)
     try:
         running.until_events(400)
         own_kafka.kill()
+        gate.touch()
         running.until_said("Kafka does not answer: waiting")
         own_kafka.start()
         code, said = running.end()
