@@ -25,11 +25,7 @@ PLANNED = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("trainers", "shards"),
-    [pytest.param(1, 0, marks=pytest.mark.slow), (2, 2)],
-    ids=["embedded", "2 trainers x 2 shards"],
-)
+@pytest.mark.parametrize(("trainers", "shards"), [(1, 0), (2, 2)], ids=["embedded", "2 trainers x 2 shards"])
 def test_a_death_around_a_shrink_changes_nothing(tmp_path, trainers, shards):
     path = write_timed_job(tmp_path, "", num_lines=1500, step_s=1200.0)
     said = []
