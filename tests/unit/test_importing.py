@@ -377,6 +377,7 @@ def test_one_slot_named_needs_no_column(tmp_path, taken):
         ({"slot": ["a", "b"], "sign": [1, 2], "vector": [[1.0], [1.0, 2.0]]}, "row 1: its vector has 2 numbers"),
         ({"slot": ["a", "b"], "sign": [1, 2], "vector": ["x", "y"]}, "vector is string"),
         ({"slot": ["a", "b"], "sign": [1, 2], "vector": [[1.0], [2.0]]}, "row 0: has dim 1; .* has 4"),
+        ({"slot": ["a", "b"], "sign": [1, 2], "vector": [VECTORS[0], [1e300] * 4]}, "sign 2: its vector is not"),
         ({"slot": ["a", "a"], "sign": [1, 1], "vector": VECTORS}, "row 0 .* and x.parquet, row 1"),
     ],
 )

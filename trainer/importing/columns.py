@@ -129,5 +129,6 @@ def _vectors(column: pa.Array, file: str, first: int) -> NDArray[np.float32]:
     values = column.flatten()
     if values.null_count or not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
         raise BadInput(f"{file}: vector is {kind}, must be a list of numbers without nulls")
-    numbers: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and its row is named for that
+        numbers: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
     return numbers.reshape(len(column), int(lengths[0]) if len(lengths) else 0)
