@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection, Engine, create_engine, delete, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from millrace.errors import MillraceError, SpecError, Unavailable
@@ -30,12 +30,14 @@ KEEP_REPEATS = timedelta(hours=24)
 """How long a request may be repeated under its Idempotency-Key."""
 KEEP_AUDIT = timedelta(days=400)
 """How long it is remembered who did what."""
+DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+"""What SQLite says of a file that it cannot make out."""
 WRITES = "millrace_writes"
 """Option of a connection: whether what it begins may write."""
 
 
 class RecordsUnusable(MillraceError):
-    """The database was made by a later version of Millrace, or is none."""
+    """The database was made by a later version of Millrace, is damaged, or is none."""
 
 
 class Records:
@@ -50,25 +52,25 @@ class Records:
     def session(self) -> Iterator[Session]:
         """A session that may write: committed at the end, undone where it raises; those of others wait for it.
 
-        Raises Unavailable where the database is busy or away.
+        Raises Unavailable where the database is busy, away or damaged.
         """
-        with _translated(), self._write.begin() as session:
+        with self._translated(), self._write.begin() as session:
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session that only reads, beside one that writes. Raises Unavailable, as above."""
-        with _translated(), self._read.begin() as session:
+        with self._translated(), self._read.begin() as session:
             yield session
 
     def migrate(self) -> None:
         """Bring the tables to what this version of Millrace knows; nothing, where they are.
 
-        One that migrates at the same time is waited for. Raises RecordsUnusable.
+        One that migrates at the same time is waited for. Raises RecordsUnusable, Unavailable.
         """
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        with _translated(), self._engine.execution_options(**{WRITES: True}).begin() as connection:
+        with self._translated(RecordsUnusable), self._engine.execution_options(**{WRITES: True}).begin() as connection:
             config.attributes["connection"] = connection
             try:
                 command.upgrade(config, "head")
@@ -109,6 +111,22 @@ class Records:
             session.execute(delete(OperationRow).where(OperationRow.ended_at < now - KEEP_OPERATIONS))
             session.execute(delete(RepeatRow).where(RepeatRow.at < now - KEEP_REPEATS))
             session.execute(delete(AuditRow).where(AuditRow.at < now - KEEP_AUDIT))
+
+    @contextmanager
+    def _translated(self, damaged: type[MillraceError] = Unavailable) -> Iterator[None]:
+        """SQLAlchemy's errors as ours; `damaged` is that of a file that is no database, or none any more."""
+        try:
+            yield
+        except OperationalError as error:
+            raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
+        except DatabaseError as error:
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:  # the rest says how
+                raise
+            raise damaged(
+                f"{self._engine.url.database} is damaged, or no database of the service ({error.orig}); put a copy of "
+                "it back, or move it away with its -wal and -shm: the service then knows no jobs and no tokens; the "
+                "jobs' folders and stores stay"
+            ) from error
 
     def close(self) -> None:
         """Let go of the database."""
@@ -151,14 +169,6 @@ def _begin(connection: Connection) -> None:
     """Who may write takes the lock at once: one that began by reading could not wait for it later."""
     writes = connection.get_execution_options().get(WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except OperationalError as error:
-        raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

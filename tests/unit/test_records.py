@@ -8,8 +8,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 
-from millrace.errors import SpecError
-from service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, RecordsUnusable, opened
+from millrace.errors import SpecError, Unavailable
+from service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, Records, RecordsUnusable, opened
 from service.records.tables import AuditRow, Base, Instant, OperationRow, RepeatRow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -71,6 +71,34 @@ def test_records_of_a_later_version_are_refused_and_left_alone(url):
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
     engine.dispose()
+
+
+def garbled(path):
+    path.write_bytes(b"nonsense" * 1000)
+
+
+def cut_off(path):
+    with opened(f"sqlite:///{path}"):
+        pass
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+@pytest.mark.parametrize("damage", [garbled, cut_off])
+def test_a_file_that_is_no_database_is_named_and_left_alone(url, tmp_path, damage):
+    path = tmp_path / "records.db"
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(RecordsUnusable, match=f"{path} is damaged, or no database .*; put a copy .*or move it away"):
+        opened(url)
+    assert path.read_bytes() == before
+
+
+def test_records_that_are_damaged_while_the_service_runs_are_unavailable(url, tmp_path):
+    garbled(tmp_path / "records.db")
+    with Records(create_engine(url)) as records:
+        for session in (records.session, records.reading):
+            with pytest.raises(Unavailable, match=f"{tmp_path}/records.db is damaged"), session() as asked:
+                asked.scalars(select(AuditRow)).all()
 
 
 def test_a_migration_that_fails_leaves_nothing_half_made(url):
