@@ -124,8 +124,11 @@ def mint(name: str, role: Role, now: datetime, lifetime: timedelta | None = None
         raise SpecError(told + " or ".join(RESERVED), "name")
     if lifetime is not None and lifetime <= timedelta(0):
         raise SpecError("it would have expired already", "expires")
+    try:
+        expires_at = None if lifetime is None else now + lifetime
+    except OverflowError:
+        raise SpecError("would be after the year 9999; leave it out, and the token does not expire", "expires") from None
     token_id, secret, salt = secrets.token_hex(8), secrets.token_hex(32), secrets.token_hex(16)
-    expires_at = None if lifetime is None else now + lifetime
     return Token(token_id, name, role, hashed(secret, salt), salt, now, expires_at), f"mlr_{token_id}_{secret}"
 
 

@@ -54,6 +54,7 @@ def test_the_list_has_nothing_that_opens(millrace, tmp_path):
         (("create", "anne", "--role", "viewer", "--expires", "soon"), "--expires: 'soon' is not of the form"),
         (("create", "anne", "--role", "viewer", "--expires", "0s"), "expired already"),
         (("create", "anne", "--role", "viewer", "--expires", "9" * 30 + "d"), "--expires"),
+        (("create", "anne", "--role", "viewer", "--expires", "9999999d"), "expires: would be after the year 9999"),
         (("create", "../x", "--role", "viewer"), "no name for a token"),
         (("revoke", "anne"), "there is no token 'anne'; there are: none"),
     ],

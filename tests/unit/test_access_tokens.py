@@ -196,6 +196,13 @@ def test_a_token_that_is_born_dead_is_refused():
         mint("anne", Role.VIEWER, START, timedelta(0))
 
 
+def test_a_token_cannot_outlive_the_calendar():
+    token, _ = mint("anne", Role.VIEWER, START, datetime.max.replace(tzinfo=UTC) - START)
+    assert token.expires_at == datetime.max.replace(tzinfo=UTC)
+    with pytest.raises(SpecError, match="expires: would be after the year 9999"):
+        mint("anne", Role.VIEWER, START, timedelta(days=9_999_999))
+
+
 def test_there_are_no_more_tokens_than_the_bound():
     with pytest.raises(SpecError, match="revoke one first"):
         check_room("anne", [f"t{number}" for number in range(MAX_TOKENS)])
