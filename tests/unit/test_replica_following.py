@@ -56,6 +56,24 @@ def test_a_chain_leads_nowhere_else(chain):
         parsed(json.dumps(told).encode(), "current.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[]", "is no JSON object"),
+        ("{}", "damaged: its 'format' is null"),
+        ('{"format": 1, "timeline": "t1", "version": 1e999, "chain": []}', "damaged: its 'version' is Infinity"),
+        ('{"format": 1, "timeline": "t1", "version": 1, "chain": null}', "damaged: its 'chain' is null"),
+        ('{"format": 2, "links": []}', "format 2; this replica reads 1"),
+    ],
+    ids=["empty", "deep", "list", "nothing", "infinite", "no chain", "newer"],
+)
+def test_what_is_wrong_with_what_points_to_an_export_is_said(text, words):
+    with pytest.raises(ExportUnusable, match=rf"current\.json .*{words}"):
+        parsed(text.encode(), "current.json")
+
+
 def applied(state, update, job):
     state.apply(update)
     _, found = state.predict(state.model(), golden_inputs(state.model(), job.samples))

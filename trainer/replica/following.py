@@ -28,6 +28,8 @@ from trainer.replica.history import Version
 from trainer.replica.updates import U16, U64, Rows, TableUpdate, Update
 
 MODEL, ONNX, GOLDEN = "model.json", "dense.onnx", "golden.parquet"
+FIELDS = {"format": int, "timeline": str, "version": int, "chain": list}
+"""What is read of current.json."""
 MAX_CHAIN = 100_000
 """Longer chains are a mistake."""
 AGAIN_S = 60.0
@@ -58,11 +60,17 @@ def parsed(text: bytes, what: str) -> Current:
     """Raises ExportUnusable."""
     try:
         told = json.loads(text)
-        if int(told["format"]) > FORMAT:
-            raise ExportUnusable(f"{what} is of format {told['format']}; this replica reads {FORMAT}: use a newer one")
-        current = Current(str(told["timeline"]), int(told["version"]), tuple(map(str, told["chain"])))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ExportUnusable(f"{what} cannot be read: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise ExportUnusable(f"{what} is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise ExportUnusable(f"{what} is no JSON object")
+    number = told.get("format")
+    if type(number) is int and number > FORMAT:
+        raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
+    for name, kind in FIELDS.items():
+        if type(told.get(name)) is not kind:
+            raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(told.get(name))[:100]}")
+    current = Current(told["timeline"], told["version"], tuple(map(str, told["chain"])))
     if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
         raise ExportUnusable(f"{what} names a chain that is none of its own folder's")
     return current
