@@ -212,7 +212,7 @@ class SparseSlot(SlotEntry):
     """Decimal signs, or text that is hashed."""
     share: str | None = None
     """Slots of one share group share rows."""
-    padding: int | None = Field(default=None, ge=0)
+    padding: int | None = Field(default=None, ge=0, lt=1 << 64)
     """A sign that means "no feature"; dropped and counted."""
     max_len: int | None = Field(default=None, ge=1)
     """Signs kept of a sample; what is cut is counted. Needed by pooling = "none"."""

@@ -12,6 +12,9 @@ from millrace.points import Fault
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
+MAX_DAYS = 1_000_000
+"""The most days of any rule: longer than rows live, and few enough for the 32 bits in which they are counted."""
+Days = Annotated[int, Field(ge=0, le=MAX_DAYS)]
 MIN_TABLE_BYTES = 8 << 20
 """The least `tables.<t>.memory`."""
 MIN_COUNTS_BYTES = 1 << 20
@@ -152,7 +155,7 @@ class SlotLife(Section):
     """What a day leaves of show and click."""
     delete_below: NotNegative | None = None
     """Rows with a lower score go at a shrink."""
-    delete_after_days: int | None = Field(default=None, ge=0)
+    delete_after_days: Days | None = None
     """Rows unseen for more days go at a shrink."""
 
 
@@ -192,7 +195,7 @@ class TableSection(Section):
     """What a day leaves of a row's show and click."""
     delete_below: NotNegative | None = None
     """At a shrink rows with a lower score go."""
-    delete_after_days: int | None = Field(default=None, ge=0)
+    delete_after_days: Days | None = None
     """At a shrink rows unseen for more days go."""
     shrink: Literal["daily", "asked"] = "daily"
     """"daily": at each day's tick, where a `delete_` rule is set; "asked": by `millrace shrink` alone."""

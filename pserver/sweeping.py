@@ -3,6 +3,7 @@
 A piece keeps steps waiting for about a millisecond. What is absent is absent before it is removed, so nobody sees when.
 """
 
+import logging
 import math
 import threading
 import time
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from millrace.errors import MillraceError, Unavailable
+from pserver.errors import PserverError
 from pserver.operations import Shrink, Survey
 from pserver.table import Table
 
@@ -17,6 +19,9 @@ STALE_S = 60.0
 """Older counts are not given to whoever asks next."""
 PAUSE_S = 0.0005
 """After each piece: a thread that takes a lock again at once leaves it to none of those that wait."""
+
+
+log = logging.getLogger(__name__)
 
 
 def run(pieces: Iterator[object]) -> None:
@@ -49,6 +54,9 @@ class _Count:
             self._found = self._table.survey(self._shrink, self._stopping.is_set)
         except MillraceError as error:
             self._found = error
+        except Exception as error:  # noqa: BLE001  # a bug, too, must be told to whoever asked, who would ask for ever
+            log.exception("counting rows of table %s", self._shrink.table)
+            self._found = PserverError(f"rows of table {self._shrink.table} cannot be counted: {error!r}")
         self._done_s = time.monotonic()
 
 

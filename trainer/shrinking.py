@@ -12,7 +12,7 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.mistakes import nearest
 from pserver.client import Shards
-from pserver.config import SlotLife, TableSection
+from pserver.config import MAX_DAYS, SlotLife, TableSection
 from pserver.operations import Shrink, Survey
 from trainer.operations import FROZEN, Body, Closing
 
@@ -177,8 +177,8 @@ class Shrinking:
         below, days = body.get("delete_below"), body.get("delete_after_days")
         if below is not None and (not isinstance(below, int | float) or isinstance(below, bool) or not below >= 0):
             raise SpecError(f"delete_below is {below!r}: a score is 0 or more")
-        if days is not None and (not isinstance(days, int) or isinstance(days, bool) or days < 0):
-            raise SpecError(f"delete_after_days is {days!r}: days are 0 or more")
+        if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
+            raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
         if below is None and days is None and not has_rule(tables[name]):
             raise SpecError(
                 f"table {name!r} has no rule by which rows go: give --delete-below or --delete-after-days, or set "

@@ -14,6 +14,7 @@ from pydantic import Field
 from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import NotYet
+from pserver.config import Days
 from service.access.roles import Role
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -68,7 +69,7 @@ class Shrink(Asked):
 
     delete_below: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Those whose score is below."""
-    delete_after_days: int | None = Field(default=None, ge=0, le=1_000_000)
+    delete_after_days: Days | None = None
     """Those that were not seen for longer."""
     dry_run: bool = False
     """Only count what would go, by slot, and why."""

@@ -11,6 +11,7 @@ import typer
 from millrace.config import value_of
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from pserver.config import MAX_DAYS
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
 from service.past.commands import ran
@@ -77,7 +78,8 @@ def shrink(
         float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="In place of the spec's rule.")
     ] = None,
     delete_after_days: Annotated[
-        int | None, typer.Option("--delete-after-days", min=0, metavar="DAYS", help="In place of the spec's rule.")
+        int | None,
+        typer.Option("--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="In place of the spec's rule."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, by slot, and why.")] = False,
     allow: Annotated[bool, typer.Option("--allow", help="Also where it is more than max_shrink_fraction.")] = False,

@@ -7,6 +7,7 @@ import pytest
 
 from millrace.errors import Unavailable
 from pserver import sweeping
+from pserver.errors import PserverError
 from pserver.operations import Shrink, Survey
 from pserver.sweeping import Sweeper
 
@@ -50,6 +51,24 @@ def test_a_count_that_nobody_came_back_for_is_not_told_to_others(monkeypatch):
     sweeper.survey(table, SHRINK)
     sweeper.stop()
     assert table.times == 2
+
+
+class Broken:
+    """A table that cannot be counted, as no error of ours tells."""
+
+    def __init__(self):
+        self.times = 0
+
+    def survey(self, shrink, stopping):
+        self.times += 1
+        raise OverflowError("Python int too large to convert to C long")
+
+
+def test_a_count_that_breaks_fails_whoever_asked_and_is_not_begun_again():
+    sweeper, table = Sweeper(), Broken()
+    with pytest.raises(PserverError, match=r"rows of table t cannot be counted: OverflowError\('Python int too large"):
+        told(sweeper, table)
+    assert table.times == 1
 
 
 def test_the_end_waits_for_no_count():

@@ -197,7 +197,11 @@ def test_a_dry_run_tells_by_slot_what_would_go_and_why(world):
         ({"table": "bare"}, "table 'bare' has no rule by which rows go"),
         ({"table": "bare", "delete_below": -1}, "delete_below is -1: a score is 0 or more"),
         ({"table": "bare", "delete_below": float("nan")}, "delete_below is nan"),
-        ({"table": "bare", "delete_after_days": 1.5}, "delete_after_days is 1.5: days are 0 or more"),
+        ({"table": "bare", "delete_after_days": 1.5}, "delete_after_days is 1.5: days are from 0 to 1,000,000"),
+        (
+            {"table": "bare", "delete_after_days": 1_000_001},
+            "delete_after_days is 1000001: days are from 0 to 1,000,000",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(world, wrong, why):

@@ -88,6 +88,13 @@ MISTAKES = {
     "metrics.halves=1": "metrics.halves: Input should be a valid boolean (got 1)",
     "tables.default.dim=1.5": "tables.default.dim: Input should be a valid integer (got 1.5)",
     "tables.default.optimizer.lr=-0.1": "tables.default.optimizer.lr: Input should be greater than 0 (got -0.1)",
+    "tables.default.delete_after_days=1000001": "tables.default.delete_after_days: Input should be less than or equal "
+    "to 1000000 (got 1000001)",
+    "tables.default.slots.user.delete_after_days=99999999999999999999": "tables.default.slots.user.delete_after_days: "
+    "Input should be less than or equal to 1000000 (got 99999999999999999999)",
+    "exports.main.delta_keep_days=9999999999": "exports.main.delta_keep_days: Input should be less than or equal to "
+    "1000000 (got 9999999999)",
+    "slots.0.padding=18446744073709551616": "slots.0.padding: Input should be less than 18446744073709551616",
     "cluster.trainers=65": "cluster.trainers: Input should be less than or equal to 64 (got 65)",
     "passes.wait=1": "passes.wait: 1 is not of the form '30s'; units are ms, s, m, h, d",
     "passes.wait=1 s": "passes.wait: '1 s' is not of the form '30s'; units are ms, s, m, h, d",

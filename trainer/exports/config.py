@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from millrace.config import Duration, Section
+from pserver.config import Days
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -51,7 +52,7 @@ class ExportSection(Section):
     """Rows with a lower score are not exported."""
     delta_threshold: NotNegative = 0.0
     """Rows whose score since they were exported last is lower are not in a delta; in one stream only above 0."""
-    delta_keep_days: int | None = Field(default=None, ge=0)
+    delta_keep_days: Days | None = None
     """Rows unseen for more days are not in a delta."""
     keep: int = Field(default=2, ge=1, le=10_000)
     """Newest bases kept, with the deltas that follow them."""
