@@ -127,7 +127,7 @@ def mint(name: str, role: Role, now: datetime, lifetime: timedelta | None = None
     try:
         expires_at = None if lifetime is None else now + lifetime
     except OverflowError:
-        raise SpecError("would be after the year 9999; leave it out, and the token does not expire", "expires") from None
+        raise SpecError("would be after the year 9999; without it a token does not expire", "expires") from None
     token_id, secret, salt = secrets.token_hex(8), secrets.token_hex(32), secrets.token_hex(16)
     return Token(token_id, name, role, hashed(secret, salt), salt, now, expires_at), f"mlr_{token_id}_{secret}"
 
