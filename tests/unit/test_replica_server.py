@@ -334,8 +334,12 @@ def test_only_loopback_is_listened_on_without_a_token(tmp_path):
     (tmp_path / "short").write_text("abc")
     with pytest.raises(SpecError, match="holds no token"):
         config(token_file=str(tmp_path / "short")).token()
-    with pytest.raises(SpecError, match="one of exports, feed and store"):
-        validate(ReplicaConfig, {})
+
+
+@pytest.mark.parametrize("told", [{}, {"exports": "x", "store": "y"}])
+def test_one_source_is_named_by_its_option(told):
+    with pytest.raises(SpecError, match="^name one of --exports, --feed and --store"):
+        validate(ReplicaConfig, told)
 
 
 def test_the_metrics_are_the_ones_we_promised(served):

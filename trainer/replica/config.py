@@ -57,7 +57,7 @@ class ReplicaConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
         if sum(each is not None for each in (self.exports, self.feed, self.store)) != 1:
-            raise ValueError("needs one of exports, feed and store: what is to be followed")
+            raise SpecError("name one of --exports, --feed and --store, and no more: what is to be followed")
         return self
 
     def tls(self) -> tuple[Path, Path] | None:
