@@ -50,9 +50,11 @@ class Statuses:
         return self.kept.get(("commits", name), COMMITS_S, lambda: entries_of(store))
 
     def closes(self, name: str) -> Closes:
-        """The closes of a job's log, followed."""
-        folder: Path = self.job(name).store / "log"
-        return self.kept.get(("closes", name, str(folder)), CLOSES_S, lambda: Closes(folder))
+        """The closes of a job's log, followed; another job's that had the name before are none of them."""
+        job = self.job(name)
+        folder: Path = job.store / "log"
+        key = ("closes", name, str(folder), job.created.isoformat())
+        return self.kept.get(key, CLOSES_S, lambda: Closes(folder))
 
     def forget(self, name: str) -> None:
         """Ask anew the next time: something was done to the job."""

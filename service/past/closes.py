@@ -38,7 +38,20 @@ class _Read:
     """How far a file is read."""
 
     path: Path
+    head: bytes
+    """Its first record, which no other log's file begins with."""
     byte: int = 0
+
+    @classmethod
+    def begun(cls, path: Path) -> "_Read":
+        """Nothing of it yet."""
+        return cls(path, _head(path))
+
+    def gone(self, paths: Sequence[Path]) -> bool:
+        """Whether `paths` are another log's than this file was: pruned is only what newer ones are left of."""
+        place = file_numbers(self.path) or ()
+        later = [path for path in paths if (file_numbers(path) or ()) >= place]
+        return not later or (later[0] == self.path and _head(self.path) not in (self.head, b""))
 
 
 @dataclass(slots=True)
@@ -67,16 +80,16 @@ class Closes:
     def _read_on(self) -> None:
         """Read what was written since. Only what the file after a file says of it counts; see trainer.log_file."""
         paths = listed(self.folder)
-        if self._at is not None and not self.folder.is_dir():
-            self._at, self._found = None, []
+        if self._at is not None and self._at.gone(paths):  # the job was begun anew
+            self._at, self._timeline, self._found = None, "", []
         if self._at is None and paths:
-            self._at = _Read(paths[0])
+            self._at = _Read.begun(paths[0])
         while self._at is not None:
             place = file_numbers(self._at.path)
             later = [path for path in paths if (number := file_numbers(path)) and place and number > place]
             if not self._take(self._at, _sealed_length(self._at.path, later[0]) if later else None) or not later:
                 return
-            self._at = _Read(later[0])
+            self._at = _Read.begun(later[0])
 
     def _take(self, at: _Read, end: int | None) -> bool:
         """Take in the whole records of a file up to the byte `end`; whether it is read to there."""
@@ -110,6 +123,15 @@ class Closes:
             if len(self._found) >= MAX_KEPT:
                 del self._found[: MAX_KEPT // 2]
             self._found.append(Close(record.number, self._timeline, int(record.body["number"]), record.body))
+
+
+def _head(path: Path) -> bytes:
+    """The first record of a file, whole as soon as the file has its name; none where it is gone."""
+    try:
+        with path.open("rb") as file:
+            return file.readline()
+    except OSError:
+        return b""
 
 
 def _sealed_length(path: Path, after: Path) -> int | None:

@@ -1,6 +1,7 @@
 """What each resource tells of a job that has a past, and what is done to it there."""
 
 import json
+import shutil
 import threading
 import tomllib
 from pathlib import Path
@@ -121,6 +122,24 @@ def test_the_log_is_told_in_pages_and_its_closes_as_history(served):
     assert served.get("/v1/jobs/small/metrics/history?since=1000").json() == {"items": [], "next": None}
     (last,) = served.get("/v1/jobs/small/metrics/history?last=1").json()["items"]
     assert last["window"] == {} and last["event_time"] is None
+
+
+def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_path):
+    def versions():
+        return [each["version"] for each in made.get("/v1/jobs/news/metrics/history").json()["items"]]
+
+    with api(tmp_path) as made:
+        made.job("news")
+        made.past("news", versions=3)
+        assert versions() == [1, 2, 3]
+        assert made.post("/v1/jobs/news/stop").status_code == 200
+        store = made.host.job("news").store
+        assert made.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}).status_code == 204
+        shutil.rmtree(store)
+        made.job("news")
+        made.api.state.statuses.forget("news")  # as a POST does
+        made.past("news", versions=2)  # whose log begins with the same bytes
+        assert versions() == [1, 2]
 
 
 def test_output_is_asked_for_line_by_line(served):

@@ -4,8 +4,10 @@ import shutil
 
 import pytest
 
+from millrace.deadline import Deadline
 from service.past.closes import Closes
 from tests.fakes.past import Past
+from trainer.log import Log
 
 
 @pytest.fixture
@@ -79,3 +81,22 @@ def test_a_store_that_is_removed_leaves_nothing(past):
     past.end()
     shutil.rmtree(past.store)
     assert closes.newest(5) == []
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_log_that_was_begun_anew_is_told_from_its_begin(past, generation):
+    closes = Closes(past.store / "log")
+    for _ in range(1, generation):
+        past.begin()
+    close(past, 1, 2, 3)
+    assert len(closes.newest(5)) == 3
+    past.end()
+    shutil.rmtree(past.store)
+    again = Past(past.store)
+    again.log = Log.claim(past.store / "log", 1, {"timeline": "t1", "base": None, "pid": 2}, Deadline.after(5))
+    again.meet("a", "b")
+    for version in range(1, 6):  # farther than the old log was read
+        close(again, version)
+    assert [(each.version, each.timeline) for each in closes.after(0, 10)] == [(each, "t1") for each in range(1, 6)]
+    assert closes.newest(9) == Closes(past.store / "log").newest(9)
+    again.end()
