@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from socket import socket
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
@@ -48,6 +49,19 @@ class Rollback(BaseModel):
     model_config = {"extra": "forbid"}
     version: int = Field(ge=0)
     """One that is kept; the model's metadata lists them."""
+
+
+ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
+
+
+async def _rollback(request: Request) -> Rollback:
+    """The body, whatever it is called: `curl -d` calls it a form."""
+    try:
+        return Rollback.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    except ClientDisconnect:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body broke off") from None
 
 
 class Shortcut:
@@ -129,8 +143,8 @@ def _add_models(api: FastAPI, state: State, keeper: Keeper) -> None:
         check_name(state, name, version)
         return {"name": name, "ready": True}
 
-    @api.post("/v2/models/{name}/rollback")
-    def rollback(name: str, asked: Rollback) -> dict[str, Any]:
+    @api.post("/v2/models/{name}/rollback", openapi_extra=ROLLBACK_BODY)
+    def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> dict[str, Any]:
         """Serve a version that is kept, and nothing newer until `follow`."""
         check_name(state, name)
         return _told(state.go_to(asked.version), state)
@@ -180,8 +194,9 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
             return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
         case RequestValidationError():
             first = error.errors()[0]
-            place = ".".join(str(each) for each in first["loc"] if each != "body")
-            return JSONResponse({"error": f"{place}: {first['msg']}"}, HTTPStatus.BAD_REQUEST)
+            place = ".".join(map(str, first["loc"]))
+            said = f"{place}: {first['msg']}" if place else first["msg"]
+            return JSONResponse({"error": said}, HTTPStatus.BAD_REQUEST)
         case _:
             status = STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
             return JSONResponse({"error": str(error)}, status)
