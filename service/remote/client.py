@@ -36,7 +36,9 @@ AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVIC
 
 
 class NotThere(MillraceError):
-    """The service knows nothing of this name."""
+    """The service knows nothing of this name: it ends a command as one that this machine does not know does."""
+
+    exit_code = SpecError.exit_code
 
 
 class Client:
