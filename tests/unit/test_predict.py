@@ -430,6 +430,15 @@ def test_a_name_that_is_no_value_of_a_sample_is_refused(towers, name):
         Predictor(job, schema, folder, (name,)).try_out(batches, 16)
 
 
+def test_each_name_that_could_be_meant_is_told_once(towers):
+    job, schema, folder, batches, _, _ = towers
+    with pytest.raises(SpecError, match="known: ") as told:
+        Predictor(job, schema, folder, ("zzz",)).try_out(batches, 16)
+    known = str(told.value).partition("known: ")[2].split(", ")
+    assert "ctr" in known and "slot.tags" in known
+    assert len(known) == len(set(known)), known
+
+
 def test_predictions_are_those_of_the_frozen_model_that_exports_have(towers):
     job, schema, folder, _, batch, rows = towers
     predictor = Predictor(job, schema, folder, ())

@@ -122,7 +122,8 @@ class Predictor:
         known += [name for name, value in heard.items() if _by_sample(value, size) and name not in known]
         for name in self._outputs:
             if name not in known:
-                raise SpecError(f"the model has no tensor {name!r}; {nearest(name, [*tasks, *known])}", "outputs")
+                there = dict.fromkeys((*tasks, *known))
+                raise SpecError(f"the model has no tensor {name!r}; {nearest(name, there)}", "outputs")
         returned = {name: value for name, value in given.items() if name not in tasks}
         return {name: self._named(name, returned, inputs, heard) for name in self._outputs}
 
