@@ -215,6 +215,14 @@ def test_segments_are_cut_by_position_alone(tmp_path):
     assert Plan.read(tmp_path) is None
 
 
+def test_input_that_is_not_there_is_named_as_the_request_names_it(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n")
+    asked = request(input={"paths": ["a.txt", "nope.txt"]})
+    with pytest.raises(SpecError, match=r"^input\.paths\.1: no file matches 'nope\.txt'") as told:
+        segments_of(asked.input, spec(), tmp_path, 2)
+    assert told.value.path == "input.paths.1"
+
+
 class Topic:
     """A topic of two partitions, of which 5 to 20 are retained."""
 

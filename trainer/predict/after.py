@@ -10,7 +10,7 @@ from millrace.errors import SpecError
 from trainer.config import TrainerJob
 from trainer.predict.columns import Columns
 from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.plan import source_config
+from trainer.predict.plan import source_config, under
 
 SECTION = "predict"
 
@@ -37,7 +37,7 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
         source_config(request.input, job)
         Columns.of(request, job, Schema.of(job.slots))
     except SpecError as error:
-        raise SpecError(str(error).removeprefix(f"{error.path}: "), f"{SECTION}.{error.path}") from None
+        raise under(error, f"{SECTION}.{error.path}") from None
 
 
 def ends(source: AnySource) -> bool:

@@ -22,6 +22,8 @@ from trainer.predict.config import InputSection, KafkaInput, PredictionRequest
 PLAN = "plan.json"
 OPEN_S = 60.0
 """How long Kafka may take to say what there is."""
+KEYS = {"sources.*.paths": "input.paths", "sources.*.topics": "input.kafka.topic"}
+"""What a source's keys are called in a request."""
 
 
 class OtherPrediction(MillraceError):
@@ -94,7 +96,18 @@ def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
     """The input, opened. Raises SpecError, SourceUnavailable."""
     deadline = Deadline.after(OPEN_S)
     config = source_config(asked, job)
-    return open_source(config, folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+    try:
+        return open_source(config, folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+    except SpecError as error:
+        for key, ours in KEYS.items():
+            if error.path.startswith(key):
+                raise under(error, error.path.replace(key, ours)) from None
+        raise
+
+
+def under(error: SpecError, path: str) -> SpecError:
+    """The same mistake, of the key at `path`."""
+    return SpecError(str(error).removeprefix(f"{error.path}: "), path)
 
 
 def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_events: int) -> tuple[Segment, ...]:
