@@ -248,6 +248,19 @@ def test_a_version_is_gone_back_to_until_somebody_follows_again(served):
         assert served.ask("POST", "/v2/models/small/rollback", wrong).status_code == 400
 
 
+def test_versions_of_a_timeline_that_was_left_are_told_apart(served):
+    """After a rewind numbers come again: those of before have their timeline's name behind them."""
+    served.state.apply(served.job.update(2, timeline="t2", whole=True))
+    assert served.ask("GET", "/v2/models/small").json()["versions"] == ["1@t1", "2@t1", "2"]
+    assert served.infer(ONE).json()["model_version"] == "2"
+    answer = served.ask("POST", "/v2/models/small/rollback", {"version": 2, "timeline": "t1"})
+    assert answer.json() == {"name": "small", "version": "2", "timeline": "t1", "held_back": True}
+    assert served.infer(ONE, "/v2/models/small/versions/2@t1/infer").json()["model_version"] == "2@t1"
+    newest = served.infer(ONE, "/v2/models/small/versions/2/infer")
+    assert newest.status_code == 404 and "version 2 is not served, 2@t1 is; it is kept" in newest.json()["error"]
+    assert served.ask("POST", "/v2/models/small/rollback", {"version": 2}).json()["timeline"] == "t2"
+
+
 def test_a_rollback_is_read_whatever_its_body_is_called(served):
     """curl -d calls it a form; some send no name at all. What is wrong with it is said without a place it has not."""
     rollback = "/v2/models/small/rollback"

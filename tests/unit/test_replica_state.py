@@ -61,6 +61,19 @@ def test_any_kept_version_answers_again_as_it_did(job):
     assert np.abs(answers(state, job)[1] - job.predictions()).max() < 1e-5
 
 
+def test_a_version_that_two_timelines_have_is_gone_back_to_on_either(job):
+    state, were = state_of(), {}
+    for version, timeline in ((24, "t1"), (25, "t1"), (25, "t2")):
+        state.apply(job.update(version, timeline=timeline, whole=version == 24 or timeline == "t2"))
+        were[version, timeline] = answers(state, job)[1]
+    assert [state.name_of(each) for each in state.versions()] == ["24@t1", "25@t1", "25"]
+    for version, named, timeline in ((25, "t1", "t1"), (25, "t2", "t2"), (24, None, "t1"), (25, None, "t2")):
+        assert state.go_to(version, named).version.timeline == timeline
+        assert np.array_equal(answers(state, job)[1], were[version, timeline])
+    with pytest.raises(NotKept, match="version 24 of timeline t2 is not kept; .* 24@t1, 25@t1, 25$"):
+        state.go_to(24, "t2")
+
+
 def test_nothing_newer_is_served_while_an_older_version_was_chosen(job):
     state = state_of()
     state.apply(job.update(1, whole=True))

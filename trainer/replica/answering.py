@@ -67,11 +67,11 @@ class Answering:
             if done is None:  # another model has come meanwhile
                 continue
             kept, found = done
-            if version is not None and version != str(kept.version.number):
+            if version is not None and version != self._state.name_of(kept):
                 check_name(self._state, name, version)
                 continue
             self._figures.samples.inc(inputs.num_samples)
-            return json.dumps(answered(name, kept.version.number, request, found, wanted)).encode()
+            return json.dumps(answered(name, self._state.name_of(kept), request, found, wanted)).encode()
         raise NothingServed("the model changes all the time; ask again")
 
     def _current(self) -> Reader:
@@ -108,10 +108,10 @@ def check_name(state: State, name: str, version: str | None = None) -> None:
         raise NothingServed("no version is loaded yet; ask again when /v2/health/ready says so")
     if name != served.version.job:
         raise NoSuchModel(f"there is no model {name!r}; this replica serves {served.version.job!r}")
-    if version is not None and version != str(served.version.number):
-        known = any(version == str(each.version.number) for each in state.versions())
+    if version is not None and version != state.name_of(served):
+        known = any(version == state.name_of(each) for each in state.versions())
         hint = "it is kept: roll back to it first" if known else "and it is not kept"
-        raise NoSuchModel(f"version {version} is not served, {served.version.number} is; {hint}")
+        raise NoSuchModel(f"version {version} is not served, {state.name_of(served)} is; {hint}")
 
 
 def _error(error: Exception) -> bytes:

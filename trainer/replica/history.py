@@ -76,9 +76,10 @@ class History:
         """The last one applied."""
         return self.kept[-1] if self.kept else None
 
-    def find(self, number: int) -> Kept | None:
-        """The newest kept one of that number."""
-        return next((each for each in reversed(self.kept) if each.version.number == number), None)
+    def find(self, number: int, timeline: str | None = None) -> Kept | None:
+        """The kept one of that number; where several timelines have it and none is named, the newest timeline's."""
+        fits = (each for each in reversed(self.kept) if each.version.number == number)
+        return next((each for each in fits if timeline in (None, each.version.timeline)), None)
 
     def num_bytes(self) -> int:
         """Memory of what is kept beside the newest version. Any thread may ask."""

@@ -207,7 +207,7 @@ def _out_of_range(table: TableSlots, tensors: Mapping[str, Tensor]) -> str:
     return table.name
 
 
-def answered(name: str, version: int, request: Json, found: Mapping[str, F32], wanted: Sequence[str]) -> dict[str, Any]:
+def answered(name: str, version: str, request: Json, found: Mapping[str, F32], wanted: Sequence[str]) -> dict[str, Any]:
     """The answer to a request. Raises BadInput where a prediction is no number."""
     outputs = []
     for output in wanted:
@@ -216,7 +216,7 @@ def answered(name: str, version: int, request: Json, found: Mapping[str, F32], w
             raise BadInput(f"output {output!r} is not finite for these inputs")
         flat = value.reshape(-1).tolist()
         outputs.append({"name": output, "datatype": "FP32", "shape": list(value.shape), "data": flat})
-    answer: dict[str, Any] = {"model_name": name, "model_version": str(version), "outputs": outputs}
+    answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
     if type(request.get("id")) is str:
         answer["id"] = request["id"]
     return answer

@@ -49,6 +49,8 @@ class Rollback(BaseModel):
     model_config = {"extra": "forbid"}
     version: int = Field(ge=0)
     """One that is kept; the model's metadata lists them."""
+    timeline: str | None = None
+    """Of this one: "t1" for "25@t1" in the list. Where several have the version and none is named, the newest's."""
 
 
 ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
@@ -147,7 +149,7 @@ def _add_models(api: FastAPI, state: State, keeper: Keeper) -> None:
     def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> dict[str, Any]:
         """Serve a version that is kept, and nothing newer until `follow`."""
         check_name(state, name)
-        return _told(state.go_to(asked.version), state)
+        return _told(state.go_to(asked.version, asked.timeline), state)
 
     @api.post("/v2/models/{name}/follow")
     def follow(name: str) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def _described(state: State, keeper: Keeper) -> dict[str, Any]:
     inputs, outputs = metadata(served.model)
     return {
         "name": served.version.job,
-        "versions": [str(each.version.number) for each in state.versions()],
+        "versions": [state.name_of(each) for each in state.versions()],
         "platform": PLATFORM,
         "inputs": inputs,
         "outputs": outputs,

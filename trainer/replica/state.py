@@ -62,6 +62,7 @@ class State:
     def __init__(self, max_versions: int, max_bytes: int) -> None:
         self._history = History(max_versions, max_bytes)
         self._view: View | None = None
+        self._timeline = ""
         self._is_held_back = False
         self._left = threading.Condition()
         self._changing = threading.RLock()
@@ -115,6 +116,11 @@ class State:
         """All that are held, from the oldest."""
         return list(self._history.kept)
 
+    def name_of(self, kept: Kept) -> str:
+        """Which version it is among those that are held: "25", and "25@t1" where a timeline newer than t1 is held."""
+        number, timeline = kept.version.number, kept.version.timeline
+        return str(number) if timeline == self._timeline else f"{number}@{timeline}"
+
     def num_rows(self) -> dict[str, int]:
         """Of the served version, by table."""
         served = self.served
@@ -156,6 +162,7 @@ class State:
             kept = Kept(version, epoch, 0, {}, model, weights, update.event_time_s, now_s)
             view = View(kept, _views(epoch, 0), 0)
             _try(view, update)  # 3
+            self._timeline = update.timeline
             self._publish(view)  # 4, 5
             return kept
         epoch, idle, steps = newest.epoch, self._idle(newest.epoch), dict[str, Step]()
@@ -184,13 +191,17 @@ class State:
             raise
         return view
 
-    def go_to(self, number: int) -> Kept:
-        """Serve a version that is kept, older or newer, and no other until `go_to_newest`. Raises NotKept."""
+    def go_to(self, number: int, timeline: str | None = None) -> Kept:
+        """Serve a version that is kept, older or newer, and no other until `go_to_newest`. Raises NotKept.
+
+        Where several timelines have the number and none is named, it is the newest timeline's.
+        """
         with self._changing:
-            kept = self._history.find(number)
+            kept = self._history.find(number, timeline)
             if kept is None:
-                held = ", ".join(str(each.version.number) for each in self._history.kept[-20:]) or "none"
-                raise NotKept(f"version {number} is not kept; of those that are, the newest: {held}")
+                asked = f"version {number}" if timeline is None else f"version {number} of timeline {timeline}"
+                held = ", ".join(self.name_of(each) for each in self._history.kept[-20:]) or "none"
+                raise NotKept(f"{asked} is not kept; of those that are, the newest: {held}")
             self._switch(kept)
             self._is_held_back = True
             return kept
