@@ -23,6 +23,7 @@ from service.remote.asking import Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.parts import METRICS
+from trainer.predict.plan import under
 
 predicting = typer.Typer()
 
@@ -190,8 +191,19 @@ def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
 
 def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
     request = validate(PredictionRequest, raw)
-    with _called_off() as cancelled:
+    with _called_off() as cancelled, _as_option():
         return predict(job, request, _told(), cancelled, on_line=_print_line)
+
+
+@contextmanager
+def _as_option() -> Iterator[None]:
+    """Files that are not there are told by the option that named them."""
+    try:
+        yield
+    except SpecError as error:
+        if error.path.startswith("input.paths"):
+            raise under(error, "--input") from None
+        raise
 
 
 @contextmanager

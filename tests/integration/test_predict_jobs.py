@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from service.cli import cli
 from service.predicting.crew import PredictionCancelled
 from service.predicting.running import job_of, metrics_of, predict
 from service.spec import load_job
@@ -145,6 +147,12 @@ def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
 def test_what_a_worker_says_is_what_the_caller_hears(ended, tmp_path):
     with pytest.raises(SpecError, match="the model has no tensor 'ctrl'; did you mean 'ctr'"):
         predicted(ended, tmp_path / "out", outputs=["ctrl"])
+
+
+def test_input_that_is_not_there_is_told_by_the_commands_option(ended, tmp_path):
+    words = ["predict", ended.folder / "job.toml", "--input", "nope.txt", "--output", tmp_path / "out"]
+    told = CliRunner().invoke(cli, [str(word) for word in words]).exception
+    assert str(told).startswith("--input: no file matches '") and "nope.txt" in str(told)
 
 
 def workers_of(output: Path) -> list[int]:
