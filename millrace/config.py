@@ -5,32 +5,38 @@ them. This module holds the base class, the units, and reading of TOML with over
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from millrace.errors import SpecError
 from millrace.mistakes import mistakes
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+MAX_DURATION_S = 36_500 * 86_400.0
+"""A hundred years: what waits for longer, no clock of ours can count."""
 
 
 class Section(BaseModel):
-    """A part of the spec: frozen, and an unknown key is an error."""
+    """A part of the spec: frozen; an unknown key is an error, and so is a number that JSON, which logs it, lacks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text) if isinstance(text, str) else None
     if match is None or match[2] not in units:
         raise ValueError(f"{text!r} is not of the form {example!r}; units are {', '.join(units)}")
-    return float(match[1]) * units[match[2]]
+    value = float(match[1]) * units[match[2]]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
 
 
 def parse_duration(text: object) -> float:
@@ -53,11 +59,19 @@ def _size_or_bytes(value: object) -> int:
 
 
 Duration = Annotated[
-    float, BeforeValidator(_duration_or_seconds), WithJsonSchema({"type": "string", "examples": ["1s", "24h"]})
+    float,
+    BeforeValidator(_duration_or_seconds),
+    Field(le=MAX_DURATION_S),
+    WithJsonSchema({"type": "string", "examples": ["1s", "24h"]}),
 ]
 """Seconds, written "1s", "24h"."""
 
-Size = Annotated[int, BeforeValidator(_size_or_bytes), WithJsonSchema({"type": "string", "examples": ["512MiB"]})]
+Size = Annotated[
+    int,
+    BeforeValidator(_size_or_bytes),
+    Field(lt=1 << 62),
+    WithJsonSchema({"type": "string", "examples": ["512MiB"]}),
+]
 """Bytes, written "512MiB"."""
 
 
@@ -73,7 +87,7 @@ def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise SpecError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or a number or depth that Python has a bound for
         raise SpecError(f"{path}: not TOML: {error}") from error
     for override in overrides:
         _override(raw, override)
@@ -102,7 +116,7 @@ def value_of(text: str) -> Any:
     """What a text on the command line means: TOML, or itself where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

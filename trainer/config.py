@@ -1,5 +1,6 @@
 """What a user writes about training, and what a launcher tells one trainer process."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,15 @@ class ModelSection(Section):
     """A torch module of one's own, "package.module:Class", found from the spec's folder."""
     settings: dict[str, Any] = {}
     """The model's own settings."""
+
+    @field_validator("settings")
+    @classmethod
+    def _finite(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(settings, allow_nan=False)
+        except ValueError:
+            raise ValueError("holds a number that is infinite or none") from None
+        return settings
 
     @model_validator(mode="after")
     def _one(self) -> "ModelSection":

@@ -4,6 +4,7 @@ Which rows go is the tables' rule (pserver.aging), and so is their going; here i
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -175,8 +176,8 @@ class Shrinking:
         if not isinstance(name, str) or name not in tables:
             raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
         below, days = body.get("delete_below"), body.get("delete_after_days")
-        if below is not None and (not isinstance(below, int | float) or isinstance(below, bool) or not below >= 0):
-            raise SpecError(f"delete_below is {below!r}: a score is 0 or more")
+        if below is not None and not _is_score(below):
+            raise SpecError(f"delete_below is {below!r}: a score is finite, and 0 or more")
         if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
             raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
         if below is None and days is None and not has_rule(tables[name]):
@@ -191,6 +192,10 @@ class Shrinking:
         if survey is None:
             raise NotYet(f"the rows of table {shrink.table} are being counted")
         return survey
+
+
+def _is_score(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _body(name: str | None, table: str, below: float | None, days: int | None, at_once: bool) -> dict[str, Any]:

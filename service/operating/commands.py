@@ -4,6 +4,7 @@ Each waits until what it asks for has acted: at the close of a pass, from whose 
 """
 
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -66,7 +67,12 @@ def _pair(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise SpecError(f"{text!r} is not of the form KEY=VALUE")
-    return key, None if value == NONE else value_of(value)
+    meant = None if value == NONE else value_of(value)
+    try:
+        json.dumps(meant, allow_nan=False)
+    except (TypeError, ValueError):
+        raise SpecError(f"{value} is neither a finite number nor a text, nor made of such", key) from None
+    return key, meant
 
 
 @operating.command()
@@ -87,6 +93,8 @@ def shrink(
     as_json: Json = False,
 ) -> None:
     """Have rows of a running job's tables go by their rule; exit code 1 where they are too many."""
+    if delete_below is not None and not math.isfinite(delete_below):
+        raise SpecError(f"is a score, a finite number (got {delete_below})", "--delete-below")
     store, deadline = ran(job, overrides).store, Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
     tables = shrinking.chosen(shrinking.tables_of(store, deadline), table, ruled=rule != dict.fromkeys(rule))

@@ -134,13 +134,14 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
         """The answer, asked for again while the service is away or busy, where asking twice is the same as once."""
+        content, headers = _encoded(body, headers or {})
         deadline, wait_s = Deadline.after(RETRY_S), FIRST_WAIT_S
         once = method not in ("GET", "POST")  # a POST has its key
         while True:
             after_s = wait_s
             try:
                 answer = self._http.request(
-                    method, path, json=body, headers=headers, params=_given(parameters or {})
+                    method, path, content=content, headers=headers, params=_given(parameters or {})
                 )  # fmt: skip
             except httpx.ConnectError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -216,6 +217,16 @@ def _parsed(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query:
         raise SpecError("is not of the form https://host:8080; a token goes into --token or MILLRACE_TOKEN", "--url")
     return parsed
+
+
+def _encoded(body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> tuple[bytes | None, Mapping[str, str]]:
+    """A body as JSON, and the headers that go with it. Raises SpecError."""
+    if body is None:
+        return None, headers
+    try:
+        return json.dumps(body, allow_nan=False).encode(), {"Content-Type": "application/json", **headers}
+    except (TypeError, ValueError) as error:  # a date, or a number that is infinite or none
+        raise SpecError(f"what is asked for cannot be said in JSON: {error}") from None
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

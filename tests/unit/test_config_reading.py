@@ -17,6 +17,7 @@ from millrace.config import (
     parse_duration,
     parse_size,
     validate,
+    value_of,
 )
 from millrace.errors import SpecError
 
@@ -47,6 +48,13 @@ def test_sizes_are_bytes(text, size):
 def test_what_is_no_duration_says_how_one_is_written(text):
     with pytest.raises(ValueError, match="is not of the form '30s'; units are ms, s, m, h, d"):
         parse_duration(text)
+
+
+def test_a_duration_or_size_beyond_all_numbers_is_none():
+    with pytest.raises(ValueError, match="is too large"):
+        parse_duration("9" * 400 + "s")
+    with pytest.raises(ValueError, match="is too large"):
+        parse_size("9" * 400 + "B")
 
 
 @pytest.mark.parametrize("text", ["512MB", "512", "MiB", 512])
@@ -85,6 +93,16 @@ def test_an_override_takes_the_place_of_a_value(read, override, value):
 
 def test_lists_are_indexed_by_number(read):
     assert read("[[s]]\nd = 1\n[[s]]\nd = 2\n", "s.1.d=3", "s.0={}") == {"s": [{}, {"d": 3}]}
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000])
+def test_a_value_that_python_does_not_read_is_its_text(text):
+    assert value_of(text) == text
+
+
+def test_a_file_with_a_number_that_python_does_not_read_is_told(read):
+    with pytest.raises(SpecError, match="not TOML"):
+        read("a = " + "9" * 5000)
 
 
 def test_a_later_override_wins(read):

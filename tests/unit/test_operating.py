@@ -5,6 +5,7 @@ import json
 from contextlib import ExitStack
 
 import pytest
+from typer.testing import CliRunner
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
@@ -13,7 +14,7 @@ from millrace.locks import locked
 from millrace.role import serve_role
 from service.alarms import Alarm, alarms
 from service.operating import explaining, shrinking
-from service.operating.commands import _counting, _pair
+from service.operating.commands import _counting, _pair, operating
 from service.operating.forgetting import drop, holds, still_held
 from service.operating.signs import sign_of
 from service.past.asking import NotRunning
@@ -180,6 +181,21 @@ def test_a_value_is_read_as_in_a_job_file_and_none_is_nothing(text, key, value):
 def test_what_is_no_pair_is_told(text):
     with pytest.raises(SpecError, match="is not of the form KEY=VALUE"):
         _pair(text)
+
+
+@pytest.mark.parametrize("text", ["a.b=inf", "a.b=1e999", "a.b=[nan]", "a.b=2026-11-21"])
+def test_a_value_that_no_json_carries_is_refused_by_its_key(text):
+    with pytest.raises(SpecError, match=r"^a\.b: .* is neither a finite number nor a text"):
+        _pair(text)
+
+
+def test_a_shrink_with_a_rule_beyond_all_bounds_is_refused_before_the_job_is_looked_for():
+    shrink = ["shrink", "nowhere.toml", "--dry-run"]
+    for option, value in (("--delete-below", "nan"), ("--delete-after-days", "9223372036854775808")):
+        refused = CliRunner().invoke(operating, [*shrink, option, value])
+        assert refused.exit_code == 2 and option in refused.output
+    with pytest.raises(SpecError, match=r"--delete-below: is a score, a finite number \(got inf\)"):
+        CliRunner().invoke(operating, [*shrink, "--delete-below", "inf"], catch_exceptions=False)
 
 
 def test_a_sign_is_a_number_or_the_hash_of_a_text():

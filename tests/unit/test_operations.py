@@ -197,6 +197,7 @@ def test_a_learning_rate_of_the_dense_part_is_told_to_every_rank(world):
     [
         ({"op": "set", "keys": {LR: 0.5}}, 'an operation that is asked for needs an "id"'),
         ({"op": "set", "id": "a", "keys": {}}, "nothing is set: give KEY=VALUE"),
+        ({"op": "set", "id": "a", "keys": {LR: float("inf")}}, f"{LR}: Input should be a finite number (got inf)"),
         ({"op": "set", "id": "a", "keys": {"seed": 3}}, "seed: cannot be set while the job runs"),
         ({"op": "forget", "id": "a", "slot": "usr", "sign": 3}, "there is no sparse slot 'usr'; did you mean 'user'?"),
         ({"op": "forget", "id": "a", "slot": "user", "sign": 1 << 64}, "18446744073709551616 is no sign"),

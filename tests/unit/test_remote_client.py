@@ -1,6 +1,7 @@
 """The client of the API: what it retries, what it must not, what problems become; and lists, operations, streams."""
 
 import json
+from datetime import date
 
 import httpx
 import pytest
@@ -242,6 +243,14 @@ def test_a_stream_that_is_refused_or_never_comes_back_is_an_error(naps):
         with pytest.raises(Unavailable, match="does not answer"):
             next(client.events("/v1/jobs/a/metrics/stream"))
     assert naps.now_s <= module.REOPEN_S + 1
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), date(2026, 11, 21)])
+def test_what_no_json_carries_is_refused_and_not_sent(service, value):
+    service.answers = [(200, {})]
+    with pytest.raises(SpecError, match="cannot be said in JSON"):
+        service.client.post("/v1/jobs", {"spec": {"seed": value}})
+    assert not service.asked
 
 
 def test_json_that_is_asked_is_what_was_given(service):

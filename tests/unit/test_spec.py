@@ -95,7 +95,17 @@ MISTAKES = {
     "exports.main.delta_keep_days=9999999999": "exports.main.delta_keep_days: Input should be less than or equal to "
     "1000000 (got 9999999999)",
     "slots.0.padding=18446744073709551616": "slots.0.padding: Input should be less than 18446744073709551616",
+    "tables.default.optimizer.lr=inf": "tables.default.optimizer.lr: Input should be a finite number (got inf)",
+    "tables.default.delete_below=1e999": "tables.default.delete_below: Input should be a finite number (got inf)",
+    "tables.default.bounds.high=inf": "tables.default.bounds.high: Input should be a finite number (got inf)",
+    "train.clip_norm=nan": "train.clip_norm: Input should be a finite number (got nan)",
+    "exports.main.gates.calibration=[0.5,inf]": "exports.main.gates.calibration.1: Input should be a finite number "
+    "(got inf)",
+    'model={class="a:B",settings={scales=[1.0,-inf]}}': "model.settings: holds a number that is infinite or none",
     "cluster.trainers=65": "cluster.trainers: Input should be less than or equal to 64 (got 65)",
+    "passes.wait=36501d": "passes.wait: Input should be less than or equal to 3153600000 (got '36501d')",
+    "tables.default.memory=9999999TiB": "tables.default.memory: Input should be less than 4611686018427387904 (got "
+    "'9999999TiB')",
     "passes.wait=1": "passes.wait: 1 is not of the form '30s'; units are ms, s, m, h, d",
     "passes.wait=1 s": "passes.wait: '1 s' is not of the form '30s'; units are ms, s, m, h, d",
     "metrics.window=1y": "metrics.window: '1y' is not of the form '30s'; units are ms, s, m, h, d",
