@@ -1,6 +1,5 @@
 """The application: every resource's routes, who may, and what holds for every request. Nothing is done here."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from service.api.statuses import Statuses
 from service.api.streaming import Look, Streams
 from service.hosting.config import LimitsSection
 from service.hosting.host import Host
+from service.past.closes import Moment
 
 DESCRIPTION = """Jobs that train on event streams, what they are doing, and what is done to them.
 
@@ -84,12 +84,13 @@ def app(host: Host, terms: Terms) -> FastAPI:
 def looker(statuses: Statuses) -> Any:
     """How streams look at a job."""
 
-    def look(job: str, since: int | None) -> Look:
+    def look(job: str, since: Moment | None) -> Look:
         closes = statuses.closes(job)
-        found: Sequence[Any] = closes.newest(1) if since is None else closes.after(since, 500)
+        at = closes.placed(since or Moment(0, 0))
+        found = closes.newest(1) if since is None else closes.after(at.version, 500)
         figures = figures_of(statuses.of(job)).model_dump_json(by_alias=True)
-        told = [(close.version, metrics.close_entry(close).model_dump_json()) for close in found]
-        return Look(statuses.job(job).phase, figures, told)
+        told = [(close.moment, metrics.close_entry(close).model_dump_json()) for close in found]
+        return Look(statuses.job(job).phase, figures, told, found[-1].moment if found else at)
 
     return look
 

@@ -6,20 +6,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 
+from millrace.errors import SpecError
 from service.access.roles import Role
 from service.api.answers import Described, finite
 from service.api.doors import Door, door
 from service.api.jobs import JobName
-from service.api.paging import Page, Paged, cut, number_after
+from service.api.paging import Page, Paged, Paging, cut
 from service.api.statuses import StatusesOf
 from service.api.streaming import EventStream, Streams
-from service.past.closes import Close
+from service.past.closes import Close, Moment
 from service.status import Number, Status
 
 router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=Door)
 
 MAX_LAST = 2_000
 SPANS = ("life", "window", "pass")
+TIMELINE = r"^t[0-9]{1,9}$"
+OF_SINCE = "Of `since`; where the job was rewound behind it, closes after that commit. Without: the present."
 GONE = (HTTPStatus.NOT_FOUND,)
 Measures = dict[str, dict[str, Number]]
 
@@ -93,16 +96,26 @@ def history(
     job: JobName,
     paging: Paged,
     since: Annotated[int, Query(ge=0, le=2**53, description="Only versions behind this one.")] = 0,
+    timeline: Annotated[str | None, Query(pattern=TIMELINE, description=OF_SINCE)] = None,
     last: Annotated[int | None, Query(ge=1, le=MAX_LAST, description="Only so many, the newest, in one page.")] = None,
 ) -> Page[CloseEntry]:
     """What the job's log says of each close, the oldest first, as far back as the log goes."""
     closes = statuses.closes(job)
+    begin = closes.placed(_begin(paging, since, timeline)).version
     if last is not None:
-        found = [close for close in closes.newest(last) if close.version > since]
+        found = [close for close in closes.newest(last) if close.version > begin]
         return Page(items=[close_entry(close) for close in found], next=None)
-    begin = max(since, number_after(paging))
     entries = [close_entry(close) for close in closes.after(begin, paging.limit + 1)]
-    return cut(entries, paging, lambda each: str(each.version))
+    return cut(entries, paging, lambda each: f"{each.timeline}-{each.version}")
+
+
+def _begin(paging: Paging, since: int, timeline: str | None) -> Moment:
+    """The moment behind which a page begins. Raises SpecError."""
+    if paging.after is None:
+        return Moment(int(timeline[1:]) if timeline else 0, since)
+    if (begin := Moment.of(paging.after)) is None:
+        raise SpecError("this cursor is another list's; take `next` of the page before", "query.after")
+    return begin
 
 
 def close_entry(close: Close) -> CloseEntry:
@@ -137,8 +150,10 @@ async def stream(
 ) -> EventStream:
     """A stream of server-sent events, until the job ends.
 
-    `close`: a pass was closed, as in the history; its id is the version. `figures`: a job's figures, at each close and
-    at least each second while they change. `end`: the job's phase, at its end. Comments keep the line open.
+    `close`: a pass was closed, as in the history; its id is its timeline and version, as t2-23. A job that was rewound
+    closes versions again, on a new timeline: they are told from the commit on that the rewind was to. `figures`: a
+    job's figures, at each close and at least each second while they change. `end`: the job's phase, at its end.
+    Comments keep the line open.
     """
     streams: Streams = request.app.state.streams
     return await streams.open(job, last_event_id)

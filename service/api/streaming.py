@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from millrace.errors import MillraceError
 from service.api.problems import refused
 from service.hosting.host import AT_REST, Phase
+from service.past.closes import Moment
 
 log = logging.getLogger(__name__)
 
@@ -58,29 +59,34 @@ class Look:
     phase: Phase
     figures: str
     """As JSON."""
-    closes: Sequence[tuple[int, str]]
-    """Versions closed since the last look, each as JSON; the oldest first."""
+    closes: Sequence[tuple[Moment, str]]
+    """Passes closed since the last look, each as JSON; the oldest first."""
+    at: Moment
+    """The last of them; without any, where the job's present timeline was when it was last looked at."""
 
 
-Looker = Callable[[str, int | None], Look]
-"""Looks at a job: closes behind that version, or, without one, the newest only. Blocks. Raises MillraceError."""
+Looker = Callable[[str, Moment | None], Look]
+"""Looks at a job: closes behind that moment, or, without one, the newest only. Blocks. Raises MillraceError.
+
+Where the job was rewound since, those of the present timeline from there on are behind it.
+"""
 
 
 @dataclass(eq=False, slots=True)
 class _Listener:
     """One client."""
 
-    version: int
+    at: Moment
     """The last close that it was told."""
     waiting: deque[Event] = field(default_factory=deque)
     figures: Event | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
-    def tell(self, closes: Sequence[tuple[int, Event]], figures: Event | None, last: Sequence[Event] = ()) -> None:
+    def tell(self, closes: Sequence[tuple[Moment, Event]], figures: Event | None, last: Sequence[Event] = ()) -> None:
         """Have it sent: closes that it has not had, figures in place of older ones."""
-        self.waiting.extend(event for version, event in closes if version > self.version)
-        self.version = max([self.version, *(version for version, _ in closes)])
+        self.waiting.extend(event for moment, event in closes if moment > self.at)
+        self.at = max([self.at, *(moment for moment, _ in closes)])
         self.waiting.extend(last)
         self.figures = None if last else figures or self.figures  # the last ones are among `last`
         self.over = self.over or len(self.waiting) > MAX_WAITING + MAX_CAUGHT_UP
@@ -99,7 +105,7 @@ class _Listener:
 class _Watched:
     """A job that somebody listens to."""
 
-    version: int
+    at: Moment
     """The last close that all its listeners were told."""
     listeners: list[_Listener] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -121,7 +127,7 @@ class Streams:
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{self._num_streams} streams are open, limits.max_streams = {self._max_streams} may be",
             )
-        since = int(last_id) if last_id is not None and last_id.isdecimal() and len(last_id) < 16 else None
+        since = Moment.of(last_id or "")
         self._num_streams += 1  # from here on it counts
         try:
             first = await run_in_threadpool(self._look, job, since)
@@ -129,8 +135,7 @@ class Streams:
             self._num_streams -= 1
             raise
         begin = [_close(*each) for each in first.closes[-MAX_CAUGHT_UP:]] if since is not None else []
-        version = first.closes[-1][0] if first.closes else since or 0
-        return EventStream(self._events(job, begin, first, _Listener(version)), self._release)
+        return EventStream(self._events(job, begin, first, _Listener(first.at)), self._release)
 
     def close(self) -> None:
         """End all streams soon; from any thread."""
@@ -163,8 +168,8 @@ class Streams:
             self._leave(job, listener)
 
     def _listen(self, job: str, listener: _Listener) -> None:
-        watched = self._watched.setdefault(job, _Watched(listener.version))
-        watched.version = min(watched.version, listener.version)  # a close since it looked is told
+        watched = self._watched.setdefault(job, _Watched(listener.at))
+        watched.at = min(watched.at, listener.at)  # a close since it looked is told
         watched.listeners.append(listener)
         if watched.task is None:
             watched.task = asyncio.create_task(self._watch(job, watched))
@@ -186,15 +191,18 @@ class Streams:
         try:
             while not self._closing:
                 await asyncio.sleep(LOOK_S)
-                seen = await run_in_threadpool(self._look, job, watched.version)
+                since = watched.at
+                seen = await run_in_threadpool(self._look, job, since)
+                if watched.at != since:
+                    continue  # meanwhile somebody came who was told less
                 news = seen.figures != told and (bool(seen.closes) or now_s() - told_s >= TELL_S)
                 if news:
                     told, told_s = seen.figures, now_s()
-                closes = [(version, _close(version, data)) for version, data in seen.closes]
+                closes = [(moment, _close(moment, data)) for moment, data in seen.closes]
                 figures = Event.of("figures", seen.figures) if news else None
                 for listener in watched.listeners if figures or closes else ():
                     listener.tell(closes, figures)
-                watched.version = max([watched.version, *(version for version, _ in seen.closes)])
+                watched.at = seen.at
                 if seen.phase in AT_REST:
                     last = [Event.of("figures", seen.figures), _end(seen.phase)]
                     return
@@ -208,8 +216,8 @@ class Streams:
                 listener.tell((), None, last)
 
 
-def _close(version: int, data: str) -> Event:
-    return Event.of("close", data, str(version))
+def _close(moment: Moment, data: str) -> Event:
+    return Event.of("close", data, str(moment))
 
 
 def _end(phase: Phase) -> Event:

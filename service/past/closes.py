@@ -5,13 +5,15 @@ a whole is trainer.log's; what cannot be read here is left out.
 """
 
 import re
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from trainer.commits import NAME
 from trainer.log import Kind
 from trainer.log_file import SEALED, LogTooNew, Place, Record, file_numbers, listed, record_of
 
@@ -19,7 +21,24 @@ MAX_KEPT = 50_000
 """Closes that are remembered of one job; beyond it the oldest half is forgotten."""
 MAX_READ_BYTES = 4 << 20
 """Read of one file at a time."""
-_BASE = re.compile(r"(?P<timeline>.+)-(?P<version>\d{10,})-g\d+")
+_MOMENT = re.compile(r"(?:t([0-9]{1,9})-)?([0-9]{1,15})")
+
+
+class Moment(NamedTuple):
+    """A version of a timeline: of two of them, the later one is greater."""
+
+    timeline: int
+    """Its number; 0: whichever is the present one."""
+    version: int
+
+    @classmethod
+    def of(cls, text: str) -> "Moment | None":
+        """What `str` made, or a version alone; None where it is neither."""
+        found = _MOMENT.fullmatch(text)
+        return None if found is None else cls(int(found[1] or 0), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"t{self.timeline}-{self.version}" if self.timeline else str(self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,11 @@ class Close:
     timeline: str
     version: int
     body: Mapping[str, Any]
+
+    @property
+    def moment(self) -> Moment:
+        """When it was, in the job's own time."""
+        return Moment(_number_of(self.timeline), self.version)
 
 
 @dataclass(slots=True)
@@ -63,6 +87,24 @@ class Closes:
     _at: _Read | None = None
     _timeline: str = ""
     _found: list[Close] = field(default_factory=list)
+    _left: dict[int, list[Close]] = field(default_factory=dict)
+    """What had led to the end of a timeline that was left: a rewind may come back to it."""
+    _bases: dict[int, Moment] = field(default_factory=dict)
+    """Where a timeline began."""
+
+    def placed(self, moment: Moment) -> Moment:
+        """The last moment up to this one that led to the present, as the present timeline's.
+
+        That is its own version, or of a rewind since the commit that it was to; 0 where its timeline is not known.
+        """
+        with self._lock:
+            self._read_on()
+            present = _number_of(self._timeline)
+            ends, (timeline, version) = self._ends(present), moment
+            while timeline and timeline not in ends:
+                base = self._bases.get(timeline, Moment(0, 0))
+                timeline, version = base.timeline, min(version, base.version)
+            return Moment(present, min(version, ends.get(timeline, version)))
 
     def after(self, version: int, limit: int) -> Sequence[Close]:
         """Closes of versions behind this one that led to the present, the oldest first; `limit` at most."""
@@ -81,7 +123,7 @@ class Closes:
         """Read what was written since. Only what the file after a file says of it counts; see trainer.log_file."""
         paths = listed(self.folder)
         if self._at is not None and self._at.gone(paths):  # the job was begun anew
-            self._at, self._timeline, self._found = None, "", []
+            self._at, self._timeline, self._found, self._left, self._bases = None, "", [], {}, {}
         if self._at is None and paths:
             self._at = _Read.begun(paths[0])
         while self._at is not None:
@@ -115,14 +157,33 @@ class Closes:
 
     def _add(self, record: Record) -> None:
         if record.kind is Kind.CLAIM and (timeline := record.body.get("timeline", self._timeline)) != self._timeline:
-            base = _BASE.fullmatch(record.body.get("base") or "")
-            kept = int(base["version"]) if base else 0
-            self._found = [close for close in self._found if close.version <= kept]
-            self._timeline = timeline
+            self._branch(timeline, record.body.get("base") or "")
         elif record.kind is Kind.CLOSE:
             if len(self._found) >= MAX_KEPT:
                 del self._found[: MAX_KEPT // 2]
             self._found.append(Close(record.number, self._timeline, int(record.body["number"]), record.body))
+
+    def _branch(self, timeline: str, base: str) -> None:
+        """A new timeline begins at the commit `base`, or with the job."""
+        self._left[_number_of(self._timeline)] = self._found
+        self._timeline, self._found = timeline, []
+        commit = NAME.fullmatch(base)
+        if commit is not None and int(commit[1]) < _number_of(timeline):
+            begun = self._bases[_number_of(timeline)] = Moment(int(commit[1]), int(commit[2]))
+            self._found = [close for close in self._left.get(begun.timeline, []) if close.version <= begun.version]
+
+    def _ends(self, present: int) -> dict[int, int]:
+        """By timeline that led to the present, up to which version it did."""
+        ends = {present: sys.maxsize}
+        while present in self._bases:
+            end, base = ends[present], self._bases[present]
+            present = base.timeline
+            ends[present] = min(end, base.version)
+        return ends
+
+
+def _number_of(timeline: str) -> int:
+    return int(re.sub(r"\D", "", timeline) or 0)
 
 
 def _head(path: Path) -> bytes:

@@ -142,6 +142,32 @@ def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_pa
         assert versions() == [1, 2]
 
 
+def test_closes_since_one_that_was_undone_begin_at_the_commit_of_the_rewind(tmp_path):
+    def history(query):
+        page = made.get(f"/v1/jobs/news/metrics/history?{query}").json()
+        return [f"{each['timeline']}-{each['version']}" for each in page["items"]], page["next"]
+
+    def told(last_id):
+        lines = made.get("/v1/jobs/news/metrics/stream", headers={"last-event-id": last_id}).text.splitlines()
+        return [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
+
+    with api(tmp_path) as made:
+        made.job("news")
+        past = made.past("news", versions=3)
+        assert made.post("/v1/jobs/news/stop").status_code == 200  # a stream of it ends
+        assert told("t1-2") == told("2") == history("since=2")[0] == ["t1-3"]
+        _, after = history("limit=2")
+        past.begin("t2", base="t1-0000000001-g1")
+        for version in (2, 3, 4):
+            past.close(version, a=(100 * version - 100, 100 * version))
+        past.end()
+        assert told("t1-3") == history("since=3&timeline=t1")[0] == ["t2-2", "t2-3", "t2-4"]
+        assert told("t2-3") == told("3") == history("since=3&timeline=t2")[0] == history("since=3")[0] == ["t2-4"]
+        assert history("since=3&timeline=t1&last=2")[0] == ["t2-3", "t2-4"]
+        assert history(f"after={after}")[0] == ["t2-2", "t2-3", "t2-4"]
+        assert made.get("/v1/jobs/news/metrics/history?timeline=2").status_code == 422
+
+
 def test_output_is_asked_for_line_by_line(served):
     told = served.get("/v1/jobs/small/output?limit=2").json()
     assert [line["text"] for line in told["items"]] == ["line 10", "line 20"]

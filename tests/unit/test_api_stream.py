@@ -12,25 +12,39 @@ from service.api import streaming
 from service.api.streaming import Look, Streams
 from service.hosting.errors import UnknownJob
 from service.hosting.host import Phase
+from service.past.closes import Moment
 
 
 class Job:
     """A job that is looked at."""
 
+    timeline, left = 1, 99_999
+    """The present timeline, and up to which version it has what the first one had."""
+
     def __init__(self):
         self.closes, self.phase, self.looks, self.error, self.threads = [], Phase.TRAINING, 0, None, set()
 
+        self.open = threading.Event()
+        self.open.set()
+
     def look(self, name, since):
         self.looks += 1
+        assert self.open.wait(10)
         self.threads.add(threading.get_ident())
         if self.error is not None:
             raise self.error
         if name != "news":
             raise UnknownJob(name, ["news"])
-        found = self.closes[-1:] if since is None else [close for close in self.closes if close > since]
-        return Look(
-            self.phase, json.dumps({"version": len(self.closes)}), [(n, json.dumps({"version": n})) for n in found]
+        at = Moment(
+            self.timeline, min(since.version if since else 0, self.left if since and since.timeline == 1 else 99_999)
         )
+        found = self.closes[-1:] if since is None else [close for close in self.closes if close > at.version]
+        told = [(Moment(self.timeline, n), json.dumps({"version": n})) for n in found]
+        return Look(self.phase, json.dumps({"version": len(self.closes)}), told, told[-1][0] if told else at)
+
+    def rewind(self, left):
+        """To version `left`, once."""
+        self.timeline, self.left, self.closes = 2, left, self.closes[:left]
 
 
 @pytest.fixture
@@ -62,7 +76,7 @@ class Client:
 
     @property
     def versions(self):
-        return [int(event["id"]) for event in self.of("close")]
+        return [Moment.of(event["id"]).version for event in self.of("close")]
 
 
 async def until(true):
@@ -89,6 +103,51 @@ def test_every_listener_is_told_each_close_once_and_the_end(job):
         for client in (first, second):
             assert client.events[-1] == {"event": "end", "data": '{"phase": "ended"}'}
             assert json.loads(client.of("figures")[-1]["data"]) == {"version": 5}
+
+    asyncio.run(scenario())
+
+
+def test_closes_of_a_new_timeline_are_told_though_their_versions_come_again(job):
+    async def scenario():
+        streams = Streams(job.look, 10)
+        job.closes = list(range(1, 23))
+        there = Client(await streams.open("news", None))
+        await until(lambda: there.of("figures"))
+        job.rewind(20)
+        job.closes += [21]
+        await until(lambda: there.of("close"))
+        job.closes += [22, 23]
+        clients = [there, *[Client(await streams.open("news", each)) for each in ("t1-22", "t1-9", "t2-21", "22")]]
+        await until(lambda: all(client.of("close")[-1:] and client.versions[-1] == 23 for client in clients))
+        job.phase = Phase.ENDED
+        await asyncio.wait_for(asyncio.gather(*(client.task for client in clients)), 10)
+        assert [client.versions[0] for client in clients] == [21, 21, 10, 22, 23]
+        for client in clients:
+            assert client.versions == list(range(client.versions[0], 24))
+        assert [event["id"] for event in there.of("close")] == ["t2-21", "t2-22", "t2-23"]
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_late_while_the_job_is_looked_at_is_told_what_the_others_had(job):
+    async def scenario():
+        streams = Streams(job.look, 10)
+        job.closes = [1, 2, 3]
+        first = Client(await streams.open("news", None))
+        late = await streams.open("news", None)  # which is read later
+        job.closes = [1, 2, 3, 4, 5]
+        await until(lambda: first.versions == [4, 5])
+        job.open.clear()
+        looks = job.looks
+        await until(lambda: job.looks > looks)
+        second = Client(late)
+        await until(lambda: second.of("figures"))
+        await asyncio.sleep(0)
+        job.open.set()
+        await until(lambda: second.versions == [4, 5])
+        job.phase = Phase.ENDED
+        await asyncio.wait_for(asyncio.gather(first.task, second.task), 10)
+        assert first.versions == second.versions == [4, 5]
 
     asyncio.run(scenario())
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from millrace.deadline import Deadline
-from service.past.closes import Closes
+from service.past.closes import Closes, Moment
 from tests.fakes.past import Past
 from trainer.log import Log
 
@@ -100,3 +100,44 @@ def test_a_log_that_was_begun_anew_is_told_from_its_begin(past, generation):
     assert [(each.version, each.timeline) for each in closes.after(0, 10)] == [(each, "t1") for each in range(1, 6)]
     assert closes.newest(9) == Closes(past.store / "log").newest(9)
     again.end()
+
+
+def test_a_moment_is_read_as_it_is_written_and_later_ones_are_greater():
+    for moment in (Moment(2, 23), Moment(0, 23)):
+        assert Moment.of(str(moment)) == moment
+    assert str(Moment(2, 23)) == "t2-23" and Moment(1, 99) < Moment(2, 21) < Moment(2, 23)
+    for text in ("", "t2", "2-23", "t2-", "-1", "t2-23-g1", "\u0662", "9" * 16):
+        assert Moment.of(text) is None
+
+
+def test_a_moment_of_a_timeline_that_was_left_is_where_the_present_one_left_it(past):
+    closes = Closes(past.store / "log")
+    assert closes.placed(Moment(1, 7)) == Moment(1, 7)
+    close(past, 1, 2, 3, 4, 5)
+    past.begin("t2", base="t1-0000000004-g1")
+    assert closes.placed(Moment(1, 5)) == closes.placed(Moment(2, 4)) == Moment(2, 4)
+    close(past, 5, 6, 7)
+    past.begin("t3", base="t2-0000000006-g2")
+    close(past, 7)
+    past.begin("t4", base="t2-0000000005-g2")
+    for follower in (closes, Closes(past.store / "log")):
+        placed = {
+            text: str(follower.placed(Moment.of(text)))
+            for text in ("t1-2", "t1-5", "t2-5", "t2-7", "t3-7", "t4-9", "t9-9", "9")
+        }
+        assert placed == {
+            "t1-2": "t4-2", "t1-5": "t4-4", "t2-5": "t4-5", "t2-7": "t4-5", "t3-7": "t4-5",
+            "t4-9": "t4-9", "t9-9": "t4-0", "9": "t4-9",
+        }  # fmt: skip
+
+
+def test_a_rewind_back_to_a_timeline_that_was_left_has_its_closes_again(past):
+    closes = Closes(past.store / "log")
+    close(past, 1, 2, 3)
+    past.begin("t2", base="t1-0000000001-g1")
+    close(past, 2)
+    assert [str(each.moment) for each in closes.after(0, 10)] == ["t1-1", "t2-2"]
+    past.begin("t3", base="t1-0000000003-g1")
+    close(past, 4)
+    for follower in (closes, Closes(past.store / "log")):
+        assert [str(each.moment) for each in follower.after(0, 10)] == ["t1-1", "t1-2", "t1-3", "t3-4"]
