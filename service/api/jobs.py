@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
+from millrace.config import validate
 from millrace.errors import SpecError
 from service.access.roles import Role
 from service.access.secrecy import without_secrets
@@ -21,6 +22,8 @@ from service.api.operations import OperationEntry, accepted, begins
 from service.api.paging import Page, Paged, page
 from service.api.statuses import StatusesOf
 from service.hosting.host import Action, Desired, HostedJob, NewJob, Phase
+from trainer.config import TrainerJob
+from trainer.respec import after_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Door)
 
@@ -220,10 +223,12 @@ def set_keys(
 ) -> OperationEntry:
     """Change learning rates, decays and thresholds: they act at the close of a pass, which the operation waits for.
 
-    They stand before the spec, also after a restart.
+    They stand before the spec, also after a restart. What no running job would take is refused at once.
     """
     note(request, keys=asked.keys)
     with turns.changing(host, job, if_match, needed=True):
+        trained = validate(TrainerJob, statuses.loaded(job).raw, only_known=True)
+        after_set(trained, statuses.of(job).part("overrides").raw, asked.keys)
         operation = host.change(job, asked.keys, caller.name)
     statuses.forget(job)
     return accepted(operation, response)

@@ -19,6 +19,8 @@ from service.records.tables import RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
 
+KEYS = {"keys": {"tables.default.optimizer.lr": 0.02}}
+
 
 @pytest.fixture
 def served(tmp_path):
@@ -130,22 +132,36 @@ def test_where_a_page_ended_with_what_is_gone_the_list_begins_anew():
 
 def test_a_change_needs_the_tag_of_what_was_read(served):
     tag = served.get("/v1/jobs/news").headers["etag"]
-    keys = {"keys": {"tables.default.optimizer.lr": 0.02}}
     problem(
-        served.ask("PATCH", "/v1/jobs/news", json=keys),
+        served.ask("PATCH", "/v1/jobs/news", json=KEYS),
         428,
         f"the job as you read it, now {tag}",
     )
     problem(served.ask("DELETE", "/v1/jobs/news"), 428, "send If-Match")
-    problem(served.ask("PATCH", "/v1/jobs/news", json=keys, headers={"if-match": '"0"'}), 412, "was changed since")
+    problem(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": '"0"'}), 412, "was changed since")
     problem(served.post("/v1/jobs/news/pause", headers={"if-match": '"0"'}), 412, "was changed since")
-    done = served.done(served.ask("PATCH", "/v1/jobs/news", json=keys, headers={"if-match": tag}))
-    assert (done["kind"], done["state"], done["result"]["keys"]) == ("set", "done", keys["keys"])
+    done = served.done(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": tag}))
+    assert (done["kind"], done["state"], done["result"]["keys"]) == ("set", "done", KEYS["keys"])
     assert served.get("/v1/jobs/news").headers["etag"] != tag
     problem(served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}), 409, "stop it, and ask again")
     assert served.post("/v1/jobs/news/stop").json()["phase"] == "stopped"
     assert served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}).status_code == 204
     problem(served.get("/v1/jobs/news"), 404, "there is no job")
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ('{"tables.default.delete_below": 1e999}', "tables.default.delete_below", "a finite number"),
+        ('{"tables.default.delete_after_days": 9999999999}', "tables.default.delete_after_days", "or equal to 1000000"),
+        ('{"tables.default.optimizer.lr": "x"}', "tables.default.optimizer.lr", "a valid number"),
+        ('{"seed": 7}', "seed", "cannot be set while the job runs"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_at_once(served, keys, path, words):
+    body = {"content": f'{{"keys": {keys}}}', "headers": {"if-match": "*", "content-type": "application/json"}}
+    problem(served.ask("PATCH", "/v1/jobs/news", **body), 422, words, path)
+    assert served.get("/v1/operations").json()["items"] == []
 
 
 def test_a_job_is_made_of_a_spec_and_a_name(served):
@@ -160,7 +176,7 @@ def test_operations_are_bounded_listed_and_cancelled(served):
     gate = threading.Event()
     for _ in range(2):
         served.host.work.start("slow", "news", "ann", lambda *_: gate.wait(20))
-    answer = served.ask("PATCH", "/v1/jobs/news", json={"keys": {"a": 1}}, headers={"if-match": "*"})
+    answer = served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": "*"})
     assert problem(answer, 429, "operations wait or run").headers["retry-after"] == "1"
     first, second = served.get("/v1/operations?job=news").json()["items"]
     assert first["id"] > second["id"] and served.get("/v1/operations?job=x").json()["items"] == []
