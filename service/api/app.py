@@ -22,7 +22,7 @@ from service.api.outer import Outer
 from service.api.problems import Problem, on_error
 from service.api.repeats import Repeats
 from service.api.statuses import Statuses
-from service.api.streaming import Look, Streams
+from service.api.streaming import MAX_CAUGHT_UP, Look, Streams
 from service.hosting.config import LimitsSection
 from service.hosting.host import Host
 from service.past.closes import Moment
@@ -87,7 +87,7 @@ def looker(statuses: Statuses) -> Any:
     def look(job: str, since: Moment | None) -> Look:
         closes = statuses.closes(job)
         at = closes.placed(since or Moment(0, 0))
-        found = closes.newest(1) if since is None else closes.after(at.version, 500)
+        found = closes.newest(1) if since is None else closes.newest(MAX_CAUGHT_UP, at.version)
         figures = figures_of(statuses.of(job)).model_dump_json(by_alias=True)
         told = [(close.moment, metrics.close_entry(close).model_dump_json()) for close in found]
         return Look(statuses.job(job).phase, figures, told, found[-1].moment if found else at)

@@ -113,11 +113,12 @@ class Closes:
             begin = bisect_right(self._found, version, key=lambda close: close.version)
             return self._found[begin : begin + limit]
 
-    def newest(self, limit: int) -> Sequence[Close]:
-        """The last ones, the oldest first."""
+    def newest(self, limit: int, behind: int = 0) -> Sequence[Close]:
+        """As `after`, of more than `limit` the last."""
         with self._lock:
             self._read_on()
-            return self._found[-limit:]
+            begin = bisect_right(self._found, behind, key=lambda close: close.version)
+            return self._found[max(begin, len(self._found) - limit) :]
 
     def _read_on(self) -> None:
         """Read what was written since. Only what the file after a file says of it counts; see trainer.log_file."""

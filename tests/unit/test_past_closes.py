@@ -33,6 +33,9 @@ def test_closes_are_told_as_they_come_and_from_any_version_on(past):
     assert [each.version for each in closes.after(0, 2)] == [1, 2]
     assert [(each.version, each.timeline) for each in closes.newest(1)] == [(3, "t1")]
     assert closes.after(3, 10) == []
+    assert [each.version for each in closes.newest(2, behind=0)] == [2, 3]
+    assert [each.version for each in closes.newest(2, behind=2)] == [3]
+    assert closes.newest(2, behind=3) == []
 
 
 def test_a_new_generation_goes_on_and_what_was_pruned_is_still_known(past):
