@@ -14,6 +14,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 MAX_DAYS = 1_000_000
 """The most days of any rule: longer than rows live, and few enough for the 32 bits in which they are counted."""
+LAST_DAY = 32_767
+"""The last day of a job: rows hold theirs in 16 bits."""
 Days = Annotated[int, Field(ge=0, le=MAX_DAYS)]
 MIN_TABLE_BYTES = 8 << 20
 """The least `tables.<t>.memory`."""

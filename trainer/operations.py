@@ -19,7 +19,7 @@ from millrace.keys import key_of_reference
 from millrace.mistakes import nearest
 from millrace.points import Point, reach
 from pserver.client import Shards, TableStats
-from pserver.config import TableSection
+from pserver.config import LAST_DAY, TableSection
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, TableOperation
 from trainer.chronicle import Chronicle
 from trainer.config import TrainerJob
@@ -254,8 +254,8 @@ class Operator:
             raise SpecError(FROZEN, "train.learn")
         if self._timed:
             raise SpecError("the job has event time, by which its days go; a day tick is for jobs without")
-        if not isinstance(to, int) or isinstance(to, bool) or to < 0:
-            raise SpecError(f"{to!r} is no day: they are counted from 0")
+        if not isinstance(to, int) or isinstance(to, bool) or not 0 <= to <= LAST_DAY:
+            raise SpecError(f"{to!r} is no day: they are counted from 0 to {LAST_DAY:,}")
         most = self.day + self._job.passes.max_day_jump
         if to > most:
             raise SpecError(f"is day {self.day} and would be {to}; at most {most} at once", "passes.max_day_jump")

@@ -14,7 +14,7 @@ from pydantic import Field
 from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import NotYet
-from pserver.config import Days
+from pserver.config import LAST_DAY, Days
 from service.access.roles import Role
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -88,7 +88,7 @@ class Forget(Asked):
 class DayTick(Asked):
     """The day that is to begin."""
 
-    to: int | None = Field(default=None, ge=0, le=10_000_000)
+    to: int | None = Field(default=None, ge=0, le=LAST_DAY)
     """Unless given, the next."""
 
 

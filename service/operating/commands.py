@@ -12,7 +12,7 @@ import typer
 from millrace.config import value_of
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from pserver.config import MAX_DAYS
+from pserver.config import LAST_DAY, MAX_DAYS
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
 from service.past.commands import ran
@@ -123,7 +123,7 @@ def day_tick(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
     to: Annotated[
-        int | None, typer.Option("--to", min=0, metavar="DAY", help="The day it then is; else the next.")
+        int | None, typer.Option("--to", min=0, max=LAST_DAY, metavar="DAY", help="The day it then is; else the next.")
     ] = None,
     timeout: Timeout = 120.0,
 ) -> None:

@@ -11,6 +11,7 @@ from millrace.deadline import Deadline
 from millrace.errors import NotYet, SpecError
 from millrace.keys import key_of_reference
 from pserver.client import TableStats
+from pserver.config import LAST_DAY
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
 from tests.unit.test_spec import NEWS, NO_TIME
 from trainer import operations
@@ -218,6 +219,13 @@ def test_days_of_a_job_with_event_time_are_its_events(tmp_path):
     with pytest.raises(SpecError, match="the job has event time, by which its days go"):
         world.operator.ask({"op": "day_tick", "id": "a", "to": 1})
     world.log.close()
+
+
+def test_days_end_where_a_row_can_hold_no_later_one(world):
+    world.close(day=LAST_DAY - 1)
+    with pytest.raises(SpecError, match="32768 is no day: they are counted from 0 to 32,767"):
+        world.operator.ask({"op": "day_tick", "id": "a", "to": LAST_DAY + 1})
+    world.operator.ask({"op": "day_tick", "id": "b", "to": LAST_DAY})
 
 
 def test_days_of_a_job_that_learns_nothing_stand_still_and_what_is_forgotten_goes(tmp_path):
