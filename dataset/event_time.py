@@ -12,20 +12,22 @@ import pyarrow as pa
 import pyarrow.json
 
 from dataset.batch import F64, Samples
-from dataset.config import EventTime, Protocol, SlotKind
+from dataset.config import EventTime, MetaSlot, Protocol
 from dataset.schema import Schema
 from dataset.source import Events
 from millrace.errors import SpecError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+WHOLE = ("int64", "uint64")
 
 
 def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path: str) -> None:
     """Raise SpecError where event time cannot come from what `config`, at `path` of the spec, names."""
     if config.slot is not None:
         slot = schema.by_name.get(config.slot)
-        if slot is None or slot.kind is not SlotKind.META or getattr(slot.entry, "type", "") == "string":
-            raise SpecError(f"{config.slot!r} is no meta slot that holds a number", f"{path}.slot")
+        if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
+            told = f"{config.slot!r} is no meta slot of whole numbers, which times take: floats hold the unix time to "
+            raise SpecError(told + '128 s only; have a slot with kind = "meta", type = "int64"', f"{path}.slot")
     elif protocol is Protocol.MULTISLOT and config.kind != "none":
         raise SpecError(
             'protocol = "multislot" does not tell which event a sample is of; take the time from a slot, '

@@ -5,7 +5,7 @@ key. Pure. The spec in force is what the log says; a new one is logged as an ope
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataset.schema import Schema
@@ -69,19 +69,30 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Those that change what a pass gives, and so act between passes only.
 
-    Raises SpecError for one that rows made so far do not survive.
+    Raises SpecError for one that rows made so far do not survive; a default that is written out is no such change.
     """
     keys = [key for key in changed(old, new) if not _below(key, AT_ONCE)]
-    for key in keys:
+    before, after = _written_out(old, new) if keys else (old, new)
+    for key in changed(before, after):
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
-        lays_out = table.endswith("extend_at") and _extends(old, key) != _extends(new, key)
+        lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
         if _below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out:
+            was, now = (dict(flat(spec)).get(key, "nothing") for spec in (before, after))
+            values = "" if key == "slots" else f"from {was} to {now} "
             raise SpecError(
-                "cannot change while the store holds rows made with its old value; put it back, "
+                f"cannot change {values}while the store holds rows made with its old value; put it back, "
                 "choose another store.path, or start over with --fresh",
                 key,
             )
     return keys
+
+
+def _written_out(*specs: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Specs with their defaults; as they are where one of them was written for another version of Millrace."""
+    try:
+        return [{**spec, **validate(TrainerJob, spec, only_known=True).model_dump(mode="json")} for spec in specs]
+    except SpecError:
+        return specs
 
 
 def _extends(spec: Mapping[str, Any], key: str) -> bool:

@@ -156,6 +156,9 @@ def refused(status: HTTPStatus, detail: str) -> HTTPException:
 
 def _of_validation(error: RequestValidationError) -> Problem:
     """Every mistake by the key's path; `path` is that of the first."""
+    if isinstance(error.body, bytes) and error.errors()[0]["loc"] == ("body",):  # nobody tried to read it
+        told = 'the body must be JSON, and be said to be: send it with the header "Content-Type: application/json"'
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, told)
     mistakes = [
         ("" if each["type"] == "json_invalid" else _path(each["loc"]), str(each["msg"])) for each in error.errors()
     ]

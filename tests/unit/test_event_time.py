@@ -60,10 +60,10 @@ def test_the_record_has_a_time_where_it_has_one():
     assert same(event_times(EventTime(kind="none"), events).tolist(), [math.nan, math.nan])
 
 
-def test_a_slot_must_be_one_that_holds_numbers():
+def test_a_slot_must_be_one_that_holds_whole_numbers():
     schema = Schema.of([SparseSlot(name="s"), MetaSlot(name="t", kind="meta", type="int64"),
-                        MetaSlot(name="x", kind="meta", type="string")])  # fmt: skip
+                        MetaSlot(name="x", kind="meta", type="string"), MetaSlot(name="f", kind="meta")])  # fmt: skip
     check_event_time(EventTime(slot="t"), Protocol.ARROW, schema, "sources.a.event_time")
-    for name in ("s", "x", "nobody"):
+    for name in ("s", "x", "f", "nobody"):
         with pytest.raises(SpecError, match="sources.a.event_time.slot"):
             check_event_time(EventTime(slot=name), Protocol.ARROW, schema, "sources.a.event_time")

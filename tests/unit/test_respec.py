@@ -1,8 +1,11 @@
 """What a changed job file means for a job that goes on."""
 
+import tomllib
+
 import pytest
 
 from millrace.errors import SpecError
+from tests.integration import stream_job
 from trainer.respec import changed, significant
 
 SPEC = {
@@ -83,3 +86,22 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
 def test_what_rows_do_not_survive_is_refused_by_its_key(path, value):
     with pytest.raises(SpecError, match=f"^{path}: cannot change .*--fresh"):
         significant(SPEC, altered(path, value))
+
+
+WHOLE = tomllib.loads(stream_job.SPEC)
+
+
+def whole(**default):
+    return {**WHOLE, "tables": {"default": WHOLE["tables"]["default"] | default}}
+
+
+def test_a_default_that_is_written_out_is_no_change_and_a_rate_may_be_written_where_none_was():
+    rate = {"kind": "adagrad", "lr": 0.1}
+    assert "tables.default.optimizer.lr" in significant(whole(), whole(optimizer=rate))
+    significant(whole(), whole(first_order=True, default_row="zeros"))
+    significant(whole(first_order=True), whole())
+    significant(WHOLE, WHOLE | {"slots": [{"kind": "sparse"} | slot for slot in WHOLE["slots"]]})
+    with pytest.raises(SpecError, match=r'optimizer.kind: cannot change from "adagrad" to "adam"'):
+        significant(whole(), whole(optimizer={"kind": "adam"}))
+    with pytest.raises(SpecError, match=r"first_order: cannot change from true to false"):
+        significant(whole(), whole(first_order=False))
