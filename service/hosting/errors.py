@@ -39,7 +39,10 @@ class JobExists(HostingError):
     """The name is taken."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is a job {name!r} already; choose another name, or delete that one first")
+        super().__init__(
+            f"there is a job {name!r} already; choose another name, or delete that one first "
+            "(--keep-store leaves what it has learnt)"
+        )
 
 
 class StillRunning(HostingError):
