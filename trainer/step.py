@@ -39,6 +39,8 @@ class Forward:
     """What else the model gave out, by name: measured, not learnt; and "loss", the loss of each sample."""
     readers: Readers
     """Keys that read a default row, by table where it is learnt."""
+    has_weight: bool
+    """Whether any task has weight in the step, over all ranks: without, the loss is 0 whatever the model says."""
 
 
 class LossScale:
@@ -128,8 +130,9 @@ class Stepper:
             sample_loss = sample_loss + loss_B.detach() * task.weight
             prediction_B[task.name] = prediction.cpu().numpy()
         loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
+        has_weight = any(global_weight[task.name] for task in self._tasks)
         named = {name: value.detach().float().cpu().numpy() for name, value in outputs.items()}
-        return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers)
+        return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers, has_weight)
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
         """As `forward`, by the model as inference has it (no dropout), with nothing kept for a backward pass."""
@@ -148,8 +151,12 @@ class Stepper:
         return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
 
     def backward(self, batch: Batch, forward: Forward) -> tuple[dict[str, Gradients], bool]:
-        """Gradients by table, and whether loss and all of them are finite; dense gradients go to their buffer."""
-        (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
+        """Gradients by table, and whether loss and all of them are finite; dense gradients go to their buffer.
+
+        Those of a step without weight are zeros, on every rank alike; its shows and clicks count.
+        """
+        if forward.has_weight:
+            (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
         finite = bool(torch.isfinite(forward.loss))
         gradients: dict[str, Gradients] = {}
         for look in batch.lookups:

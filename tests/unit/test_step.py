@@ -13,8 +13,10 @@ from pserver.config import TableSection
 from pserver.embedded import EmbeddedShards
 from trainer.batches import BatchMaker, targets
 from trainer.config import TaskSection, TrainSection
+from trainer.dense import DensePart
 from trainer.embedding import tables_of
 from trainer.pooling import KernelPooling
+from trainer.ranks import Alone
 from trainer.step import LossScale, Stepper
 
 SCHEMA = Schema.of(
@@ -119,6 +121,37 @@ def test_a_prediction_is_made_as_inference_makes_it_and_leaves_the_model_as_it_w
 def test_an_absent_label_without_a_mask_is_no_finite_loss():
     *_, (_, finite) = step(samples(click=(1, np.nan, 0)), [CTR], weight_slot=None)
     assert not finite
+
+
+WEIGHTLESS = {"masked": {"bought": (0, 0, 0)}, "zeros": {"weight": (0, 0, 0)}, "sum": {"weight": (1, 2, -1)}}
+
+
+@pytest.mark.parametrize("amp", ["off", "float16"])
+@pytest.mark.parametrize("how", WEIGHTLESS)
+def test_a_step_without_weight_teaches_nothing_and_its_keys_are_still_counted(how, amp):
+    model = WithOwnLoss()
+    train = TrainSection(amp=amp)
+    dense = DensePart(model, train, Alone())
+    dense.clear()
+    *_, (gradients, finite) = step(samples(**WEIGHTLESS[how]), [BUY], model=model, train=train)
+    assert finite and not gradients["default"].grads_UD.any() and not dense.gradient.any()
+    assert gradients["default"].show_U.tolist() == [1, 1, 1]
+    assert gradients["default"].click_U.tolist() == [1, 0, 0]
+
+
+def test_a_rank_without_weight_learns_zeros_where_another_has_some():
+    *_, (gradients, finite) = step(samples(bought=(0, 0, 0)), [BUY], extra_weight=2.0)
+    assert finite and not gradients["default"].grads_UD.any()
+
+
+class Severed(Sums):
+    def forward(self, inputs):
+        return {name: value.detach() for name, value in super().forward(inputs).items()}
+
+
+def test_a_model_whose_outputs_no_gradient_reaches_is_an_error_and_learns_not_silently_nothing():
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        step(samples(), [CTR], model=Severed())
 
 
 def test_losses_of_tasks_add_up_with_their_weights():
