@@ -4,12 +4,14 @@ The first mistake found is raised as SpecError. What a section can tell by itsel
 """
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from dataset.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
 from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from trainer.config import TrainerJob
+from trainer.exports.ordering import Destination, address_of, destination_of
 from trainer.lives import check_lives
 from trainer.models.registry import check_section
 
@@ -117,11 +119,6 @@ def _check_exports(job: TrainerJob) -> None:
                 raise SpecError(f"there is no table {table!r}; {nearest(table, job.tables)}", f"{path}.tables.{number}")
         if stream.clock == "event" and not timed:
             raise SpecError('the source has no event_time; use "wall"', f"{path}.clock")
-        shared = next((o for o in job.exports if o != name and job.exports[o].path == stream.path is not None), None)
-        if shared is not None:
-            raise SpecError(
-                f"stream {shared!r} has the same: each needs a folder of its own, for its current.json", f"{path}.path"
-            )
         if stream.delta_threshold > 0:
             if clearing is not None:
                 raise SpecError(
@@ -129,6 +126,23 @@ def _check_exports(job: TrainerJob) -> None:
                     f"{path}.delta_threshold",
                 )
             clearing = name
+
+
+def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
+    """Raise SpecError where streams export to no place, or two to one; relative ones start at the spec's `folder`."""
+    known: dict[Destination, str] = {}
+    for name, stream in job.exports.items():
+        try:
+            place = destination_of(address_of(stream, name, store, folder))
+        except (ValueError, RuntimeError) as error:  # the latter of "~nobody"
+            raise SpecError(str(error), f"exports.{name}.path") from None
+        other = known.setdefault(place, name)
+        if other != name:
+            ours, theirs = (other, name) if stream.path is None else (name, other)
+            raise SpecError(
+                f"leads to {place}, as stream {theirs!r} does: each needs a place of its own, for its current.json",
+                f"exports.{ours}.path",
+            )
 
 
 def _check_pipe(job: TrainerJob, schema: Schema) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.config import load_toml, validate
-from service.checks import check_references
+from service.checks import check_places, check_references
 from service.config import ClusterSection
 from trainer.config import TrainerJob
 from trainer.predict.after import check_after
@@ -49,4 +49,6 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     check_references(spec)
     if spec.predict is not None:
         check_after(spec.predict, spec)
-    return LoadedJob(spec=spec, raw=dict(raw), folder=folder, store=(folder / spec.store.path).resolve())
+    store = (folder / spec.store.path).resolve()
+    check_places(spec, store, folder)
+    return LoadedJob(spec=spec, raw=dict(raw), folder=folder, store=store)

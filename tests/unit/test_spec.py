@@ -172,8 +172,6 @@ MISTAKES = {
     f'{NO_TIME} ; exports.main={{clock="event"}}': 'exports.main.clock: the source has no event_time; use "wall"',
     "exports.a.delta_threshold=1 ; exports.b.delta_threshold=2": "exports.b.delta_threshold: stream 'a' has one above "
     "0 already, and its exports begin the count anew; only one may",
-    'exports.a={path="out"} ; exports.b={path="out"}': "exports.a.path: stream 'b' has the same: each needs a folder "
-    "of its own, for its current.json",
     "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, so each export "
     "would be the last one again; leave exports out (--set exports={})",
     'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base: there would be no delta",

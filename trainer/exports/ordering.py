@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataset.schema import Schema
 from millrace.errors import SpecError
@@ -95,6 +95,28 @@ class Setting:
 def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:
     """Where a stream's exports go; a relative place is taken from the spec's `folder`."""
     return str(store / EXPORTS / stream) if section.path is None else parse(section.path, folder).text
+
+
+class Destination(NamedTuple):
+    """What an address leads to, however it is spelled."""
+
+    root: str
+    """"s3://bucket/prefix", or a folder without links in its path."""
+    endpoint: str | None = None
+    """Of an object store that is not Amazon's."""
+
+    def __str__(self) -> str:
+        return self.root
+
+
+def destination_of(text: str) -> Destination:
+    """The place of an address as `address_of` gives it."""
+    address = parse(text)
+    match address.kind:
+        case AddressKind.FOLDER:
+            return Destination(str(Path(address.root).resolve()))
+        case AddressKind.S3:
+            return Destination(f"s3://{address.root}", address.options.get("endpoint_override"))
 
 
 def export_body(setting: Setting, stream: str, due: Due, close: Closing, time_s: float | None, id_: str | None) -> Body:

@@ -74,9 +74,11 @@ def _path_in(line: bytes) -> object:
     return told.get("path") if isinstance(told, dict) else None
 
 
-def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str) -> list[str]:
-    """Remove what is superfluous -> its paths."""
-    gone = superfluous(_present(outlet), keep, set(needed), newest)
+def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str, stream: str) -> list[str]:
+    """Remove what is superfluous of a stream -> its paths. What is another's stays, and does not count as kept."""
+    present = [each for each in _present(outlet) if not (each.is_base and _is_anothers(outlet, each.path, stream))]
+    found = superfluous(present, keep, set(needed), newest)
+    gone = [path for path in found if not _is_anothers(outlet, path, stream)]
     for path in gone:
         discard(outlet, path)
     if gone:
@@ -94,3 +96,12 @@ def discard(outlet: Outlet, path: str) -> None:
 def _present(outlet: Outlet) -> list[Present]:
     paths = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
     return [Present(path, DONE in outlet.names(path)) for path in paths if is_export(path)]
+
+
+def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
+    """Whether a manifest says so; one that is damaged or not there says nothing."""
+    try:
+        told = json.loads(outlet.get(f"{path}/{MANIFEST}") or b"{}")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and told.get("stream", stream) != stream

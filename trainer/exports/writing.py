@@ -257,7 +257,8 @@ class Making:
         pointing.tell(self.outlet, told, passed=not failed)  # 2
         removed: list[str] = []
         try:
-            removed = pointing.prune(self.outlet, section.keep, [*mine, *(before if failed else [])], self.path)  # 3
+            needed = [*mine, *(before if failed else [])]
+            removed = pointing.prune(self.outlet, section.keep, needed, self.path, self.request.stream)  # 3
         except MillraceError as error:  # the next one tries again
             log.warning("exports of %s that are not kept any more cannot be removed: %s", self.request.stream, error)
         return ExportAnswer(

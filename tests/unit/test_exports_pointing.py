@@ -1,0 +1,48 @@
+"""What follows an export: what is not kept goes, and what is another stream's never does."""
+
+import pytest
+
+from tests.fakes.exports import write_export
+from trainer.exports import pointing
+from trainer.exports.outlet import FolderOutlet
+
+ROWS = {("a", 1): [1, 2, 3, 4, 5]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A base and a delta of one stream and of another, in turn, until version 8."""
+    for version in range(1, 9):
+        kind = "base" if version in (1, 2, 5, 6) else "delta"
+        parent = None if kind == "base" else (version - 2, "base")
+        write_export(tmp_path / "t1", kind, version, ROWS, parent=parent, stream=("b", "a")[version % 2])
+    return tmp_path
+
+
+def versions(folder):
+    return sorted(int(path.name[:10]) for path in (folder / "t1").iterdir() if (path / "DONE").exists())
+
+
+def pruned(folder, keep, stream="a"):
+    newest = ["t1/0000000005-base", "t1/0000000007-delta"]
+    gone = pointing.prune(FolderOutlet(folder), keep, newest, newest[-1], stream)
+    return [int(path[3:13]) for path in gone]
+
+
+def test_exports_of_another_stream_in_the_same_place_neither_go_nor_count(folder):
+    assert pruned(folder, keep=2) == []
+    assert pruned(folder, keep=1) == [3, 1]
+    assert versions(folder) == [2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000], ids=["torn", "list", "nothing", "deep"])
+def test_one_whose_manifest_is_damaged_goes_like_any_other(folder, text):
+    (folder / "t1" / "0000000001-base" / "manifest.json").write_text(text)
+    assert pruned(folder, keep=1) == [3, 1]
+
+
+def test_what_is_half_done_goes_unless_it_says_that_it_is_anothers(folder):
+    for version in (3, 4):
+        (folder / "t1" / f"{version:010d}-delta" / "DONE").unlink()
+    assert pruned(folder, keep=5) == [3]
+    assert (folder / "t1" / "0000000004-delta").exists()

@@ -1,0 +1,54 @@
+"""Where a job's streams export to: each in a place of its own, however it is spelled."""
+
+import pytest
+
+from tests.unit.test_spec import NEWS, load, message
+
+STORE = "store.path=/runs/news"
+SHARED_PLACES = {
+    'exports.a={path="out"} ; exports.b={path="out"}': ("b", NEWS.parent / "out", "a"),
+    'exports.a={path="out"} ; exports.b={path="./x/../out/"}': ("b", NEWS.parent / "out", "a"),
+    f'exports.a={{path="file://{NEWS.parent}/out"}} ; exports.b={{path="out"}}': ("b", NEWS.parent / "out", "a"),
+    f'{STORE} ; exports.a={{path="/runs/news/exports/b"}} ; exports.b={{}}': ("a", "/runs/news/exports/b", "b"),
+    f'{STORE} ; exports.a={{}} ; exports.b={{path="/runs/news/exports/a"}}': ("b", "/runs/news/exports/a", "a"),
+    'exports.a={path="s3://m/p"} ; exports.b={path="s3://m/p/"}': ("b", "s3://m/p", "a"),
+    'exports.a={path="s3://m/p?region=eu"} ; exports.b={path="s3://m/p"}': ("b", "s3://m/p", "a"),
+}
+
+
+@pytest.mark.parametrize("overrides", SHARED_PLACES)
+def test_two_streams_never_share_a_place_however_it_is_spelled(overrides):
+    stream, place, other = SHARED_PLACES[overrides]
+    assert message(*overrides.split(" ; ")) == (
+        f"exports.{stream}.path: leads to {place}, as stream {other!r} does: each needs a place of its own, "
+        "for its current.json"
+    )
+
+
+def test_two_streams_in_a_folder_and_through_a_link_to_it_share_it(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    found = message(f'exports.a={{path="{tmp_path}/out"}}', f'exports.b={{path="{tmp_path}/link"}}')
+    assert f"leads to {tmp_path}/out, as stream 'a' does" in found
+
+
+def test_streams_of_places_of_their_own_are_taken():
+    one, other = "http://one:9000", "http://other:9000"
+    for first, second in (
+        ("out", "out/a"),
+        ("s3://m/p", "s3://m/q"),
+        ("s3://m/p", "m/p"),
+        (f"s3://m/p?endpoint_override={one}", f"s3://m/p?endpoint_override={other}"),
+    ):
+        assert len(load(f'exports.a={{path="{first}"}}', f'exports.b={{path="{second}"}}', "exports.c={}").spec.exports)
+
+
+NO_PLACES = {
+    "ftp://m/p": 'ftp:// is not built; write "s3://bucket/prefix", "file:///folder" or a folder',
+    "": 'is empty; write "s3://bucket/prefix", "file:///folder" or a folder',
+    "~nobody-of-this-name/out": "Could not determine home directory.",
+}
+
+
+@pytest.mark.parametrize("path", NO_PLACES)
+def test_what_is_no_place_is_told_with_its_key(path):
+    assert message(f'exports.a={{path="{path}"}}') == f"exports.a.path: {NO_PLACES[path]}"
