@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from millrace.config import Duration, Section, Size
+from millrace.config import Duration, PositiveDuration, Section, Size
+
+MAX_LEN = 1 << 20
+"""The most signs of a sample that `max_len` may keep."""
+MAX_DENSE = 1 << 24
+"""The most floats of a dense slot: 64 MiB a sample."""
 
 
 class EventTime(Section):
@@ -71,7 +76,7 @@ class KafkaSource(SourceSection):
     """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset."""
     end: str = "never"
     """"never", "latest" (the offsets at start) or an ISO time with offset; all but never make the source bounded."""
-    connect_deadline: Duration = 30.0
+    connect_deadline: PositiveDuration = 30.0
     """How long the broker may take to answer at start."""
 
     @field_validator("start", "end")
@@ -95,7 +100,7 @@ class SimulatedSource(SourceSection):
     """Simulated."""
     events: int | None = Field(default=None, ge=1)
     """How many events; without it the stream never ends."""
-    rate: float = Field(default=0.0, ge=0)
+    rate: float = Field(default=0.0, ge=0, le=1e9)
     """Events a second of wall time; 0 = as fast as they are read (bounded sources only)."""
     since: float | None = Field(default=None, ge=0)
     """Unix time at which the first event arrived, so that several jobs see one stream; unless set, at the opening."""
@@ -109,7 +114,7 @@ class SimulatedSource(SourceSection):
     """Events from an item's birth to its death, on average."""
     shown: int = Field(default=5, ge=1, le=100)
     """Items an event shows: one sample each."""
-    drift: float = Field(default=1.0, ge=0)
+    drift: float = Field(default=1.0, ge=0, le=1e6)
     """How fast tastes change; 0 = never."""
 
     @model_validator(mode="after")
@@ -159,7 +164,7 @@ class PipeSection(Section):
     """How many run side by side in each trainer."""
     tries: int = Field(default=3, ge=1, le=10)
     """How often a failing segment is tried before the job stops."""
-    deadline: Duration = 60.0
+    deadline: PositiveDuration = 60.0
     """A command that reads and writes nothing for so long is killed."""
     batch_events: int = Field(default=1024, ge=1, le=65536)
     """Events a request of the arrow protocol."""
@@ -214,7 +219,7 @@ class SparseSlot(SlotEntry):
     """Slots of one share group share rows."""
     padding: int | None = Field(default=None, ge=0, lt=1 << 64)
     """A sign that means "no feature"; dropped and counted."""
-    max_len: int | None = Field(default=None, ge=1)
+    max_len: int | None = Field(default=None, ge=1, le=MAX_LEN)
     """Signs kept of a sample; what is cut is counted. Needed by pooling = "none"."""
     keep: Literal["head", "tail"] = "head"
     """Which signs are kept."""
@@ -233,7 +238,7 @@ class DenseSlot(SlotEntry):
 
     kind: Literal["dense"]
     """Dense."""
-    size: int = Field(default=1, ge=1)
+    size: int = Field(default=1, ge=1, le=MAX_DENSE)
     """How many."""
 
 

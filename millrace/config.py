@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from millrace.errors import SpecError
 from millrace.mistakes import mistakes
@@ -21,6 +21,8 @@ DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MAX_DURATION_S = 36_500 * 86_400.0
 """A hundred years: what waits for longer, no clock of ours can count."""
+MIN_DURATION_S = 0.001
+"""What passes in no time is no interval, nor can it be waited for."""
 
 
 class Section(BaseModel):
@@ -54,6 +56,12 @@ def _duration_or_seconds(value: object) -> float:
     return value if isinstance(value, float) else parse_duration(value)
 
 
+def _takes_time(duration_s: float) -> float:
+    if duration_s < MIN_DURATION_S:
+        raise ValueError(f"is shorter than {MIN_DURATION_S * 1000:g}ms")
+    return duration_s
+
+
 def _size_or_bytes(value: object) -> int:
     return value if type(value) is int else parse_size(value)
 
@@ -64,7 +72,10 @@ Duration = Annotated[
     Field(le=MAX_DURATION_S),
     WithJsonSchema({"type": "string", "examples": ["1s", "24h"]}),
 ]
-"""Seconds, written "1s", "24h"."""
+"""Seconds, written "1s", "24h"; 0 is one."""
+
+PositiveDuration = Annotated[Duration, AfterValidator(_takes_time)]
+"""Seconds of an interval or a deadline, for which 0 would mean nothing."""
 
 Size = Annotated[
     int,
@@ -120,9 +131,14 @@ def value_of(text: str) -> Any:
         return text
 
 
+def is_index(name: str) -> bool:
+    """Whether a part of a key's path is the number of a list's entry, which is written in one way only."""
+    return re.fullmatch(r"0|[1-9][0-9]{0,8}", name) is not None
+
+
 def _child(node: Any, name: str, path: str) -> Any:
     if isinstance(node, list):
-        if not name.isdigit() or int(name) >= len(node):
+        if not is_index(name) or int(name) >= len(node):
             raise SpecError(f"is a list of {len(node)}; name an entry by its number from 0", path)
         return node[int(name)]
     if not isinstance(node, dict):

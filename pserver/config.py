@@ -4,14 +4,35 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.config import Section, Size
 from millrace.points import Fault
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, le=1)]
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""The greatest number that float32 holds: tables count and learn in it."""
+MIN_FLOAT32 = 2.0**-126
+"""The least one above 0 that it holds in full; of far lower ones it makes 0."""
+
+
+def _is_within(number: float) -> float:
+    if abs(number) > MAX_FLOAT32:
+        raise ValueError(f"is beyond float32, in which it is used; the greatest is {MAX_FLOAT32}")
+    return number
+
+
+def _is_above_0(number: float) -> float:
+    if number < MIN_FLOAT32:
+        raise ValueError(f"is so small that float32, in which it is used, cannot hold it; the least is {MIN_FLOAT32}")
+    return number
+
+
+Float32 = Annotated[float, AfterValidator(_is_within)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_is_within), AfterValidator(_is_above_0)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_is_within)]
+Rate = Annotated[float, Field(gt=0, le=1), AfterValidator(_is_above_0)]
+Beta = Annotated[float, Field(ge=0, le=1 - 2**-24)]
+"""What a step leaves of a moment: below 1, as float32, too."""
 MAX_DAYS = 1_000_000
 """The most days of any rule: longer than rows live, and few enough for the 32 bits in which they are counted."""
 LAST_DAY = 32_767
@@ -37,10 +58,16 @@ CountsSize = Annotated[Size, AfterValidator(_holds_some_counts)]
 class Bounds(Section):
     """Limits of every weight."""
 
-    low: float = -10.0
+    low: Float32 = -10.0
     """No weight goes below."""
-    high: float = 10.0
+    high: Float32 = 10.0
     """No weight goes above."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Bounds":
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}: no weight would do")
+        return self
 
 
 class Sgd(Section):
@@ -74,9 +101,9 @@ class Adam(Section):
     """Adam."""
     lr: Positive = 0.001
     """Learning rate."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Beta = 0.9
     """Decay of the first moment."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    beta2: Beta = 0.999
     """Decay of the second moment."""
     epsilon: Positive = 1e-8
     """Added to the root."""
@@ -118,7 +145,7 @@ class ProbabilityEntry(Section):
 
     kind: Literal["probability"]
     """By lot."""
-    p: float = Field(gt=0, le=1)
+    p: Rate
     """Share of the keys that are admitted."""
 
 

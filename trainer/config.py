@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
-from millrace.config import Duration, Section, Size
+from millrace.config import Duration, PositiveDuration, Section, Size
 from millrace.errors import SpecError
 from millrace.points import Fault
-from pserver.config import TableName, TableSection
+from pserver.config import Beta, NotNegative, Positive, TableName, TableSection
 from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
@@ -24,7 +24,7 @@ class TaskSection(Section):
     """Meta slot with the label."""
     loss: Literal["bce", "mse"] = "bce"
     """"bce": log loss of a probability; "mse": squared error of a value."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: Positive = 1.0
     """Weight of the task's loss in the sum."""
     mask: str | None = None
     """Meta slot that is 0 where this task has no label; an absent label (NaN) is then no error."""
@@ -62,9 +62,9 @@ class DenseSgd(Section):
 
     kind: Literal["sgd"]
     """SGD."""
-    lr: float = Field(default=0.01, gt=0)
+    lr: Positive = 0.01
     """Learning rate."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    momentum: Beta = 0.0
     """Momentum."""
 
 
@@ -73,15 +73,15 @@ class DenseAdam(Section):
 
     kind: Literal["adam"] = "adam"
     """Adam."""
-    lr: float = Field(default=0.001, gt=0)
+    lr: Positive = 0.001
     """Learning rate."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta1: Beta = 0.9
     """Decay of the first moment."""
-    beta2: float = Field(default=0.999, ge=0, lt=1)
+    beta2: Beta = 0.999
     """Decay of the second moment."""
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: Positive = 1e-8
     """Added to the root."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay (AdamW)."""
 
 
@@ -90,11 +90,11 @@ class DenseAdagrad(Section):
 
     kind: Literal["adagrad"]
     """Adagrad."""
-    lr: float = Field(default=0.01, gt=0)
+    lr: Positive = 0.01
     """Learning rate."""
-    initial: float = Field(default=0.0, ge=0)
+    initial: NotNegative = 0.0
     """Accumulator at the start."""
-    epsilon: float = Field(default=1e-10, gt=0)
+    epsilon: Positive = 1e-10
     """Added to the root."""
 
 
@@ -116,7 +116,7 @@ class TrainSection(Section):
     """Steps whose dense gradients are summed before the dense update."""
     dense_optimizer: DenseOptimizer = DenseAdam()
     """How dense parameters learn."""
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: Positive | None = None
     """Largest norm of the dense gradient."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Type of the model's arithmetic; float16 on GPUs only, with loss scaling."""
@@ -134,7 +134,7 @@ class TrainSection(Section):
     """Events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
     """What a loss or gradient that is no number does."""
-    step_deadline: Duration = 120.0
+    step_deadline: PositiveDuration = 120.0
     """How long a step may wait for shards and other trainers."""
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
     """Batches made ready ahead."""
@@ -170,7 +170,7 @@ class PassesSection(Section):
 class MetricsSection(Section):
     """What is measured, always before the sample is learnt."""
 
-    window: Duration = 86_400.0
+    window: PositiveDuration = 86_400.0
     """Length of the sliding window of event time; without event time it is the last 24 passes."""
     gauc_by: str | None = None
     """Slot whose values group samples for the mean AUC of groups."""
@@ -196,7 +196,7 @@ class CommitSection(Section):
     """Commit at least after so many passes, too."""
     keep: int = Field(default=3, ge=1, le=1000)
     """Newest commits kept; pinned ones are kept beside."""
-    deadline: Duration = 600.0
+    deadline: PositiveDuration = 600.0
     """How long writing one may take."""
     max_failing: Duration = 900.0
     """How long commits may go on failing (a full disk) before the job stops."""

@@ -4,7 +4,6 @@ Which rows go is the tables' rule (pserver.aging), and so is their going; here i
 """
 
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.mistakes import nearest
 from pserver.client import Shards
-from pserver.config import MAX_DAYS, SlotLife, TableSection
+from pserver.config import MAX_DAYS, MAX_FLOAT32, SlotLife, TableSection
 from pserver.operations import Shrink, Survey
 from trainer.operations import FROZEN, Body, Closing
 
@@ -177,7 +176,7 @@ class Shrinking:
             raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
         below, days = body.get("delete_below"), body.get("delete_after_days")
         if below is not None and not _is_score(below):
-            raise SpecError(f"delete_below is {below!r}: a score is finite, and 0 or more")
+            raise SpecError(f"delete_below is {below!r}: a score is finite, and 0 or more; at most {MAX_FLOAT32}")
         if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
             raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
         if below is None and days is None and not has_rule(tables[name]):
@@ -195,7 +194,7 @@ class Shrinking:
 
 
 def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_FLOAT32
 
 
 def _body(name: str | None, table: str, below: float | None, days: int | None, at_once: bool) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Each waits until what it asks for has acted: at the close of a pass, from whose 
 """
 
 import json
-import math
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ import typer
 from millrace.config import value_of
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from pserver.config import LAST_DAY, MAX_DAYS
+from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
 from service.past.commands import ran
@@ -93,8 +92,8 @@ def shrink(
     as_json: Json = False,
 ) -> None:
     """Have rows of a running job's tables go by their rule; exit code 1 where they are too many."""
-    if delete_below is not None and not math.isfinite(delete_below):
-        raise SpecError(f"is a score, a finite number (got {delete_below})", "--delete-below")
+    if delete_below is not None and not delete_below <= MAX_FLOAT32:
+        raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
     store, deadline = ran(job, overrides).store, Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
     tables = shrinking.chosen(shrinking.tables_of(store, deadline), table, ruled=rule != dict.fromkeys(rule))

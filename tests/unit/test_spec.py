@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from millrace.errors import SpecError
@@ -12,6 +13,9 @@ from service.spec import Job, load_job
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 MULTISLOT = 'pipe.protocol="multislot"'
 NO_TIME = 'sources.impressions.event_time={kind="none"}'
+
+TOO_MUCH = "is beyond float32, in which it is used; the greatest is 3.4028234663852886e+38"
+TOO_LITTLE = "is so small that float32, in which it is used, cannot hold it; the least is 1.1754943508222875e-38"
 
 
 def load(*overrides):
@@ -102,6 +106,44 @@ MISTAKES = {
     "exports.main.gates.calibration=[0.5,inf]": "exports.main.gates.calibration.1: Input should be a finite number "
     "(got inf)",
     'model={class="a:B",settings={scales=[1.0,-inf]}}': "model.settings: holds a number that is infinite or none",
+    "metrics.window=0s": "metrics.window: is shorter than 1ms (got '0s')",
+    "exports.main.delta=0.0001ms": "exports.main.delta: is shorter than 1ms (got '0.0001ms')",
+    "exports.main.base=0h": "exports.main.base: is shorter than 1ms (got '0h')",
+    "exports.main.deadline=0s": "exports.main.deadline: is shorter than 1ms (got '0s')",
+    "exports.main.command_deadline=0s": "exports.main.command_deadline: is shorter than 1ms (got '0s')",
+    "pipe.deadline=0s": "pipe.deadline: is shorter than 1ms (got '0s')",
+    "train.step_deadline=0s": "train.step_deadline: is shorter than 1ms (got '0s')",
+    "commit.deadline=0s": "commit.deadline: is shorter than 1ms (got '0s')",
+    'sources.impressions={kind="kafka",topics=["t"],connect_deadline="0s"}': "sources.impressions.connect_deadline: is "
+    "shorter than 1ms (got '0s')",
+    "tables.default.optimizer.lr=1e39": f"tables.default.optimizer.lr: {TOO_MUCH} (got 1e+39)",
+    "tables.default.decay=1e-50": f"tables.default.decay: {TOO_LITTLE} (got 1e-50)",
+    "tables.default.delete_below=1e300": f"tables.default.delete_below: {TOO_MUCH} (got 1e+300)",
+    "tables.default.extend_at=1e300": f"tables.default.extend_at: {TOO_MUCH} (got 1e+300)",
+    "tables.default.init_range=1e39": f"tables.default.init_range: {TOO_MUCH} (got 1e+39)",
+    "tables.default.bounds.high=1e39": f"tables.default.bounds.high: {TOO_MUCH} (got 1e+39)",
+    "tables.default.bounds.low=-1e39": f"tables.default.bounds.low: {TOO_MUCH} (got -1e+39)",
+    "tables.default.slots.user.lr=1e-50": f"tables.default.slots.user.lr: {TOO_LITTLE} (got 1e-50)",
+    'tables.default.optimizer={kind="adam",beta2=0.99999999}': "tables.default.optimizer.beta2: Input should be less "
+    "than or equal to 0.9999999403953552 (got 0.99999999)",
+    "train.dense_optimizer.lr=1e39": f"train.dense_optimizer.lr: {TOO_MUCH} (got 1e+39)",
+    "train.dense_optimizer.epsilon=1e-50": f"train.dense_optimizer.epsilon: {TOO_LITTLE} (got 1e-50)",
+    "train.clip_norm=1e39": f"train.clip_norm: {TOO_MUCH} (got 1e+39)",
+    "tasks.0.weight=1e-50": f"tasks.0.weight: {TOO_LITTLE} (got 1e-50)",
+    "exports.main.base_threshold=1e39": f"exports.main.base_threshold: {TOO_MUCH} (got 1e+39)",
+    "tables.default.bounds={low=5.0,high=-5.0}": "tables.default.bounds: low = 5 is above high = -5: no "
+    "weight would do",
+    "tables.default.slots.user.bounds.low=11": "tables.default.slots.user.bounds: low = 11 is above high = 10: no "
+    "weight would do",
+    "exports.main.gates.calibration=[2.0,0.5]": "exports.main.gates.calibration: the least, 2, is above the greatest, "
+    "0.5: none would pass",
+    "slots.0.max_len=99999999999999999999": "slots.0.max_len: Input should be less than or equal to 1048576 (got "
+    "99999999999999999999)",
+    'sources.impressions={kind="simulated",rate=1e300}': "sources.impressions.rate: Input should be less than or equal "
+    "to 1000000000 (got 1e+300)",
+    'sources.impressions={kind="simulated",events=9,drift=1e300}': "sources.impressions.drift: Input should be less "
+    "than or equal to 1000000 (got 1e+300)",
+    "slots.1.size=99999999999": "slots.1.size: Input should be less than or equal to 16777216 (got 99999999999)",
     "cluster.trainers=65": "cluster.trainers: Input should be less than or equal to 64 (got 65)",
     "passes.wait=36501d": "passes.wait: Input should be less than or equal to 3153600000 (got '36501d')",
     "tables.default.memory=9999999TiB": "tables.default.memory: Input should be less than 4611686018427387904 (got "
@@ -237,3 +279,19 @@ def test_multislot_takes_its_time_from_a_slot():
 def test_two_tables_may_be_used_by_two_slots():
     job = load('slots.1={name="x",table="other"}', "tables.other={}")
     assert set(job.spec.tables) == {"default", "other"}
+
+
+def test_nothing_is_a_number_like_others_where_it_means_something():
+    none = ("passes.wait=0s", "passes.max_outage=0s", "commit.every=0s", "commit.max_failing=0s")
+    zeros = ("delete_below", "extend_at", "init_range", "nonclk_coeff", "optimizer.initial", "optimizer.epsilon")
+    job = load(*none, *(f"tables.default.{key}=0" for key in zeros), "exports.main.base_threshold=0")
+    assert job.spec.passes.wait == job.spec.commit.every == job.spec.tables["default"].delete_below == 0
+
+
+def test_numbers_at_their_bounds_are_taken_and_float32_holds_them():
+    bounds = "tables.default.bounds={low=-3.4028234663852886e+38,high=-3.4028234663852886e+38}"
+    table = load(bounds, "tables.default.optimizer.lr=1.1754943508222875e-38").spec.tables["default"]
+    assert -np.inf < np.float32(table.bounds.low) == np.float32(table.bounds.high)
+    assert np.float32(table.optimizer.lr) == np.finfo(np.float32).tiny
+    adam = load('tables.default.optimizer={kind="adam",beta1=0.9999999403953552}').spec.tables["default"].optimizer
+    assert np.float32(adam.beta1) < 1

@@ -1,13 +1,11 @@
 """What a user writes about exports."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from millrace.config import Duration, Section
-from pserver.config import Days
-
-NotNegative = Annotated[float, Field(ge=0)]
+from millrace.config import PositiveDuration, Section
+from pserver.config import Days, NotNegative
 
 
 class GatesSection(Section):
@@ -26,6 +24,14 @@ class GatesSection(Section):
     golden: bool = True
     """Whether the exported model must give the golden predictions: within 1e-5 in float32."""
 
+    @field_validator("calibration")
+    @classmethod
+    def _in_order(cls, calibration: tuple[float, float] | None) -> tuple[float, float] | None:
+        if calibration is not None and calibration[0] > calibration[1]:
+            least, greatest = calibration
+            raise ValueError(f"the least, {least:g}, is above the greatest, {greatest:g}: none would pass")
+        return calibration
+
 
 class ExportSection(Section):
     """One stream of exports: bases, and deltas between them."""
@@ -33,9 +39,9 @@ class ExportSection(Section):
     path: str | None = None
     """Where: a folder, relative to the spec's, "file:///folder" or "s3://bucket/prefix" as in store.mirror; unless set,
     exports/<stream> in the store."""
-    base: Duration | None = None
+    base: PositiveDuration | None = None
     """A whole model each so often; unless set, only the first export is one, and those that must be."""
-    delta: Duration | None = None
+    delta: PositiveDuration | None = None
     """What changed, each so often; unless set, there are only bases."""
     clock: Literal["event", "wall"] | None = None
     """Whose time: of the events (default where they have one), or the wall's."""
@@ -58,7 +64,7 @@ class ExportSection(Section):
     """Newest bases kept, with the deltas that follow them."""
     tries: int = Field(default=3, ge=1, le=100)
     """How often one is tried before it is given up; the next one then takes what it lacks."""
-    deadline: Duration = 600.0
+    deadline: PositiveDuration = 600.0
     """How long one may take, each time."""
     golden: int = Field(default=32, ge=0, le=4096)
     """Samples of the golden predictions."""
@@ -66,7 +72,7 @@ class ExportSection(Section):
     """What must hold before it is pointed to."""
     command: tuple[str, ...] = ()
     """Program run after each complete export, with the export's address as its last argument; never through a shell."""
-    command_deadline: Duration = 60.0
+    command_deadline: PositiveDuration = 60.0
     """How long it may take."""
 
     @model_validator(mode="after")
