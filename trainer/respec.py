@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataset.schema import Schema
-from millrace.config import validate
+from millrace.config import is_index, validate
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from trainer.config import TrainerJob
@@ -124,7 +124,7 @@ def _meant(job: TrainerJob, key: str) -> str:
 def _fits(parts: list[str], pattern: list[str]) -> bool:
     pairs = zip(parts, pattern, strict=False)
     return len(parts) == len(pattern) and all(
-        part.isdecimal() if wanted == "#" else bool(part) and wanted in ("*", part) for part, wanted in pairs
+        is_index(part) if wanted == "#" else bool(part) and wanted in ("*", part) for part, wanted in pairs
     )
 
 

@@ -118,6 +118,10 @@ def test_a_later_override_wins(read):
         ("a.b.c.d=1", "a.b.c: cannot be set: its parent holds a plain value"),
         ("s.2.d=1", "s.2: is a list of 1; name an entry by its number from 0"),
         ("s.x=1", "s.x: is a list of 1; name an entry by its number from 0"),
+        *(
+            (f"s.{n}.d=1", f"s.{n}: is a list of 1; name an entry by its number from 0")
+            for n in ("00", "²", "٠", "9" * 5000)
+        ),
         ("s.-1=1", "s.-1: is a list of 1; name an entry by its number from 0"),
     ],
 )

@@ -52,6 +52,9 @@ def test_an_entry_of_admission_is_set_by_its_number():
     assert (first.n, second.p) == (5, 0.25)
     with pytest.raises(SpecError, match=r"tables.default.admission.2: there are 2 entries, numbered from 0"):
         after_set(counted, {}, {"tables.default.admission.2.n": 1})
+    for number in ("00", "01", "\u0661", "9" * 5000):  # another key than its own, which a job file would not take away
+        with pytest.raises(SpecError, match="cannot be set while the job runs"):
+            after_set(counted, {}, {f"tables.default.admission.{number}.n": 1})
 
 
 def test_a_threshold_is_taken_away_by_nothing():
@@ -73,6 +76,11 @@ REFUSED = {
     ),
     "tables.defualt.decay": (0.5, "tables.defualt: there is no table 'defualt'; did you mean 'default'?"),
     LR: (-1, f"{LR}: Input should be greater than 0 (got -1)"),
+    "tables.default.first_order_optimizer.lr": (
+        1e39,
+        "tables.default.first_order_optimizer.lr: is beyond float32, in which it is used; the greatest is 3.4",
+    ),
+    "tables.default.slots.user.decay": (1e-50, "tables.default.slots.user.decay: is so small that float32"),
     "tables.default.decay": ("fast", "tables.default.decay: Input should be a valid number (got 'fast')"),
     "tables.other.decay": (0.5, "tables.other: there is no table 'other'"),
     "tables.default.slots.usr.lr": (
