@@ -97,6 +97,12 @@ def run_ranks(passes, world, folder=None):
     return meters[0]
 
 
+def close(one, observed):
+    """A pass of one batch."""
+    one.add(observed)
+    one.close_pass(LocalReduce())
+
+
 def _at_step(observed, step):
     return Observed(step, *(getattr(observed, name) for name in list(Observed.__dataclass_fields__)[1:]))
 
@@ -266,6 +272,41 @@ def test_the_state_goes_through_a_restart(tmp_path):
     assert again.report() == straight.report()
     assert again.halves() == straight.halves()
     assert again.fingerprint() == straight.fingerprint()
+
+
+def gone_on(saved, other):
+    """`other` after the state of a meter went to it as commits hold it."""
+    state = saved.state()
+    other.load_state(type(state)(state.arrays, json.loads(json.dumps(state.facts, allow_nan=False))))
+    return other
+
+
+def counted(one, scope):
+    return one.report()[scope]["ctr"]["count"]
+
+
+@pytest.mark.parametrize("after", [{"window": 24 * 86_400.0}, {"timed": False}])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_window_of_parts_of_another_length_begins_anew_and_goes_on_to_fill(after, flipped, caplog):
+    before = {"window": 7200.0}
+    old, new = (meter(**each) for each in ((after, before) if flipped else (before, after)))
+    for day in range(3):
+        close(old, batch(day, day=100 + day))
+    gone_on(old, new)
+    assert caplog.messages == ["metrics.window or event_time changed: the window of the metrics begins anew"]
+    assert counted(new, "window") == 0 and counted(new, "life") == counted(old, "life") > 0
+    for day in (103, 103.01):
+        close(new, batch(7, day=day))
+    assert counted(new, "window") == 2 * counted(new, "pass") > 0
+
+
+def test_a_window_saved_before_its_unit_was_goes_on_as_it_is(caplog):
+    old = meter()
+    close(old, batch(1))
+    state = old.state()
+    new = meter()
+    new.load_state(type(state)(state.arrays, {name: fact for name, fact in state.facts.items() if name != "part_s"}))
+    assert counted(new, "window") == counted(old, "window") > 0 and not caplog.messages
 
 
 def test_the_state_of_other_tasks_is_refused():

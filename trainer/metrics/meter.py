@@ -9,6 +9,7 @@ of slices, from the chief to all), one sum (totals).
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ NUM_BUCKETS = 65_536
 OTHER = "other"
 """Where a slice's report puts the values that are not measured apart."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class MeterState:
@@ -67,6 +70,8 @@ class Meter:
         self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
         self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
         self._times = TimeCounts(config.window)
+        self._part_s = self._times.part_s if timed else None
+        """What the numbers of the window's parts count: so many seconds, or passes."""
         self._slices = {slot: SliceRows(self._tasks, config.max_slice_values) for slot in config.slices}
         self._max_slice_values = config.max_slice_values
         self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
@@ -243,6 +248,7 @@ class Meter:
         facts = {
             "sizes": self._sizes(),
             "num_passes": self._num_passes,
+            "part_s": self._part_s,
             "tensors": {s: {n: t.to_json() for n, t in part.tensors.items()} for s, part in packed.items()},
             "slices": {
                 slot: [[str(value), self._texts[slot][value]] for value in rows.known]
@@ -259,6 +265,9 @@ class Meter:
             raise BadInput("saved metrics are of other tasks, slices or sizes than the spec's; start them anew")
         self._pass, self._closed = self._new_scope(), True
         self._life, self._window = Scope.like(self._pass), Window()
+        same_parts = facts.get("part_s", self._part_s) == self._part_s  # of before it was saved: taken as the same
+        if not same_parts:
+            log.warning("metrics.window or event_time changed: the window of the metrics begins anew")
         for scope, tensors in facts["tensors"].items():
             entries = {
                 n: (state.arrays[f"{scope}/{n}/at"], state.arrays[f"{scope}/{n}/values"]) for n in facts["sizes"]
@@ -266,7 +275,7 @@ class Meter:
             part = Packed(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
             if scope == "life":
                 part.add_to(self._life)
-            else:
+            elif same_parts:
                 self._window.parts[int(scope.removeprefix("window/"))] = part
         self._num_passes = int(facts["num_passes"])
         for slot, values in facts["slices"].items():

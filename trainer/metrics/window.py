@@ -21,12 +21,12 @@ class TimeCounts:
     """Samples of a pass by part, on one rank."""
 
     def __init__(self, window_s: float) -> None:
-        self._part_s = window_s / NUM_PARTS
+        self.part_s = window_s / NUM_PARTS
         self._counts: dict[int, int] = {}
 
     def add(self, time_s_B: NDArray[np.float64]) -> None:
         """Count samples; those without a time (NaN) are left out."""
-        part_B = np.floor(time_s_B / self._part_s)
+        part_B = np.floor(time_s_B / self.part_s)
         part_B = part_B[np.isfinite(part_B)]
         if not len(part_B):
             return
