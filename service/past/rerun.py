@@ -80,7 +80,10 @@ def course_of(store: Path, commit: Commit | None) -> Course:
         raise SpecError(f"commit {commit.name} did not lead to the present state: the log has nothing that followed it")
     history, version = History.of(records), 0 if commit is None else commit.version
     if commit is None and history.base is not None:
-        raise NotPossible(f"timeline {history.timeline} began at commit {history.base}; begin there, or before it")
+        raise NotPossible(
+            f"timeline {history.timeline} began at commit {history.base}; begin at that commit, or at one that "
+            "led to it (see `millrace commits list`)"
+        )
     passes = [each for each in history.after(version) if each.close is not None]
     if not passes:
         raise NotPossible(f"nothing was closed after version {version}; there is nothing to compare")

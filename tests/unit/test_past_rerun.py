@@ -86,8 +86,18 @@ def test_what_came_after_a_commit_left_behind_is_not_this_timelines(past):
     rewind(past.store, commit(past, 1), "t2")
     with pytest.raises(SpecError, match="commit t1-0000000002-g1 did not lead to the present state"):
         course_of(past.store, commit(past, 2))
-    with pytest.raises(NotPossible, match="timeline t2 began at commit t1-0000000001-g1; begin there"):
+
+
+def test_a_timeline_of_a_rewind_is_trained_again_from_a_commit_of_its_past_not_from_the_initial_state(past):
+    past.end()
+    rewind(past.store, commit(past, 2), "t2")
+    with pytest.raises(NotPossible, match="timeline t2 began at commit t1-0000000002-g1; begin at that commit, or"):
         course_of(past.store, None)
+    past.generation = 2  # the rewind's
+    again = past.begin("t2", "t1-0000000002-g1")
+    again.close(3, a=(1200, 1300))
+    assert [each.plan["number"] for each in course_of(past.store, commit(past, 1)).passes] == [2, 3]
+    assert [each.plan["number"] for each in course_of(past.store, commit(past, 2)).passes] == [3]
 
 
 def test_trainers_are_told_which_log_to_compare_with(past, job):
