@@ -151,7 +151,7 @@ def test_one_that_does_not_answer_is_killed(job, base, start, monkeypatch):
 
 
 def test_its_own_deadline_is_an_answer_and_leaves_nothing(job, base, start, tmp_path):
-    late = base.model_copy(update={"section": base.section.model_copy(update={"deadline": 1e-6})})
+    late = base.model_copy(update={"section": base.section.model_copy(update={"deadline": 0.001})})
     answer = made(start(), late)
     assert answer.outcome == "failed" and not answer.final and "exports.main.deadline" in answer.error
     assert files_in(tmp_path / "out") == [] and lives(job) == []

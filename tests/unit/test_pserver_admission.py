@@ -241,7 +241,7 @@ def test_a_threshold_or_p_may_change_and_what_was_counted_stays(exact):
     """A score's unit follows its threshold: counts are taken over in the new unit, rounded up."""
     source = admission(count(3, exact), score(1.0, exact))
     admit(source, [5], 1.0)
-    for at in (0.3, 0.9, 1.0, 7.0, 1000.0, 1e300):
+    for at in (0.3, 0.9, 1.0, 7.0, 1000.0, 1e38):
         target = admission(count(4, exact), lot(0.999), score(at, exact))
         assert target.load(source.state(), 0)
         counted, _, scored = target.explain(5, 0)
