@@ -4,6 +4,7 @@ import pytest
 
 from tests.fakes.exports import write_export
 from trainer.exports import pointing
+from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.outlet import FolderOutlet
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5]}
@@ -46,3 +47,32 @@ def test_what_is_half_done_goes_unless_it_says_that_it_is_anothers(folder):
         (folder / "t1" / f"{version:010d}-delta" / "DONE").unlink()
     assert pruned(folder, keep=5) == [3]
     assert (folder / "t1" / "0000000004-delta").exists()
+
+
+BROKEN = {
+    "{": "is no JSON: Expecting property name",
+    "[" * 100_000: "is no JSON: ",
+    "[]": "is no JSON object; restore it, or remove it",
+    "{}": "is damaged: its 'format' is null; restore it, or remove it",
+    '{"format": 1e999}': "is damaged: its 'format' is Infinity; ",
+    '{"format": 2}': "is of format 2; this Millrace writes format 1: go on with the newer one",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=["torn", "deep", "list", "nothing", "infinite", "newer"])
+def test_what_is_wrong_with_a_manifest_or_with_what_points_to_one_is_said(folder, text):
+    outlet, base = FolderOutlet(folder), "t1/0000000001-base"
+    for path, read in (
+        ("current.json", lambda: pointing.read_current(outlet)),
+        (f"{base}/manifest.json", lambda: pointing.read_manifest(outlet, base)),
+    ):
+        (folder / path).write_text(text)
+        with pytest.raises(ManifestUnusable) as caught:
+            read()
+        assert str(caught.value).startswith(f"{folder}/{path} {BROKEN[text]}")
+
+
+def test_a_field_that_is_not_there_is_named(folder):
+    (folder / "current.json").write_text('{"format": 1, "path": "t1/0000000001-base"}')
+    with pytest.raises(ManifestUnusable, match=r"current\.json is damaged: its 'chain' is null; restore it"):
+        pointing.read_current(FolderOutlet(folder))

@@ -12,11 +12,17 @@ from typing import Any
 import millrace
 from millrace.errors import MillraceError
 from trainer.exports.gates import Gate
-from trainer.exports.reading import FORMAT
+from trainer.exports.places import ExportUnusable
+from trainer.exports.reading import FORMAT, check_fields, object_of
 from trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
 """What two exports of the same state, by the same rules, have in common."""
+
+TOLD = {"timeline": str, "name": str, "kind": str, "version": int, "tables": dict, "gates": dict, "files": dict}
+"""What is read of a manifest."""
+POINTED = {"path": str, "chain": list}
+"""What is read of current.json."""
 
 
 class ManifestUnusable(MillraceError):
@@ -81,19 +87,24 @@ def _finite(value: Any) -> Any:
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def parsed(text: bytes, what: str) -> dict[str, Any]:
-    """A manifest, or current.json. Raises ManifestUnusable."""
+def parsed(text: bytes, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """A manifest, or current.json, with at least these fields. Raises ManifestUnusable."""
     try:
-        found = json.loads(text)
-        number = int(found["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ManifestUnusable(f"{what}: cannot be read: {error!r}; restore it, or remove it") from error
+        found = object_of(text, what)
+        check_fields(found, {"format": int}, what)
+        _check_format(found["format"], what)
+        check_fields(found, fields, what)
+    except ExportUnusable as error:
+        raise ManifestUnusable(f"{error}; restore it, or remove it") from error
+    return found
+
+
+def _check_format(number: int, what: str) -> None:
     if number > FORMAT:
         raise ManifestUnusable(
-            f"{what}: is of format {number}; this Millrace writes format {FORMAT}: go on with the newer one, or give "
+            f"{what} is of format {number}; this Millrace writes format {FORMAT}: go on with the newer one, or give "
             "the stream a path of its own"
         )
-    return dict(found)
 
 
 def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:

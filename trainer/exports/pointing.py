@@ -26,13 +26,13 @@ def read_manifest(outlet: Outlet, path: str) -> dict[str, Any] | None:
     if DONE not in outlet.names(path):
         return None
     text = outlet.get(f"{path}/{MANIFEST}")
-    return None if text is None else manifests.parsed(text, outlet.url(f"{path}/{MANIFEST}"))
+    return None if text is None else manifests.parsed(text, outlet.url(f"{path}/{MANIFEST}"), manifests.TOLD)
 
 
 def read_current(outlet: Outlet) -> dict[str, Any] | None:
     """What current.json says; None where there is none. Raises ManifestUnusable."""
     text = outlet.get(CURRENT)
-    return None if text is None else manifests.parsed(text, outlet.url(CURRENT))
+    return None if text is None else manifests.parsed(text, outlet.url(CURRENT), manifests.POINTED)
 
 
 def chain_of(outlet: Outlet, manifest: Mapping[str, Any], known: Sequence[str]) -> list[str]:

@@ -167,7 +167,7 @@ def open_export(address: str, scratch: Path) -> Export:
     """The complete export at `address`; of a job's folder, the one that is current. Raises ExportUnusable."""
     place = Place(address, scratch)
     if place.small(MANIFEST) is None and (current := place.small(CURRENT)) is not None:
-        place = place.below(str(_json(current, f"{place.address}/{CURRENT}")["path"]))
+        place = place.below(str(object_of(current, f"{place.address}/{CURRENT}")["path"]))
     return opened(place)
 
 
@@ -182,7 +182,7 @@ def opened(place: Place) -> Export:
     text = place.small(MANIFEST)
     if text is None:
         raise ExportUnusable(f"{place.address}: is no export: it has no {MANIFEST}")
-    manifest = _json(text, f"{place.address}/{MANIFEST}")
+    manifest = object_of(text, f"{place.address}/{MANIFEST}")
     try:
         if int(manifest["format"]) > FORMAT:
             raise ExportTooNew(
@@ -201,14 +201,22 @@ def opened(place: Place) -> Export:
     return export
 
 
-def _json(text: bytes, what: str) -> Mapping[str, Any]:
+def object_of(text: bytes, what: str) -> dict[str, Any]:
+    """The JSON object that `what` holds. Raises ExportUnusable."""
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise ExportUnusable(f"{what}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ExportUnusable(f"{what} is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ExportUnusable(f"{what}: is no JSON object")
+        raise ExportUnusable(f"{what} is no JSON object")
     return found
+
+
+def check_fields(told: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:
+    """Raise ExportUnusable at the first of `fields` that is missing, or of another type."""
+    for name, kind in fields.items():
+        if type(told.get(name)) is not kind:
+            raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(told.get(name))[:100]}")
 
 
 def parent_of(export: Export) -> Export | None:

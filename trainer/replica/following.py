@@ -23,7 +23,7 @@ from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from trainer.exports.chunks import Chunk, NotInOrder, Stream, replayed
 from trainer.exports.places import ExportUnusable, Place
-from trainer.exports.reading import CURRENT, FORMAT, Export, opened, state_at
+from trainer.exports.reading import CURRENT, FORMAT, Export, check_fields, object_of, opened, state_at
 from trainer.replica.history import Version
 from trainer.replica.updates import U16, U64, Rows, TableUpdate, Update
 
@@ -58,18 +58,11 @@ class Plan:
 
 def parsed(text: bytes, what: str) -> Current:
     """Raises ExportUnusable."""
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ExportUnusable(f"{what} is no JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise ExportUnusable(f"{what} is no JSON object")
+    told = object_of(text, what)
     number = told.get("format")
     if type(number) is int and number > FORMAT:
         raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
-    for name, kind in FIELDS.items():
-        if type(told.get(name)) is not kind:
-            raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(told.get(name))[:100]}")
+    check_fields(told, FIELDS, what)
     current = Current(told["timeline"], told["version"], tuple(map(str, told["chain"])))
     if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
         raise ExportUnusable(f"{what} names a chain that is none of its own folder's")
