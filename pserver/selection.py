@@ -1,6 +1,7 @@
 """Admission by slot: each class of a table's slots has the entries in force for it, and what those count.
 
-What an entry decides is pserver.admission's work.
+Classes with the same entries count together: another setting that a slot gets or loses leaves its counts in place. What
+an entry decides is pserver.admission's work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,9 @@ class Selection:
     def __init__(self, classes: SlotClasses, seed: int, buckets: tuple[int, int]) -> None:
         self._seed, self._buckets = seed, buckets
         self._by_class: tuple[Admission | None, ...] = ()
-        self._class_G = classes.class_G
+        """Each stands at the first class that has its entries."""
+        self._class_G = np.zeros_like(classes.class_G)
+        """That class, for each slot group."""
         self._lists: Sequence[object] = ()
         self.set(classes)
 
@@ -37,16 +40,22 @@ class Selection:
     def set(self, classes: SlotClasses) -> list[str]:
         """Other settings hold from here on; counts stay where they are of the same kind. -> whose begin anew."""
         lists = [(each.admission, each.nonclk_coeff, each.click_coeff) for each in classes.sections]
-        if list(self._lists) == lists and (self._class_G == classes.class_G).all():
+        first_C = np.array([lists.index(each) for each in lists], np.uint8)
+        class_G = first_C[classes.class_G]
+        if list(self._lists) == lists and (self._class_G == class_G).all():
             return []
         self._lists = lists
         before = self.state() if self._by_class else {}
-        self._class_G = classes.class_G
-        names = [ALL] * len(classes.sections)
+        self._class_G = class_G
+        names = [ALL] * len(lists)
         for group in reversed(classes.groups):
-            names[classes.class_G[group]] = str(group)
+            if class_G[group]:
+                names[class_G[group]] = str(group)
         self._names = names
-        self._by_class = tuple(self._admission(section) for section in classes.sections)
+        self._by_class = tuple(
+            self._admission(section) if first == number else None
+            for number, (first, section) in enumerate(zip(first_C, classes.sections, strict=True))
+        )
         return self.load([(self._buckets[0], before)] if before else [])
 
     def _admission(self, section: TableSection) -> Admission | None:
