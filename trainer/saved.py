@@ -69,7 +69,7 @@ class Holders:
         return Saved(progress.version, log_from, dict(progress.positions), dense, arrays, state)
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Go on from a commit, on every rank. Raises BadInput where dense part or metrics are of another spec."""
+        """Go on from a commit, on every rank. Raises BadInput where the dense part is of another model."""
         tensors = load_tensors(folder / DENSE)
         if "imported" in state:  # a warm start (trainer.importing): the rest is as a new job's
             self.dense.load(self.dense.tensors() | tensors)

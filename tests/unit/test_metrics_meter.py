@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import BadInput
 from trainer.config import MetricsSection, TaskSection
 from trainer.metrics.auc import exact_auc, sum_group_aucs_reference
 from trainer.metrics.meter import Meter
@@ -309,10 +308,64 @@ def test_a_window_saved_before_its_unit_was_goes_on_as_it_is(caplog):
     assert counted(new, "window") == counted(old, "window") > 0 and not caplog.messages
 
 
-def test_the_state_of_other_tasks_is_refused():
-    one, other = meter(), meter(tasks=(CTR, STAY))
-    with pytest.raises(BadInput, match="other tasks"):
-        other.load_state(one.state())
+SLICES = {
+    "another slot": {"slices": ("hour",)},
+    "one more": {"slices": ("hour", "device")},
+    "none": {"slices": ()},
+    "fewer values": {"max_slice_values": 2},
+    "more values": {"max_slice_values": 6},
+}
+
+
+@pytest.mark.parametrize("how", SLICES)
+def test_what_differs_of_saved_metrics_begins_anew_and_the_rest_goes_on(how, tmp_path, caplog):
+    def with_hour(number):
+        observed = batch(number)
+        observed.slices["hour"] = observed.slices["device"] % np.uint64(3)
+        return observed
+
+    old, new = meter(tmp_path), meter(tmp_path, **SLICES[how])
+    close(old, with_hour(1))
+    gone_on(old, new)
+    again = meter(tmp_path, **SLICES[how])
+    assert len(caplog.messages) == 1 and "slice/" in caplog.text
+    close(new, with_hour(2))
+    gone_on(new, again)
+    assert len(caplog.messages) == 1
+    close(old, with_hour(2))
+    for one in (new, again):
+        for scope in ("life", "window"):
+            found, straight = ({**each.report()[scope]["ctr"]} for each in (one, old))
+            slices, before = found.pop("slices", {}), straight.pop("slices")
+            assert found == straight
+            assert slices.keys() == set(SLICES[how].get("slices", ("device",)))
+            for slot in slices:
+                goes_on = how == "one more" and slot == "device"
+                total = sum(value["count"] for value in slices[slot].values())
+                assert total == (straight["count"] if goes_on else new.report()["pass"]["ctr"]["count"])
+                assert not goes_on or slices[slot] == before[slot]
+        assert one.halves() == old.halves() is not None
+
+
+def test_tasks_that_are_the_same_go_on_and_halves_of_other_tasks_are_measured_no_more(tmp_path, caplog):
+    both, tasks = (CTR, STAY), ("ctr", "stay")
+    old, new = meter(tmp_path), meter(tmp_path, tasks=both)
+    close(old, batch(1))
+    gone_on(old, new)
+    assert any("task/stay" in message for message in caplog.messages)
+    close(new, batch(2, tasks=tasks))
+    again = gone_on(new, meter(tmp_path, tasks=both))
+    life = again.report()["life"]
+    assert life["ctr"]["count"] > again.report()["life"]["stay"]["count"] == new.report()["pass"]["stay"]["count"] > 0
+    assert new.halves() is None and again.halves() is None
+    assert gone_on(again, meter(tmp_path)).halves() is None
+    assert gone_on(old, meter(tmp_path)).halves() == old.halves() is not None
+
+
+def test_halves_without_the_groups_they_were_kept_with_are_measured_no_more(tmp_path):
+    old = meter(tmp_path)
+    close(old, batch(1))
+    assert gone_on(old, meter(tmp_path, gauc_by=None)).halves() is None
 
 
 def test_halves_are_exact_and_in_training_order(tmp_path):

@@ -87,6 +87,16 @@ class Halves:
             self._lost = True
             log.warning("%s holds %d bytes of %d samples; halves are not measured", self._path, size, num_samples)
 
+    @property
+    def layout(self) -> list[Any]:
+        """What a sample of the file holds, as JSON: names of tasks, and whether its group. None of it once lost."""
+        return [] if self._lost else [[name for name, _ in self._tasks], self._grouped]
+
+    def lose(self) -> None:
+        """Measure no more: samples so far were kept in another layout, or not at all. What lies there stays."""
+        self._lost = True
+        log.warning("%s does not hold all samples with these tasks and groups; halves are not measured", self._path)
+
     def measures(self) -> dict[str, dict[str, Measures]] | None:
         """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more. None once lost.
 

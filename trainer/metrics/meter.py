@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
 from trainer.config import MetricsSection, TaskSection
 from trainer.metrics import messages
 from trainer.metrics.auc import sum_group_aucs
@@ -255,37 +254,62 @@ class Meter:
                 for slot, rows in self._slices.items()
             },
             "halves": 0 if self._halves is None else self._halves.num_samples,
+            "halves_of": None if self._halves is None else self._halves.layout,
         }
         return MeterState(arrays, facts)
 
     def load_state(self, state: MeterState) -> None:
-        """Go on from a saved state, on every rank. Raises BadInput where it is of other tasks or slices."""
-        facts = state.facts
-        if facts["sizes"] != self._sizes():
-            raise BadInput("saved metrics are of other tasks, slices or sizes than the spec's; start them anew")
+        """Go on from a saved state, on every rank; what it holds in other sizes or not at all begins anew."""
+        facts, kept = state.facts, self._kept(state.facts["sizes"])
         self._pass, self._closed = self._new_scope(), True
+        self._load_scopes(state, kept)
+        self._num_passes = int(facts["num_passes"])
+        for slot, rows in self._slices.items():
+            if any(f"slice/{slot}/{name}" in kept for name, _ in self._tasks):
+                self._texts[slot] = {int(value): text for value, text in facts["slices"][slot]}
+                rows.know(list(self._texts[slot]))
+        if self._halves is not None:
+            self._load_halves(self._halves, facts)
+
+    def _kept(self, saved: Mapping[str, list[int]]) -> set[str]:
+        """Names of totals that go on; of the others it is said that they do not."""
+        own = self._sizes()
+        kept = {name for name, size in own.items() if saved.get(name) == size}
+        if others := sorted({*own, *saved} - kept):
+            log.warning("saved metrics are of other tasks, slices or sizes than the spec's: %s", _anew(others))
+        return kept
+
+    def _load_scopes(self, state: MeterState, kept: set[str]) -> None:
+        facts, arrays = state.facts, state.arrays
         self._life, self._window = Scope.like(self._pass), Window()
         same_parts = facts.get("part_s", self._part_s) == self._part_s  # of before it was saved: taken as the same
         if not same_parts:
             log.warning("metrics.window or event_time changed: the window of the metrics begins anew")
+        nothing = np.zeros(0, np.int64)
         for scope, tensors in facts["tensors"].items():
             entries = {
-                n: (state.arrays[f"{scope}/{n}/at"], state.arrays[f"{scope}/{n}/values"]) for n in facts["sizes"]
+                n: (arrays[f"{scope}/{n}/at"], arrays[f"{scope}/{n}/values"]) if n in kept else (nothing, nothing)
+                for n in self._pass.totals
             }
             part = Packed(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
             if scope == "life":
                 part.add_to(self._life)
             elif same_parts:
                 self._window.parts[int(scope.removeprefix("window/"))] = part
-        self._num_passes = int(facts["num_passes"])
-        for slot, values in facts["slices"].items():
-            self._texts[slot] = {int(value): text for value, text in values}
-            self._slices[slot].know([int(value) for value, _ in values])
-        if self._halves is not None:
-            self._halves.resume(int(facts["halves"]))
+
+    def _load_halves(self, halves: Halves, facts: Mapping[str, Any]) -> None:
+        before = halves.layout if facts["sizes"] == self._sizes() else []  # where it was not saved yet
+        if facts["halves"] and facts.get("halves_of", before) != halves.layout:
+            halves.lose()
+        halves.resume(int(facts["halves"]))
 
     def _sizes(self) -> dict[str, list[int]]:
         return {name: list(rows_RW.shape) for name, rows_RW in self._pass.totals.items()}
+
+
+def _anew(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}; these begin anew or are dropped, the rest goes on"
 
 
 def _of_tensors(scope: Scope) -> dict[str, Measures]:
