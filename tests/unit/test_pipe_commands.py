@@ -23,7 +23,7 @@ from dataset.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
-SCHEMA = Schema.of([SparseSlot(name="s"), MetaSlot(name="label", kind="meta")])
+SCHEMA = Schema.of([SparseSlot(name="s"), MetaSlot(name="label", kind="meta", type="int64")])
 LINES = [f"1 {n} 1 {n % 2}".encode() for n in range(20)]
 ALL = Segment("memory/0", 0, 0, 20)
 
@@ -152,7 +152,7 @@ def test_event_time_that_multislot_cannot_tell_is_refused(tmp_path, event_time):
 
 def test_secrets_and_slots_are_what_a_command_does_not_and_does_see(tmp_path):
     command = prepare_command(PipeSection(command=("cat",)), SCHEMA, tmp_path, tmp_path / "job.toml")
-    assert command.environment["MILLRACE_SLOTS"] == '[["s","sparse","uint64",0],["label","meta","float",1]]'
+    assert command.environment["MILLRACE_SLOTS"] == '[["s","sparse","uint64",0],["label","meta","int64",1]]'
     assert command.environment["MILLRACE_SPEC"] == str(tmp_path / "job.toml")
     assert set(command.environment) <= {
         "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "PYTHONHASHSEED", "PYTHONPATH",
