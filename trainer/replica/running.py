@@ -3,7 +3,6 @@
 import gc
 import logging
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from prometheus_client import disable_created_metrics
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
+from millrace.priority import take_turns
 from trainer.replica import finding
 from trainer.replica.config import ReplicaConfig, read_token
 from trainer.replica.feeding import FeedUpdates
@@ -26,8 +26,6 @@ from trainer.replica.server import gated, serving
 from trainer.replica.state import State
 from trainer.replica.updates import Update, Updates
 
-SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter while another waits: requests wait for updates no longer than this."""
 STOP_S = 10.0
 """How long the thread that takes updates has to end."""
 
@@ -61,7 +59,7 @@ class Again:
 
 def run(config: ReplicaConfig) -> None:
     """Serve until a signal says to end. Raises SpecError."""
-    sys.setswitchinterval(SWITCH_S)
+    take_turns()  # or requests wait for updates
     pa.set_cpu_count(1)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     state = State(config.keep_versions, config.keep_memory)
