@@ -7,7 +7,6 @@ RLIMIT_NICE): a thread that could not would starve on a busy machine. Elsewhere 
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ from pathlib import Path
 POLICIES = ("SCHED_IDLE", "SCHED_OTHER")
 AHEAD = -10
 """Niceness of what goes first: of ten milliseconds that it and another want, it has nine."""
-SWITCH_S = 0.0005
-"""By itself the interpreter lets a thread go on for ten times that."""
 AUTOGROUP = Path("/proc/self/autogroup")
 """Of this process's session: where the kernel shares cores among sessions, a thread's niceness counts within one."""
 
@@ -91,12 +88,6 @@ class Pace:
         """Sleep for the share of what this thread worked since its last rest."""
         time.sleep(self._share * (time.thread_time() - self._rested_s))
         self._rested_s = time.thread_time()
-
-
-def take_turns() -> None:
-    """No thread of this process keeps the interpreter for longer than SWITCH_S while another waits, as who answers does
-    for one that takes in much."""
-    sys.setswitchinterval(SWITCH_S)
 
 
 @contextmanager

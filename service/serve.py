@@ -17,7 +17,7 @@ import typer
 from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
 from millrace.logs import setup
-from millrace.priority import ahead_of_others, take_turns
+from millrace.priority import ahead_of_others
 
 if TYPE_CHECKING:
     from service.hosting.config import ServiceConfig
@@ -38,7 +38,6 @@ def serve_until_stopped(path: Path) -> None:
     from service.hosting.config import load_service
 
     config = load_service(path)
-    take_turns()  # or all requests wait for one that reads a long log
     with stop_flag() as stopping, served(config) as service:
         gc.collect()
         gc.freeze()  # else all requests wait, for a third of a second, each time all that is loaded is looked through

@@ -24,8 +24,8 @@ from service.past.wording import told
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
 
 LINES = "application/x-ndjson"
-LOG_S = 3.0
-"""How long the words of a log may be old: it is read as a whole, a tenth of a second for some thousand passes."""
+LOG_S = 1.0
+"""How long the words of a log may be old: it is read as a whole."""
 FILE = re.compile(r"pass-(\d{12})-rank-(\d+)\.jsonl")
 GONE = (HTTPStatus.NOT_FOUND,)
 WorkerName = Annotated[str | None, Query(max_length=64, description='Of this process only, as in "trainer-0".')]

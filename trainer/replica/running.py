@@ -3,6 +3,7 @@
 import gc
 import logging
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from prometheus_client import disable_created_metrics
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
-from millrace.priority import take_turns
 from trainer.replica import finding
 from trainer.replica.config import ReplicaConfig, read_token
 from trainer.replica.feeding import FeedUpdates
@@ -26,6 +26,8 @@ from trainer.replica.server import gated, serving
 from trainer.replica.state import State
 from trainer.replica.updates import Update, Updates
 
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter while another waits: requests wait for updates no longer than this."""
 STOP_S = 10.0
 """How long the thread that takes updates has to end."""
 
@@ -59,7 +61,7 @@ class Again:
 
 def run(config: ReplicaConfig) -> None:
     """Serve until a signal says to end. Raises SpecError."""
-    take_turns()  # or requests wait for updates
+    sys.setswitchinterval(SWITCH_S)
     pa.set_cpu_count(1)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     state = State(config.keep_versions, config.keep_memory)
