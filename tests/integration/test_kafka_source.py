@@ -133,11 +133,11 @@ def test_compaction_leaves_gaps_that_segments_pass_over(kafka, opened):
     source = opened(topic)
     until = soon()
     number = 100
-    while len(kept := read(source, name, 0, 100)) == 100:
+    while (kept := read(source, name, 0, 100)) != [(99, b"99")]:
         until.check("waiting for the cleaner")
-        kafka.produce(topic, 0, [b"%d" % number])  # the active part of the log is not cleaned
+        # The active part of the log is not cleaned; another key, or the last of the others would go in turn.
+        kafka.produce(topic, 0, [b"%d" % number], key=b"other")
         number += 1
-    assert all(value == b"%d" % position for position, value in kept)
     pieces = [event for begin in range(0, 100, 7) for event in read(source, name, begin, min(begin + 7, 100))]
     assert pieces == kept == read(source, name, 0, 100)
 

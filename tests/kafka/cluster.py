@@ -195,10 +195,12 @@ class Cluster:
                     raise RuntimeError(f"a transaction in {topic}/{partition} stays open")
                 time.sleep(0.01)
 
-    def produce(self, topic: str, partition: int, values: list[bytes | None], **options: object) -> None:
-        """Append values to a partition."""
+    def produce(
+        self, topic: str, partition: int, values: list[bytes | None], key: bytes = b"k", **options: object
+    ) -> None:
+        """Append values to a partition, all with one key."""
         with contextlib.closing(self.producer(**options)) as producer:
-            sent = [producer.send(topic, value=value, key=b"k", partition=partition) for value in values]
+            sent = [producer.send(topic, value=value, key=key, partition=partition) for value in values]
             producer.flush(timeout=30)
             for future in sent:
                 future.get(timeout=30)
