@@ -12,7 +12,7 @@ from trainer.config import WorkerConfig
 from trainer.job import Trainer, open_trainer
 from trainer.leading import CLOSE_S
 from trainer.report import digest_of, write_report
-from trainer.succession import end_when_replaced
+from trainer.succession import end_when_replaced, told_as_replaced
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,12 @@ def start(path: Path) -> None:
     """Read the configuration and run."""
     config = worker.config_of(path, WorkerConfig)
     worker.begin(f"trainer-{config.rank}")
-    if config.rerun is None:  # that has claimed nothing
-        end_when_replaced(config.store / "log", config.generation)
-    run(config)
+    if config.rerun is not None:  # that has claimed nothing
+        run(config)
+        return
+    end_when_replaced(config.store / "log", config.generation)
+    with told_as_replaced(config.store / "log", config.generation):
+        run(config)
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ and the wait goes on to train.step_deadline. So a thread looks at the log, too.
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from millrace.errors import MillraceError
 from trainer.log import Superseded, newest_generation
 
 LOOK_S = 5.0
@@ -42,6 +43,21 @@ def end_when_replaced(
             end(error.exit_code)
 
     threading.Thread(target=watch, name="succession", daemon=True).start()
+
+
+@contextmanager
+def told_as_replaced(folder: Path, generation: int) -> Iterator[None]:
+    """Whatever a trainer fails at once it was replaced is told as that: its successor took away what it then misses.
+
+    Raises Superseded in place of another MillraceError.
+    """
+    try:
+        yield
+    except MillraceError as error:
+        newest = _newest(folder)
+        if newest > generation and not isinstance(error, Superseded):
+            raise Superseded(folder, generation, newest) from error
+        raise
 
 
 def _newest(folder: Path) -> int:

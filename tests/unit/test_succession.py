@@ -4,9 +4,12 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from millrace.deadline import Deadline
+from millrace.errors import MillraceError
 from trainer.log import Log, Superseded
-from trainer.succession import end_when_replaced
+from trainer.succession import end_when_replaced, told_as_replaced
 
 WAITING = """
 import sys, threading
@@ -55,3 +58,13 @@ def test_a_log_that_cannot_be_read_now_is_looked_at_again(tmp_path, monkeypatch)
     end_when_replaced(tmp_path, 7, look_s=0.001, end=lambda code: ended.set())
     assert ended.wait(10)
     assert len(looked) == 4
+
+
+def test_what_fails_once_it_was_replaced_says_so_and_what_fails_before_says_what_it_is(tmp_path):
+    claim(tmp_path / "log", 1)
+    with pytest.raises(MillraceError, match="a file is gone"), told_as_replaced(tmp_path / "log", 1):
+        raise MillraceError("a file is gone")
+    claim(tmp_path / "log", 2)
+    with pytest.raises(Superseded, match="generation 2") as told, told_as_replaced(tmp_path / "log", 1):
+        raise MillraceError("a file is gone")
+    assert str(told.value.__cause__) == "a file is gone"
