@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from dataset.paths import PathPattern
 from millrace.config import Duration, PositiveDuration, Section, Size
 
 MAX_LEN = 1 << 20
@@ -51,7 +52,7 @@ class FilesSource(SourceSection):
 
     kind: Literal["files"]
     """Files."""
-    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1)]
     """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to the spec's folder."""
     follow: bool = False
     """Wait for more lines and new files."""

@@ -1,20 +1,31 @@
 """Which files a source of files has, in which order, and when a folder of them may be read.
 
 A pattern is a glob in which `{name}` stands for a field: like `*` it matches within one part of a path, and files are
-ordered by the values of the fields first (numbers as numbers). With a marker (`ready`), files belong to a folder:
-the part of the path up to the last field, or the file's own folder where the pattern has none. Deciding is pure,
-on names already listed; `matches` and `listed_markers` look at the disk.
+ordered by the values of the fields first (numbers as numbers). `**` as a whole part stands for any number of folders.
+With a marker (`ready`), files belong to a folder: the part of the path up to the last field, or the file's own folder
+where the pattern has none. Deciding is pure, on names already listed; `find`, `matches` and `listed_markers` look at
+the disk.
 """
 
-import glob
-import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
-FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+from pydantic import AfterValidator
+
+from dataset.path_parts import Part
+from dataset.path_search import DEEP, find_files
+from millrace.deadline import Deadline
+
+MAX_CHARS = 4_096
+"""Of a pattern: Linux has no longer paths."""
+MAX_FIELDS, MAX_WILDCARDS = 16, 32
+"""Of a pattern; a field is a wildcard, too. They bound the work for each file; nobody has needed half of them."""
+MAX_DIGITS = 300
+"""A longer run of digits in a name is ordered as text: names of files on Linux have at most 255 characters."""
 
 SortKey = tuple[tuple[tuple[int, int, str], ...], ...]
 
@@ -22,7 +33,9 @@ SortKey = tuple[tuple[tuple[int, int, str], ...], ...]
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that takes runs of digits as numbers: "9" before "10"."""
     parts = filter(None, re.split(r"(\d+)", text))
-    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
+    return tuple(
+        (0, int(part), part) if part.isdecimal() and len(part) <= MAX_DIGITS else (1, 0, part) for part in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -31,49 +44,121 @@ class Pattern:
 
     text: str
 
-    @property
-    def glob(self) -> str:
-        """The pattern with each field as `*`."""
-        return FIELD.sub("*", self.text)
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Between the slashes. `**` at the end stands for any file, however deep."""
+        named = [Part(text) for text in split_path(self.text)]
+        parts = [part if part.is_literal else Part(part.text.lstrip("/")) for part in named]
+        return (*parts, Part("*")) if parts[-1].text == DEEP else tuple(parts)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Names of its fields, each once, in order."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.fields))
 
     @property
     def num_folder_parts(self) -> int | None:
         """How many parts of a path name its folder; None: all but the file's own name."""
         parts = self.text.split("/")[:-1]
-        with_field = [number for number, part in enumerate(parts) if FIELD.search(part)]
+        with_field = [number for number, part in enumerate(parts) if Part(part).fields]
         return with_field[-1] + 1 if with_field else None
 
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        parts: list[str] = []
-        seen: set[str] = set()
-        for part in re.split(r"(\{[A-Za-z_]\w*\}|\*\*/|\*|\?|\[[^\]]*\])", self.text):
-            field = FIELD.fullmatch(part)
-            if field is not None:
-                parts.append(f"(?P={field[1]})" if field[1] in seen else f"(?P<{field[1]}>[^/]*)")
-                seen.add(field[1])
-            elif part.startswith("[") and part.endswith("]"):
-                parts.append("[^" + part[2:] if part.startswith("[!") else part)
-            else:
-                parts.append({"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part)))
-        return re.compile("".join(parts), re.DOTALL)
+    def check(self) -> None:
+        """Raise ValueError where it has more than the bounds of this module allow."""
+        wildcards = sum(part.num_wildcards for part in self.parts)
+        for number, most, what in (
+            (len(self.text), MAX_CHARS, "characters"),
+            (len(self.fields), MAX_FIELDS, "fields"),
+            (wildcards, MAX_WILDCARDS, "wildcards (fields and stars)"),
+        ):
+            if number > most:
+                raise ValueError(f"has {number} {what}; a pattern has at most {most}. Write out what is fixed in it")
+
+    def values(self, path: str) -> dict[str, str] | None:
+        """What the fields stand for in `path`; None where it does not match.
+
+        The first wildcard takes as much as it can, then the second, and so on. A field that stands twice has one
+        value: that of the part with the fewest wildcards.
+        """
+        texts, runs = split_path(path), self._runs
+        first, last = runs[0], runs[-1]
+        low, high = len(first), len(texts) - len(last)
+        if len(runs) == 1:
+            return _match(zip(first, texts, strict=True), {}) if high == 0 else None
+        if high < low:
+            return None
+        ends = [*zip(first, texts, strict=False), *zip(last, texts[high:], strict=True)]
+        values = _match(ends, {})
+        for run in reversed(runs[1:-1]):
+            if values is None:
+                return None
+            values, high = _match_rightmost(run, texts, low, high, values)
+        return values
 
     def key(self, path: str) -> SortKey | None:
-        """Where a matching path comes in the order; None where a field that stands twice has two values."""
-        match = self._regex.fullmatch(path)
-        if match is None:
-            return None if FIELD.search(self.text) else (natural(path),)
-        return (*(natural(value) for value in match.groups()), natural(path))
+        """Where a path comes in the order; None where the pattern has fields and does not match."""
+        values = self.values(path) if self.fields else {}
+        return None if values is None else (*(natural(values[name]) for name in self.fields), natural(path))
 
     def folder(self, path: str) -> str:
         """The folder whose marker says that `path` may be read."""
         return "/".join(path.split("/")[:-1][: self.num_folder_parts])
 
+    def find(self, root: Path, deadline: Deadline | None = None) -> Iterator[str]:
+        """Files that match where a field that stands twice may have two values. Raises DeadlineExceeded."""
+        return find_files(root, self.parts, deadline)
+
     def matches(self, root: Path) -> list[str]:
         """Files below `root` that match now, as paths relative to it (or absolute as the pattern is), in order."""
-        found = [path for path in glob.iglob(self.glob, root_dir=root, recursive=True) if os.path.isfile(root / path)]
-        keyed = [(key, path) for path in found if (key := self.key(path)) is not None]
+        keyed = [(key, path) for path in self.find(root) if (key := self.key(path)) is not None]
         return [path for _, path in sorted(keyed)]
+
+    @cached_property
+    def _runs(self) -> list[list[Part]]:
+        """The parts before, between and behind those that are `**`."""
+        runs: list[list[Part]] = [[]]
+        for part in self.parts:
+            if part.text == DEEP:
+                runs.append([])
+            else:
+                runs[-1].append(part)
+        return runs
+
+
+def split_path(path: str) -> list[str]:
+    """Parts of a path; of an absolute one the first is empty. Of several slashes, all but one are the next part's."""
+    return re.split(r"(?<!/)/", path)
+
+
+def _match(pairs: Iterable[tuple[Part, str]], known: Mapping[str, str]) -> dict[str, str] | None:
+    """Values of fields, `known` ones among them, where each part matches its text; those with few wildcards first."""
+    values = dict(known)
+    for part, text in sorted(pairs, key=lambda pair: pair[0].num_wildcards):
+        found = part.match(text, values)
+        if found is None:
+            return None
+        values.update(found)
+    return values
+
+
+def _match_rightmost(
+    run: Sequence[Part], texts: Sequence[str], low: int, high: int, known: Mapping[str, str]
+) -> tuple[dict[str, str] | None, int]:
+    """Match `run` between `low` and `high`, as far to the right as it can be: the values, and where it begins."""
+    for at in range(high - len(run), low - 1, -1):
+        values = _match(zip(run, texts[at : at + len(run)], strict=True), known)
+        if values is not None:
+            return values, at
+    return None, low
+
+
+def _checked(text: str) -> str:
+    Pattern(text).check()
+    return text
+
+
+PathPattern = Annotated[str, AfterValidator(_checked)]
+"""An entry of `paths` as a user writes it."""
 
 
 @dataclass(frozen=True, slots=True)

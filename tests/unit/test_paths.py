@@ -1,7 +1,18 @@
+import glob
+import os
+import re
+import time
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset.paths import Pattern, natural, open_folders
+from dataset.config import FilesSource
+from dataset.paths import MAX_FIELDS, MAX_WILDCARDS, Pattern, natural, open_folders
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, SpecError
+from trainer.predict.config import InputSection
 
 
 def made(tmp_path, *names: str) -> None:
@@ -33,7 +44,8 @@ def test_two_stars_look_into_every_folder(tmp_path):
 
 def test_an_absolute_pattern_keeps_its_paths(tmp_path):
     made(tmp_path, "a.txt")
-    assert Pattern(f"{tmp_path}/*.txt").matches(tmp_path / "elsewhere") == [f"{tmp_path}/a.txt"]
+    for pattern in (f"{tmp_path}/*.txt", f"/{tmp_path}/*.txt"):
+        assert Pattern(pattern).matches(tmp_path / "elsewhere") == [pattern.replace("*", "a")]
 
 
 def test_fields_order_files_before_their_names(tmp_path):
@@ -45,6 +57,122 @@ def test_fields_order_files_before_their_names(tmp_path):
 def test_a_field_that_stands_twice_has_one_value(tmp_path):
     made(tmp_path, "1/log-1.txt", "1/log-2.txt", "2/log-2.txt")
     assert Pattern("{day}/log-{day}.txt").matches(tmp_path) == ["1/log-1.txt", "2/log-2.txt"]
+
+
+def test_a_field_that_stands_twice_has_the_value_of_the_part_with_the_fewest_wildcards():
+    pattern = Pattern("{country}-{day}/{day}.txt")
+    assert pattern.values("us-2024-01-02/2024-01-02.txt") == {"country": "us", "day": "2024-01-02"}
+    assert Pattern("{day}/**/{part}-{day}.txt").values("1-2/a/b/3-1-2.txt") == {"day": "1-2", "part": "3"}
+    assert Pattern("**/{day}/**/x-{day}.txt").values("a/1/b/x-1.txt") == {"day": "1"}
+    assert Pattern("{day}/{day}-*.txt").values("1/2-3.txt") is None
+
+
+def as_regex(pattern: str) -> str:
+    """What a pattern means, written as a regular expression; it takes exponential time."""
+    parts = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.split(r"(\{\w+\}|\*\*/|\*|\?|\[[^\]]*\])", pattern)
+    texts = [
+        f"(?P<{token[1:-1]}>[^/]*)"
+        if token.startswith("{")
+        else token.replace("[!", "[^")
+        if token.startswith("[")
+        else parts.get(token, re.escape(token))
+        for token in tokens
+    ]
+    return "".join(texts)
+
+
+PIECES = ["a", "b", "ab", "-", "*", "?", "[a-b]", "[!a]", "/", "/**/", "{x}", "{y}", "{z}"]
+TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "-", "/"]), max_size=12).map("".join)
+
+
+def plain(path: str) -> bool:
+    """Without the empty parts that a glob passes over, and without stars side by side, which mean one."""
+    return not path.startswith("/") and "//" not in path and "/**/**" not in path
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=9, unique_by=lambda piece: piece if "{" in piece else id),
+    TEXTS,
+)
+@example(["{x}", "-", "{y}"], "a-b-a")
+@example(["{x}", "{y}"], "ab")
+@example(["{x}", "/**/", "{y}", "*"], "a/b/ab/a")
+@example(["*", "?", "a", "{x}"], "baaab")
+def test_fields_have_the_values_that_a_greedy_regular_expression_gives(pieces, path):
+    pattern = "".join(pieces)
+    if not plain(pattern) or not plain(path) or "***" in pattern:
+        return
+    match = re.fullmatch(as_regex(pattern), path, re.DOTALL)
+    assert Pattern(pattern).values(path) == (None if match is None else match.groupdict())
+
+
+GLOBS = ["*", "**/*", "**/a*", "*/*/*", "[!b]*", "a?/**/*", ".h/*", "**/.h*", "x/**/y/*", "x/y/b", "./x/*", "x/../a*"]
+
+
+@pytest.mark.parametrize(
+    "pattern", [*GLOBS, "**", "x/**", "**/**/*", "x//y/*", "x//*/b", "x//**", "[*]", "[", "a[", "x/", "**/x/../a"]
+)
+def test_a_pattern_finds_what_a_glob_finds(tmp_path, pattern):
+    made(tmp_path, "a", "ab", "b", ".h", "x/a", "x/y/b", "x/.h", "x/y/z/a", "ac/x/a", "[", "*", "a[")
+    made(tmp_path, "c/.hidden/a")
+    found = glob.glob(pattern, root_dir=tmp_path, recursive=True)
+    files = {path for path in found if os.path.isfile(tmp_path / path)}
+    if pattern == "**/x/../a":  # behind stars, only names that are in the folder count
+        files = set()
+    assert set(Pattern(pattern).find(tmp_path)) == files
+
+
+def test_a_folder_in_which_a_name_is_given_is_not_listed(tmp_path, monkeypatch):
+    made(tmp_path, "x/y/a.txt")
+    monkeypatch.delattr(os, "scandir")
+    assert list(Pattern("x/y/a.txt").find(tmp_path)) == ["x/y/a.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["".join(f"{{a{n}}}" for n in range(78)) + "b", "**/" * 40 + "x", "*a" * 100 + "b", "[ab]*" * 100 + "c"],
+)
+def test_no_pattern_takes_exponential_time(tmp_path, pattern):
+    name = "a" * 200
+    deep = tmp_path.joinpath(*["d"] * 30)
+    deep.mkdir(parents=True)
+    (deep / name).touch()
+    (tmp_path / name).touch()
+    began_s = time.process_time()
+    assert Pattern(pattern).matches(tmp_path) == []
+    assert Pattern(pattern).values("d/" * 30 + name) is None
+    assert time.process_time() - began_s < 2
+
+
+def test_links_that_lead_round_are_followed_once(tmp_path):
+    made(tmp_path, "x/a.txt")
+    for name in ("back", "again", "once_more"):
+        (tmp_path / "x" / name).symlink_to(tmp_path)
+    assert list(Pattern("**/a.txt").find(tmp_path)) == ["x/a.txt"]
+    assert list(Pattern("x/back/x/back/x/*.txt").find(tmp_path)) == ["x/back/x/back/x/a.txt"]
+
+
+def test_looking_ends_at_the_deadline(tmp_path):
+    made(tmp_path, *(f"{number}/a" for number in range(20)))
+    with pytest.raises(DeadlineExceeded, match="listing"):
+        list(Pattern("*/a").find(tmp_path, Deadline.after(0)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("".join(f"{{a{n}}}-" for n in range(MAX_FIELDS + 1)), "has 17 fields; a pattern has at most 16"),
+        ("**/" * (MAX_WILDCARDS + 1) + "x", "has 33 wildcards"),
+        ("*a" * (MAX_WILDCARDS + 1), "has 33 wildcards"),
+        ("a" * 5000, "has 5000 characters"),
+    ],
+)
+def test_a_pattern_with_too_many_wildcards_is_refused_by_name(pattern, said):
+    with pytest.raises(SpecError, match=f"paths.1: .*{re.escape(said)}"):
+        validate(FilesSource, {"kind": "files", "paths": ["a", pattern]})
+    with pytest.raises(SpecError, match=f"paths.0: .*{re.escape(said)}"):
+        validate(InputSection, {"paths": [pattern]})
 
 
 def test_a_folder_goes_down_to_the_last_field():

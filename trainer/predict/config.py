@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from dataset.paths import PathPattern
 from millrace.config import Section, Size
 
 LIVE = "live"
@@ -27,7 +28,7 @@ class KafkaInput(Section):
 class InputSection(Section):
     """The events to predict: files of the job's own format, or ranges of a topic."""
 
-    paths: tuple[str, ...] | None = Field(default=None, min_length=1)
+    paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1)
     """Globs or templates as in sources.*.paths, relative to the job's folder."""
     kafka: KafkaInput | None = None
     """Records of Kafka."""

@@ -1,0 +1,112 @@
+"""Find the files that a path pattern matches: each folder is listed once, however many `**` the pattern has.
+
+At a folder it is known how many parts of the pattern its path may stand for; its entries are compared with the parts
+that may come next. As in a shell, wildcards pass over names that begin with a dot.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataset.path_parts import Part
+from millrace.deadline import Deadline
+
+DEEP = "**"
+"""A part of a pattern that stands for any number of folders."""
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder to be looked into."""
+
+    path: str
+    """As the files in it are named."""
+    matched: frozenset[int]
+    """How many parts of the pattern its path may stand for; several where the pattern has DEEP."""
+    above: frozenset[Identity] = frozenset()
+    """Folders that DEEP led through. A link back to one of them is not followed, as it would lead round for ever."""
+
+
+def find_files(root: Path, parts: Sequence[Part], deadline: Deadline | None = None) -> Iterator[str]:
+    """Files below `root` whose path matches `parts`; absolute ones where the first part is empty.
+
+    Folders that cannot be read are passed over. Raises DeadlineExceeded.
+    """
+    absolute = parts[0].text == ""
+    left = [Folder("/" if absolute else "", _reached(parts, {int(absolute)}))]
+    while left:
+        folder = left.pop()
+        above = folder.above
+        if any(parts[number].text == DEEP for number in folder.matched if number < len(parts)):
+            identity = _identity(root / folder.path)
+            if identity is None or identity in above:
+                continue
+            above |= {identity}
+        inside: list[Folder] = []
+        for name, is_folder in _entries(root / folder.path, parts, folder.matched, deadline):
+            path = f"{folder.path}{'' if folder.path in ('', '/') else '/'}{name}"
+            matched = _reached(parts, _matched(parts, folder.matched, name))
+            if len(parts) in matched and os.path.isfile(root / path):
+                yield path
+            if is_folder and any(number < len(parts) for number in matched):
+                inside.append(Folder(path, matched, above))
+        left.extend(reversed(inside))
+
+
+def _entries(
+    place: Path, parts: Sequence[Part], matched: Collection[int], deadline: Deadline | None
+) -> list[tuple[str, bool]]:
+    """Names in a folder that may match, in order, and whether they may be folders.
+
+    A folder in which only given names count is not listed.
+    """
+    if deadline is not None:
+        deadline.check(f"listing {place}")
+    wanted = [parts[number] for number in matched if number < len(parts)]
+    if all(part.is_literal for part in wanted):
+        return sorted({(part.text, True) for part in wanted})
+    found: list[tuple[str, bool]] = []
+    try:
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if deadline is not None:
+                    deadline.check(f"listing {place}")
+                found.append((entry.name, entry.is_dir()))
+    except (OSError, ValueError):
+        pass
+    return sorted(found)
+
+
+def _identity(place: Path) -> Identity | None:
+    try:
+        status = os.stat(place)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _matched(parts: Sequence[Part], matched: Collection[int], name: str) -> set[int]:
+    """How many parts the path may stand for once `name` follows."""
+    after: set[int] = set()
+    for number in matched:
+        if number == len(parts):
+            continue
+        part = parts[number]
+        if part.text == DEEP:
+            after.update(() if name.startswith(".") else (number,))
+        elif part.accepts(name):
+            after.add(number + 1)
+    return after
+
+
+def _reached(parts: Sequence[Part], matched: Collection[int]) -> frozenset[int]:
+    """`matched`, and what is reached where DEEP stands for no folder."""
+    reached: set[int] = set()
+    for number in matched:
+        reached.add(number)
+        while number < len(parts) and parts[number].text == DEEP:
+            number += 1
+            reached.add(number)
+    return frozenset(reached)
