@@ -145,8 +145,9 @@ class PassCloser:
         """Make version `plan.number`.
 
         1. Dead letters are published, so that they are there to look at if step 2 finds too many.
-        2. Ranks tell the chief what they read, and the hash of their dense state. The chief compares, counts what was
-           rejected against the limit, and tells the day; it stands still where nothing is learnt.
+        2. The chief's buffers replace those of the other ranks. Ranks tell the chief what they read, and the hash of
+           their dense state. The chief compares, counts what was rejected against the limit, and tells the day; it
+           stands still where nothing is learnt.
         3. Shards close: no push is in flight, the day ticks. Metrics are reduced.
         4. The close is logged and synced, or, at a replay, compared with the one in the log; operations act. All ranks
         hear what concerns them.
@@ -157,6 +158,7 @@ class PassCloser:
         tally = self._loader.tally(plan.number)
         self._dead_letters.publish(plan.number)
         day_before = self._day
+        self._dense.buffers.share()
         reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
@@ -339,7 +341,10 @@ class PassCloser:
         heard = gather_messages(self._ranks, message)
         if heard is not None:
             if len({each["dense"] for each in heard}) > 1:
-                raise RanksDiffer(f"pass {plan.number}: trainers differ in their dense parameters")
+                raise RanksDiffer(
+                    f"pass {plan.number}: trainers differ in their dense parameters; the forward pass of a model may "
+                    "change registered buffers, and no parameter"
+                )
             reading = merge_tallies(heard)
             if plan.num_positions:
                 self._bad.add(reading.num_judged, reading.rejected)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from millrace.errors import BadInput, SpecError
+from trainer.buffers import Buffers
 from trainer.config import TrainSection
 from trainer.dense_optimizer import STATE, FlatOptimizer
 from trainer.ranks import Ranks
@@ -47,6 +48,7 @@ class DensePart:
             parameter.grad = self._grad[begin : begin + parameter.numel()].view_as(parameter)
         self._config, self._ranks, self._num_summed = config, ranks, 0
         self._optimizer = FlatOptimizer(self._flat, config.dense_optimizer) if total else None
+        self.buffers = Buffers(model, ranks)
 
     def set_lr(self, lr: float) -> None:
         """Learn with this rate from here on."""

@@ -254,6 +254,7 @@ class TrainLoop:
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is not None:
+            parts.dense.buffers.keep()
             forward = parts.stepper.forward(batch, rows, common.weight)
             parts.observer.observe(batch, forward, step)
             gradients, finite = parts.stepper.backward(batch, forward)
@@ -261,6 +262,8 @@ class TrainLoop:
         apply = self._all_finite(step, finite)
         if apply:
             parts.dense.step()
+        elif batch is not None:
+            parts.dense.buffers.restore()
         following = next(batches, None) if batch is not None else None
         prepared = batch.prepared if batch is not None else None
         following_rows = parts.shards.exchange(

@@ -48,6 +48,10 @@ class Ranks(Protocol):
         """Sum a flat float tensor over ranks in place, in a fixed order."""
         ...
 
+    def copy_from_chief(self, flat: Tensor) -> None:
+        """Replace a flat tensor on the CPU by the chief's, in place. Same size and type on all ranks."""
+        ...
+
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
         """Columns of all ranks on the chief, by rank; None elsewhere. Same names and types on all ranks."""
         ...
@@ -76,6 +80,9 @@ class Alone:
         return array
 
     def all_reduce(self, flat: Tensor) -> None:
+        """See Ranks."""
+
+    def copy_from_chief(self, flat: Tensor) -> None:
         """See Ranks."""
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
@@ -157,6 +164,12 @@ class TorchRanks:
         work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         for handle in work:
             handle.wait()
+
+    @_together
+    def copy_from_chief(self, flat: Tensor) -> None:
+        """See Ranks."""
+        for bucket in torch.split(flat, BUCKET_FLOATS):
+            dist.broadcast(bucket, 0)
 
     @_together
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:

@@ -17,6 +17,7 @@ from dataset.batch import F32
 from dataset.schema import Schema
 from pserver.client import Gradients
 from trainer.batches import Batch
+from trainer.buffers import batch_norm_for
 from trainer.config import TaskSection, TrainSection
 from trainer.default_rows import DefaultRows, Readers
 from trainer.inputs import inputs_of
@@ -109,7 +110,8 @@ class Stepper:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
-        with torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None):
+        cast = torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None)
+        with cast, batch_norm_for(self._model, len(batch.samples)):
             given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
         outputs: dict[str, Tensor] = dict(given)
         loss = torch.zeros((), device=self._device)

@@ -23,11 +23,14 @@ rng = np.random.default_rng(rank)
 flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
 ranks.all_reduce(flat)
 heard = gather_messages(ranks, {"rank": rank, "text": "x" * rank})
+chiefs = torch.from_numpy(rng.integers(0, 256, 1_500_000).astype(np.uint8))
+ranks.copy_from_chief(chiefs)
 columns = ranks.gather({"a": np.arange(rank, dtype=np.float32), "b": np.full(2, rank, np.uint64)})
 said = {
     "sum": ranks.sum(np.array([rank, 1])).tolist(),
     "floats": ranks.sum_floats(np.array([0.1 * (rank + 1)])).tolist(),
     "flat": float(flat.double().sum()), "bits": flat.numpy().tobytes().hex()[:64],
+    "chiefs": int(chiefs.long().mul(torch.arange(len(chiefs))).sum()),
     "heard": heard,
     "columns": None if columns is None else [{k: v.tolist() for k, v in c.items()} for c in columns],
     "word": ranks.broadcast({"go": 3} if rank == 0 else None),
@@ -54,6 +57,7 @@ def test_trainers_hear_the_same_and_sum_in_one_order_at_every_run(world, tmp_pat
         assert said["sum"] == [sum(range(world)), world]
         assert said["bits"] == first[0]["bits"] and said["flat"] == first[0]["flat"]
         assert said["floats"] == first[0]["floats"]
+        assert said["chiefs"] == first[0]["chiefs"]
         assert said["word"] == {"go": 3}
     assert first[0]["heard"] == [{"rank": rank, "text": "x" * rank} for rank in range(world)]
     assert first[0]["columns"] == [{"a": list(map(float, range(r))), "b": [r, r]} for r in range(world)]
@@ -83,7 +87,16 @@ sys.exit(exit_code_of(main))
 """
 
 
-@pytest.mark.parametrize("call", ["sum(np.array([1]))", "all_reduce(torch.ones(5))", "broadcast({})", "gather({})"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sum(np.array([1]))",
+        "all_reduce(torch.ones(5))",
+        "broadcast({})",
+        "copy_from_chief(torch.ones(5))",
+        "gather({})",
+    ],
+)
 def test_a_trainer_whose_peer_is_killed_says_so_in_one_line_and_may_be_restarted(call, tmp_path):
     left, killed = (
         subprocess.Popen(

@@ -1,0 +1,118 @@
+"""Buffers of a model: kept over a skipped step, shared from the chief, and left alone by a batch of one sample."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.test_dense import Centred
+from trainer.buffers import Buffers, BuffersDiffer, batch_norm_for
+from trainer.ranks import Alone
+
+
+class TwoRanks(Alone):
+    """Two ranks on two threads; what rank 0 says reaches rank 1."""
+
+    world = 2
+
+    def __init__(self, rank, said):
+        self.rank, self._said = rank, said
+
+    def broadcast(self, message):
+        if self.rank == 0:
+            self._said["message"] = message
+        return self._said["message"]
+
+    def copy_from_chief(self, flat):
+        if self.rank == 0:
+            self._said["flat"] = flat.clone()
+        flat.copy_(self._said["flat"])
+
+
+def normal():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+
+
+def stepped(model, seed):
+    model(torch.randn(7, 3, generator=torch.Generator().manual_seed(seed)))
+    return model
+
+
+def test_a_skipped_step_leaves_buffers_as_they_were():
+    model = stepped(normal(), 1)
+    buffers, before = Buffers(model, Alone()), {name: value.clone() for name, value in model.state_dict().items()}
+    buffers.keep()
+    model(torch.full((2, 3), 3e38))
+    assert not torch.isfinite(model[1].running_mean).all()
+    buffers.restore()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_buffer_that_the_model_replaced_is_restored_too():
+    model = Centred()
+    buffers = Buffers(model, Alone())
+    buffers.keep()
+    model(torch.tensor([4.0]))
+    assert model.mean.item() == 2.0
+    buffers.restore()
+    assert model.mean.item() == 0.0
+
+
+class Mixed(nn.Module):
+    """Buffers of several types and shapes, one of them empty; and one that no commit holds."""
+
+    def __init__(self, filled, size=2):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), float(filled)))
+        self.register_buffer("flag", torch.tensor([bool(filled)] * 3))
+        self.register_buffer("count", torch.tensor(filled * 2**40 + 1))
+        self.register_buffer("part", torch.full((size, 2), filled, dtype=torch.bfloat16).t())
+        self.register_buffer("none", torch.zeros(0))
+        self.register_buffer("own", torch.tensor(float(filled)), persistent=False)
+
+
+def test_all_ranks_have_the_buffers_of_the_chief_and_parameters_of_their_own():
+    said, chief, other = {}, Mixed(1), Mixed(0)
+    for rank, model in enumerate((chief, other)):
+        Buffers(model, TwoRanks(rank, said)).share()
+    assert all(torch.equal(chief.state_dict()[name], other.state_dict()[name]) for name in ("flag", "count", "part"))
+    assert other.count.item() == 2**40 + 1 and other.flag.all()
+    assert other.weight.eq(0).all() and other.own.item() == 0
+
+
+def test_a_buffer_of_another_shape_is_named():
+    said = {}
+    Buffers(Mixed(1), TwoRanks(0, said)).share()
+    with pytest.raises(BuffersDiffer, match="trainer 1 and trainer 0 have buffers of different shapes or types: part"):
+        Buffers(Mixed(1, size=4), TwoRanks(1, said)).share()
+
+
+def test_a_model_without_buffers_tells_nothing():
+    class Silent(TwoRanks):
+        def broadcast(self, message):
+            raise AssertionError("no message is needed")
+
+    buffers = Buffers(nn.Linear(2, 2), Silent(1, {}))
+    buffers.keep()
+    buffers.restore()
+    buffers.share()
+
+
+def test_one_sample_alone_goes_by_the_running_statistics_and_leaves_them():
+    model = stepped(normal(), 1)
+    before = model[1].running_mean.clone()
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        model(torch.ones(1, 3))
+    with batch_norm_for(model, 1):
+        said = model(torch.ones(1, 3))
+    assert model.training and all(module.training for module in model.modules())
+    assert torch.equal(model[1].running_mean, before)
+    assert torch.equal(said, model.eval()(torch.ones(1, 3)))
+
+
+def test_two_samples_are_normalised_by_their_own_statistics():
+    model, same = stepped(normal(), 1), stepped(normal(), 1)
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(5))
+    with batch_norm_for(model, 2):
+        said = model(x)
+    assert torch.equal(said, same(x)) and torch.equal(model[1].running_var, same[1].running_var)
