@@ -9,12 +9,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dataset.paths import PathPattern
-from millrace.config import Duration, PositiveDuration, Section, Size
+from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
 
 MAX_LEN = 1 << 20
 """The most signs of a sample that `max_len` may keep."""
 MAX_DENSE = 1 << 24
 """The most floats of a dense slot: 64 MiB a sample."""
+MAX_SIMULATED_EVENTS = 100_000_000_000
+"""The most events of a simulated stream: their times in milliseconds fit 63 bits."""
+MAX_ALIVE = 1 << 32
+"""The most users or items that are alive at a time in a simulated stream."""
+LAST_UNIX_TIME_S = 253_402_300_799
+"""The last second of the year 9999."""
 
 
 class EventTime(Section):
@@ -41,7 +47,7 @@ class SourceSection(Section):
 
     event_time: EventTime = EventTime(kind="none")
     """Event time; without one the day stands still."""
-    max_event_bytes: Size = 1 << 20
+    max_event_bytes: PositiveSize = 1 << 20
     """A longer event is bad."""
     on_gap: Literal["fail", "earliest", "latest"] = "fail"
     """What happens when a position is no longer retained: stop, or go on at the first or last one; it is counted."""
@@ -99,19 +105,19 @@ class SimulatedSource(SourceSection):
 
     kind: Literal["simulated"]
     """Simulated."""
-    events: int | None = Field(default=None, ge=1)
+    events: int | None = Field(default=None, ge=1, le=MAX_SIMULATED_EVENTS)
     """How many events; without it the stream never ends."""
     rate: float = Field(default=0.0, ge=0, le=1e9)
     """Events a second of wall time; 0 = as fast as they are read (bounded sources only)."""
-    since: float | None = Field(default=None, ge=0)
+    since: float | None = Field(default=None, ge=0, le=LAST_UNIX_TIME_S)
     """Unix time at which the first event arrived, so that several jobs see one stream; unless set, at the opening."""
     partitions: int = Field(default=4, ge=1, le=256)
     """Partitions."""
-    users: int = Field(default=10_000, ge=1)
+    users: int = Field(default=10_000, ge=1, le=MAX_ALIVE)
     """Users alive at any time."""
-    items: int = Field(default=2_000, ge=10)
+    items: int = Field(default=2_000, ge=10, le=MAX_ALIVE)
     """Items alive at any time."""
-    item_life: int = Field(default=200_000, ge=1)
+    item_life: int = Field(default=200_000, ge=1, le=MAX_SIMULATED_EVENTS)
     """Events from an item's birth to its death, on average."""
     shown: int = Field(default=5, ge=1, le=100)
     """Items an event shows: one sample each."""
@@ -122,6 +128,14 @@ class SimulatedSource(SourceSection):
     def _arrives(self) -> "SimulatedSource":
         if self.events is None and not self.rate:
             raise ValueError("a stream without an end arrives at a rate: set rate = 10000, or events = 100000")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> "SimulatedSource":
+        """A place's next user or item gets the next number: the greatest must fit 63 bits."""
+        lives = 2 * (self.events or MAX_SIMULATED_EVENTS) // self.item_life + 2
+        if max(self.users, self.items) * lives >= 1 << 62:
+            raise ValueError("numbers of users or items exceed 63 bits: raise item_life, or lower users and items")
         return self
 
 
@@ -148,9 +162,9 @@ class DeadLettersSection(Section):
 
     keep_bytes: bool = True
     """Keep the event itself (base64); false for private data."""
-    max_per_pass: int = Field(default=10_000, ge=0)
+    max_per_pass: Count = 10_000
     """Dead letters written per pass and rank; more are only counted."""
-    keep_passes: int = Field(default=1_000, ge=1)
+    keep_passes: PositiveCount = 1_000
     """Files kept; older ones are deleted at a close."""
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
 from dataset.schema import Schema
-from millrace.config import Section, load_toml, validate
+from millrace.config import Section, Seed, load_toml, validate
 from millrace.errors import SpecError
 
 
@@ -24,7 +24,7 @@ class StreamSpec(SlotsSpec):
 
     name: str = "job"
     """Name of the job."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of everything that is drawn."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
     """The stream; one source is built."""

@@ -69,7 +69,7 @@ def _size_or_bytes(value: object) -> int:
 Duration = Annotated[
     float,
     BeforeValidator(_duration_or_seconds),
-    Field(le=MAX_DURATION_S),
+    Field(ge=0, le=MAX_DURATION_S),
     WithJsonSchema({"type": "string", "examples": ["1s", "24h"]}),
 ]
 """Seconds, written "1s", "24h"; 0 is one."""
@@ -80,10 +80,25 @@ PositiveDuration = Annotated[Duration, AfterValidator(_takes_time)]
 Size = Annotated[
     int,
     BeforeValidator(_size_or_bytes),
-    Field(lt=1 << 62),
+    Field(ge=0, lt=1 << 62),
     WithJsonSchema({"type": "string", "examples": ["512MiB"]}),
 ]
-"""Bytes, written "512MiB"."""
+"""Bytes, written "512MiB"; 0 is one."""
+
+PositiveSize = Annotated[Size, Field(ge=1)]
+"""Bytes of something that must hold at least one."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+"""How many, or the number of something; sums of two fit 64 bits."""
+
+PositiveCount = Annotated[Count, Field(ge=1)]
+"""How many, at least one."""
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""Begins everything that is drawn."""
+
+SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
+"""Number of a slot group; rows hold it in 16 bits."""
 
 
 def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

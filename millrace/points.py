@@ -8,7 +8,7 @@ import os
 import signal
 from enum import StrEnum
 
-from millrace.config import Section
+from millrace.config import PositiveCount, Section
 
 
 class Point(StrEnum):
@@ -73,7 +73,7 @@ class Fault(Section):
 
     point: Point
     """Where."""
-    hit: int = 1
+    hit: PositiveCount = 1
     """At which time of coming there, from 1."""
 
 

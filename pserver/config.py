@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from millrace.config import Section, Size
+from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, Size, SlotGroup
 from millrace.points import Fault
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -262,27 +262,27 @@ TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
 class ShardProcess(Section):
     """What the launcher tells one shard process, as JSON."""
 
-    shard: int = Field(ge=0)
+    shard: Count
     """This shard's number."""
-    num_shards: int = Field(ge=1)
+    num_shards: PositiveCount
     """Shards of the job."""
-    num_ranks: int = Field(ge=1)
+    num_ranks: PositiveCount
     """Trainers of the job."""
     tables: dict[TableName, TableSection]
     """Every table of the job."""
-    groups: dict[str, int] = {}
+    groups: dict[str, SlotGroup] = {}
     """Slot group of each sparse slot, by name."""
-    seed: int
+    seed: Seed
     """The job's seed: initial values come from it."""
     secret: str = ""
     """What callers must show."""
-    generation: int = 1
+    generation: Count = 1
     """How many times the workers were started; callers of another generation are refused."""
     address_file: Path
     """Where this process writes its address."""
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
-    max_message: Size = 256 << 20
+    max_message: PositiveSize = 256 << 20
     """Bound of a message: a step whose keys or rows need more is refused."""
     faults: tuple[Fault, ...] = ()
     """Where this process is to die, in runs that show what that costs."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
-from millrace.config import Duration, PositiveDuration, Section, Size
+from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
 from millrace.points import Fault
 from pserver.config import Beta, NotNegative, Positive, TableName, TableSection
@@ -106,7 +106,7 @@ class TrainSection(Section):
 
     mode: Literal["sync", "async", "geo"] = "sync"
     """"sync"; the others are not built yet."""
-    staleness: int = Field(default=0, ge=0)
+    staleness: Count = 0
     """Steps a pull may lag behind; only 0 is built."""
     dense: Literal["allreduce", "ps"] = "allreduce"
     """"allreduce"; "ps" is not built yet."""
@@ -130,7 +130,7 @@ class TrainSection(Section):
     No row is made or pushed, no key counted for admission, no dense update made; days stand still, so that nothing ages
     or goes, until passes are learnt from again. Keys without a row read what inference reads: the table's default row.
     Commits hold positions and metrics, as ever. What a person has forgotten (`millrace forget`) still goes."""
-    learn_until: int | None = Field(default=None, ge=0)
+    learn_until: Count | None = None
     """Events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
     """What a loss or gradient that is no number does."""
@@ -183,7 +183,7 @@ class MetricsSection(Section):
     infer_first: bool = False
     """Also what Paddle's online trainer prints: each pass's samples all predicted by the model as it was at the pass's
     beginning, then learnt. Costs one more forward pass; the metrics are `infer_first` beside the others."""
-    infer_first_memory: Size = Field(default=1 << 30, ge=1)
+    infer_first_memory: PositiveSize = 1 << 30
     """Of a pass's batches so much is kept by each trainer; the rest of the pass is left out of `infer_first`."""
 
 
@@ -192,7 +192,7 @@ class CommitSection(Section):
 
     every: Duration = 30.0
     """Seconds between commits; training goes on meanwhile. There is always one at an orderly end."""
-    every_passes: int | None = Field(default=None, ge=1)
+    every_passes: PositiveCount | None = None
     """Commit at least after so many passes, too."""
     keep: int = Field(default=3, ge=1, le=1000)
     """Newest commits kept; pinned ones are kept beside."""
@@ -231,7 +231,7 @@ class TrainerJob(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the job: letters, digits, '.', '_', '-'."""
-    seed: int = Field(default=1, ge=0, lt=1 << 63)
+    seed: Seed = 1
     """Seed of everything that is drawn."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
     """The stream; one source is built."""
@@ -286,9 +286,9 @@ class WorkerConfig(Section):
     """The spec's folder: relative paths start there."""
     store: Path
     """The store's absolute path."""
-    rank: int
+    rank: Count
     """This trainer's number."""
-    world: int
+    world: PositiveCount
     """Number of trainers."""
     rendezvous: Path | None = None
     """File through which trainers find each other (world > 1)."""
@@ -296,7 +296,7 @@ class WorkerConfig(Section):
     """Addresses of the shards; none: the shard is embedded."""
     secret: str = ""
     """What shards and roles ask for."""
-    generation: int = 1
+    generation: Count = 1
     """How many times the workers were started."""
     live: Path | None = None
     """Folder for the embedded shard's open row stores; made anew."""
@@ -308,7 +308,7 @@ class WorkerConfig(Section):
     """Where a fault run has this process killed."""
     address_file: Path
     """Where this process writes the address of its Role service."""
-    cores: int = 1
+    cores: PositiveCount = 1
     """Cores this trainer may use."""
-    max_message: Size = 256 << 20
+    max_message: PositiveSize = 256 << 20
     """Bound of a message to or from a shard."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import NotYet
-from pserver.config import LAST_DAY, Days
+from pserver.config import LAST_DAY, Days, NotNegative
 from service.access.roles import Role
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -67,7 +67,7 @@ class TableEntry(Described):
 class Shrink(Asked):
     """Rows that are to go: by the table's own rule, unless another is given."""
 
-    delete_below: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    delete_below: NotNegative | None = None
     """Those whose score is below."""
     delete_after_days: Days | None = None
     """Those that were not seen for longer."""

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from millrace.config import Duration, Section, Size, load_toml, validate
+from millrace.config import Duration, PositiveSize, Section, Size, load_toml, validate
 from service.access.config import AccessSection, AllowSection, TlsSection
 
 SQLITE = "sqlite:///"
@@ -16,7 +16,7 @@ class LimitsSection(Section):
 
     max_jobs: int = Field(default=64, ge=1, le=10_000)
     """Jobs that are kept, ended ones too."""
-    max_body: Size = 1 << 20
+    max_body: PositiveSize = 1 << 20
     """Of a request."""
     max_streams: int = Field(default=64, ge=0, le=10_000)
     """Server-sent event streams at a time."""

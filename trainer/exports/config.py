@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from millrace.config import PositiveDuration, Section
-from pserver.config import Days, NotNegative
+from millrace.config import Count, PositiveDuration, Section
+from pserver.config import Days, NotNegative, Positive
 
 
 class GatesSection(Section):
@@ -13,13 +13,13 @@ class GatesSection(Section):
 
     min_auc: float | None = Field(default=None, ge=0, le=1)
     """Least AUC of the window, of every task with one."""
-    calibration: tuple[float, float] | None = None
+    calibration: tuple[NotNegative, NotNegative] | None = None
     """Least and greatest mean prediction / mean label of the window, of every task with one."""
-    min_rows: int | None = Field(default=None, ge=0)
+    min_rows: Count | None = None
     """Least rows of the model at this version."""
-    max_row_change: float | None = Field(default=None, gt=0)
+    max_row_change: Positive | None = None
     """Greatest change of the number of rows against the export that is current, as a share of it."""
-    max_norm: float | None = Field(default=None, gt=0)
+    max_norm: Positive | None = None
     """Greatest root mean square of the exported weights, by table."""
     golden: bool = True
     """Whether the exported model must give the golden predictions: within 1e-5 in float32."""

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from millrace.config import Section
+from millrace.config import Count, Section, SlotGroup
 from millrace.points import Fault
-from pserver.config import TableSection
+from pserver.config import NotNegative, TableSection
 from trainer.exports.config import ExportSection
 
 
@@ -14,7 +14,7 @@ class Parent(Section):
 
     name: str
     """"0000000012-base"."""
-    version: int
+    version: Count
     """Rows changed after it are in the delta."""
     timeline: str
     """Where it lies."""
@@ -33,7 +33,7 @@ class ExportRequest(Section):
     """What."""
     timeline: str
     """Of the version."""
-    version: int
+    version: Count
     """The state exported."""
     parent: Parent | None
     """Of a delta."""
@@ -49,9 +49,9 @@ class ExportRequest(Section):
     """Folder with what the chief prepared: model.json, golden.parquet and onnx-template.onnx, each if it could."""
     tables: dict[str, TableSection]
     """Sections in force at this version, of the tables to export."""
-    slots: dict[str, dict[int, str]]
+    slots: dict[str, dict[SlotGroup, str]]
     """By table: slot group to the name of its slot."""
-    groups: dict[str, int] = {}
+    groups: dict[str, SlotGroup] = {}
     """Slot group of every sparse slot by name; as `slots` has it unless given."""
     folder: Path = Path()
     """The spec's: where the command after an export runs."""
@@ -83,15 +83,15 @@ class ExportAnswer(Section):
     """In words."""
     command_error: str | None = None
     """How the command after it failed, if it did."""
-    rows: int = 0
+    rows: Count = 0
     """Exported, of all tables."""
-    tombstones: int = 0
+    tombstones: Count = 0
     """Of all tables."""
-    pending: int = 0
+    pending: Count = 0
     """Changed rows that the thresholds kept back."""
-    num_bytes: int = 0
+    num_bytes: Count = 0
     """Of all files."""
-    seconds: float = 0.0
+    seconds: NotNegative = 0.0
     """From request to DONE."""
     removed: tuple[str, ...] = ()
     """Exports that are not kept any more and were removed: "t1/0000000012-base"."""
@@ -102,7 +102,7 @@ class ExporterConfig(Section):
 
     store: Path
     """The job's store: what is open while an export is made lies in its folder `live`."""
-    generation: int | None = None
+    generation: Count | None = None
     """The chief's: once a newer one has claimed the job, nothing is made for it any more. None: not looked at."""
     faults: tuple[Fault, ...] = ()
     """Where the process is to die, in runs that show what that costs."""

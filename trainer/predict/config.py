@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from dataset.paths import PathPattern
-from millrace.config import Section, Size
+from millrace.config import Count, PositiveSize, Section
 
 LIVE = "live"
 """As a version: the newest commit."""
@@ -19,7 +19,7 @@ class KafkaInput(Section):
 
     topic: str
     """One topic."""
-    ranges: dict[Annotated[str, Field(pattern=r"^\d+$")], tuple[int, int]] | None = None
+    ranges: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], tuple[Count, Count]] | None = None
     """By partition's number: the first offset, and the one after the last; unless given, all that is retained now."""
     options: dict[str, Any] = {}
     """Options of kafka-python's consumer, over those of the job's own source where that is Kafka."""
@@ -112,7 +112,7 @@ class PredictWorker(Section):
     """The absolute path of the output."""
     commit: Path
     """Folder of the commit whose rows and weights are read."""
-    rank: int
+    rank: Count
     """This worker's number."""
     shards: tuple[str, ...] = ()
     """Addresses of the shards, which hold the rows already; none: they are restored into this process."""
@@ -120,7 +120,7 @@ class PredictWorker(Section):
     """What shards ask for."""
     live: Path
     """Folder for an embedded shard's open row stores."""
-    cores: float = Field(default=1.0, gt=0)
+    cores: float = Field(default=1.0, gt=0, le=1 << 20)
     """Cores that this process may use on average."""
-    max_message: Size = 256 << 20
+    max_message: PositiveSize = 256 << 20
     """Bound of a message from a shard."""

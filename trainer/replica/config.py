@@ -3,9 +3,9 @@
 import ipaddress
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from millrace.config import Duration, Section, Size
+from millrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
 from millrace.errors import SpecError
 from millrace.tls import check_tls
 
@@ -33,15 +33,15 @@ class ReplicaConfig(Section):
     """Whether another address than loopback is listened on without a token."""
     address_file: Path | None = None
     """File that gets host:port once requests are answered."""
-    keep_versions: int = Field(default=100, ge=0)
+    keep_versions: Count = 100
     """Versions to go back to, at most, beside the newest."""
     keep_memory: Size = 1 << 30
     """Memory for them, at most; the oldest go first."""
-    max_body: Size = 8 << 20
+    max_body: PositiveSize = 8 << 20
     """The longest request."""
-    max_batch: int = Field(default=4096, ge=1)
+    max_batch: PositiveCount = 4096
     """Samples of one request, at most."""
-    max_requests: int = Field(default=256, ge=1)
+    max_requests: PositiveCount = 256
     """Requests under way at once; more are answered 503."""
     poll: Duration = 1.0
     """How often current.json is looked at."""

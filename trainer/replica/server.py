@@ -16,12 +16,13 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
+from millrace.config import Count
 from millrace.errors import MillraceError
 from trainer.replica.answering import Answering, NoSuchModel, check_name
 from trainer.replica.config import ReplicaConfig
@@ -47,7 +48,7 @@ class Rollback(BaseModel):
     """Which version to serve."""
 
     model_config = {"extra": "forbid"}
-    version: int = Field(ge=0)
+    version: Count
     """One that is kept; the model's metadata lists them."""
     timeline: str | None = None
     """Of this one: "t1" for "25@t1" in the list. Where several have the version and none is named, the newest's."""
