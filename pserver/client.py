@@ -158,6 +158,10 @@ class Shards(Protocol):
         """
         ...
 
+    def unanswered(self) -> Sequence[int]:
+        """From any thread: the shards that the call in progress still waits for; none without a call."""
+        ...
+
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """No push in flight on any rank from here: rows touched get `day`. Digest of each shard's pushes, by shard.
 

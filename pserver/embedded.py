@@ -89,6 +89,10 @@ class EmbeddedShards:
                 self._shard.release(_own(batch))
         return None if following is None else self._shard.rows(_own(following))
 
+    def unanswered(self) -> Sequence[int]:
+        """See Shards: there is nobody to wait for."""
+        return ()
+
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         if self._ledger.close_pass(self._ledger.pass_number, 0, day) is Verdict.ACT:

@@ -84,6 +84,8 @@ class RemoteShards:
         self._num_looks = 0
         self._pass_number = 0
         self._counted: dict[Shrink, dict[int, Survey]] = {}
+        self._unanswered: set[int] = set()
+        self._announcing: Sequence[Future[Any]] = ()
         self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
 
     def _hello(self, shard: int, world: int) -> Any:
@@ -102,12 +104,26 @@ class RemoteShards:
         Returns or raises when all are done, so that nothing goes on behind the caller's back.
         """
         last = len(self._connections) - 1
-        others = [(pool or self._pool).submit(act, shard) for shard in range(last)]
+        unanswered = self._unanswered if pool is None else set[int]()
+        unanswered.update(range(last + 1))
+
+        def answered(shard: int) -> Result:
+            try:
+                return act(shard)
+            finally:
+                unanswered.discard(shard)
+
+        others = [(pool or self._pool).submit(answered, shard) for shard in range(last)]
         try:
-            result = act(last)
+            result = answered(last)
         finally:
             wait(others)
         return [*(other.result() for other in others), result]
+
+    def unanswered(self) -> list[int]:
+        """See Shards."""
+        announcing = [shard for shard, call in enumerate(self._announcing) if not call.done()]
+        return sorted(self._unanswered.copy()) or announcing
 
     def _ask(self, method: str, request: Any, deadline: Deadline, pool: ThreadPoolExecutor | None = None) -> list[Any]:
         """The reply of every shard to the same request."""
@@ -137,7 +153,8 @@ class RemoteShards:
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
-        mine, request = _ready(batch), pb.PullRequest(caller=self._caller, batch=_ready(batch).number)
+        mine = self._ready(batch)
+        request = pb.PullRequest(caller=self._caller, batch=mine.number)
         rows = self._room(mine)
         self._each(lambda shard: self._put(rows, mine, shard, self._connections[shard].call("Pull", request, deadline)))
         return rows
@@ -157,8 +174,8 @@ class RemoteShards:
         deadline: Deadline,
     ) -> dict[str, F32] | None:
         """See Shards."""
-        learnt = None if batch is None else _ready(batch)
-        wanted = None if following is None else _ready(following)
+        learnt = None if batch is None else self._ready(batch)
+        wanted = None if following is None else self._ready(following)
         rows = None if wanted is None else self._room(wanted)
 
         def act(shard: int) -> None:
@@ -177,6 +194,15 @@ class RemoteShards:
 
         self._each(act)
         return rows
+
+    def _ready(self, batch: Prepared) -> Announced:
+        """A batch that every shard has made ready."""
+        if not isinstance(batch, Announced):
+            raise BadRequest("the batch was prepared by other shards than these")
+        self._announcing = batch.calls
+        for call in batch.calls:
+            call.result()
+        return batch
 
     def _room(self, batch: Announced) -> dict[str, F32]:
         return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
@@ -277,15 +303,6 @@ class RemoteShards:
             pool.shutdown(wait=False, cancel_futures=True)
         for connection in self._connections:
             connection.close()
-
-
-def _ready(batch: Prepared) -> Announced:
-    """A batch that every shard has made ready."""
-    if not isinstance(batch, Announced):
-        raise BadRequest("the batch was prepared by other shards than these")
-    for call in batch.calls:
-        call.result()
-    return batch
 
 
 def _keys_part(tables: Mapping[str, Keys], positions: Mapping[str, Sequence[I32]], shard: int) -> dict[str, Keys]:

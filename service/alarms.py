@@ -13,6 +13,8 @@ class Alarm(StrEnum):
     """Commits fail: a restart would go ever further back, and the job ends after `commit.max_failing`."""
     LOG = "log"
     """The log cannot be written: training waits, and the job ends after `commit.max_failing`."""
+    STALLED = "stalled"
+    """A step stands still: a process that it needs does not answer, and after `train.step_deadline` all start anew."""
     MIRROR = "mirror"
     """The mirror is not written to, or falls behind."""
     FORKED = "forked"
@@ -44,6 +46,8 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.COMMITS, f"commits fail, version {commit.number('version') or 0} is the last one: {failing}"
     if trouble := status.text("trouble"):
         yield Alarm.LOG, trouble
+    elif stalled := status.part("stalled").raw:
+        yield Alarm.STALLED, _stall(status, Status(stalled))
     if trouble := commit.part("mirror").text("trouble"):
         yield Alarm.MIRROR, f"the mirror stays at version {commit.part('mirror').number('version') or 0}: {trouble}"
     if status.flag("forked"):
@@ -63,6 +67,24 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     gates = {stream: told.raw.get("failed_gates") for stream, told in streams.items()}
     if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
+
+
+def _stall(status: Status, stalled: Status) -> str:
+    """Which pass stands still, since when at least, and what for."""
+    match stalled.text("waits_for"):
+        case "pipe":
+            why = "no samples come from the source or the pipe command"
+        case "trainers":
+            why = "another trainer does not answer: one is stopped, or waits for its own samples"
+        case "shards" | "close" if shards := stalled.raw.get("shards"):
+            why = f"no answer from {', '.join(f'shard-{shard}' for shard in shards)}"
+        case "close":
+            why = "its close takes so long"
+        case "model":
+            why = "the model's own arithmetic takes so long"
+        case _:
+            why = f"{stalled.text('worker', 'a worker')} does not answer: it is stopped, or busy"
+    return f"pass {status.number('pass') or 0} stands still, for more than {stalled.number('max_s') or 0:g} s: {why}"
 
 
 def _export_trouble(stream: str, told: Status) -> str:

@@ -17,6 +17,7 @@ from pserver.client import Shards
 from trainer.batches import Batch, prepared
 from trainer.config import MetricsSection
 from trainer.observe import Observer
+from trainer.stalls import StepClock, WaitsFor
 from trainer.step import Stepper
 
 
@@ -69,10 +70,16 @@ class InferFirst:
     """See module docstring; the loop's thread, which alone prepares batches where there is one of these."""
 
     def __init__(
-        self, shards: Shards, stepper: Stepper, observer: Observer, metrics: MetricsSection, step_s: float
+        self,
+        shards: Shards,
+        stepper: Stepper,
+        observer: Observer,
+        metrics: MetricsSection,
+        step_s: float,
+        clock: StepClock,
     ) -> None:
         """`step_s`: how long a pull may take."""
-        self._shards, self._stepper, self._observer = shards, stepper, observer
+        self._shards, self._stepper, self._observer, self._clock = shards, stepper, observer, clock
         self._max_bytes, self._step_s = metrics.infer_first_memory, step_s
 
     def first(self, batches: Iterator[Batch], agree: Callable[[Batch | None], Common]) -> Iterator[Batch]:
@@ -86,8 +93,11 @@ class InferFirst:
         batch, step = next(coming, None), 0
         while (common := agree(batch)).more:
             if batch is not None:
+                self._clock.at(WaitsFor.SHARDS)
                 rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
+                self._clock.at(WaitsFor.MODEL)
                 self._observer.infer(batch, self._stepper.predict(batch, rows, common.weight), step)
+                self._clock.at(WaitsFor.PIPE)
                 batch = next(coming, None)
             step += 1
         return in_turn(self._shards, self._drained(kept, batches), learn=True)

@@ -52,6 +52,7 @@ from trainer.progress import Progress
 from trainer.ranks import Alone, Ranks, TorchRanks, by_chief
 from trainer.recovery import Beginning, again, begin
 from trainer.saved import Holders, Saved
+from trainer.stalls import STALL_SHARE
 from trainer.step import Stepper
 
 MIRROR_END_S = 60.0
@@ -92,9 +93,10 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         ranks = _ranks(config, device, job.train)
         held.callback(ranks.close)
         beginning = by_chief(ranks, lambda: begin_at(config, job))
-        progress = Progress(job.name, learning=job.train.learn)
+        progress = Progress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         shards = _shards(config, job, schema)
         held.callback(shards.close)
+        progress.step.unanswered = shards.unanswered
         chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
         if chief is not None:
             held.callback(chief.close)
@@ -144,7 +146,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             progress,
             chief,
             *held.enter_context(keeping),
-            infer_first=_infer_first(job, shards, stepper, observer),
+            infer_first=_infer_first(job, shards, stepper, observer, progress),
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
 
@@ -370,11 +372,13 @@ def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
     return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=not job.metrics.infer_first)
 
 
-def _infer_first(job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer) -> InferFirst | None:
+def _infer_first(
+    job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer, progress: Progress
+) -> InferFirst | None:
     """None where it is not asked for."""
     if not job.metrics.infer_first:
         return None
-    return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline)
+    return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline, progress.step)
 
 
 def _reader(

@@ -33,6 +33,7 @@ from trainer.plan import Plan
 from trainer.planner import Drained
 from trainer.progress import Progress
 from trainer.ranks import Ranks
+from trainer.stalls import WaitsFor
 from trainer.step import Stepper
 
 IDLE_WAIT_S = 0.2
@@ -110,7 +111,9 @@ class TrainLoop:
             progress.opened(plan, "replaying" if replaying else "training")
             self._ask()
             self._train(plan)
+            progress.step.begin(WaitsFor.CLOSE)
             parts.closer.close(plan)
+            progress.step.end()
             self._commit_if_due()
         progress.ended()
 
@@ -146,8 +149,12 @@ class TrainLoop:
     def _wait_for_plan(self) -> Plan | None:
         """The next pass to train, or None at the end."""
         ranks = self._parts.ranks
+        clock = self._parts.progress.step
         while True:
-            message = ranks.broadcast(self._word() if ranks.rank == 0 else None)
+            word = self._word() if ranks.rank == 0 else None
+            clock.begin(WaitsFor.TRAINERS)
+            message = ranks.broadcast(word)
+            clock.end()
             if "over" in message:
                 return None
             if "plan" in message or "end" in message:
@@ -205,11 +212,14 @@ class TrainLoop:
 
     def _train(self, plan: Plan) -> None:
         """Every step of a pass on this rank, and the empty ones while other ranks have more."""
-        parts = self._parts
+        parts, clock = self._parts, self._parts.progress.step
+        clock.begin(WaitsFor.SHARDS)
         parts.shards.open_pass(plan.number, self._deadline())
+        clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         batch = next(batches, None)
+        clock.at(WaitsFor.SHARDS)
         rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
         step = 0
         while (common := self._agree(batch)).more:
@@ -233,6 +243,7 @@ class TrainLoop:
     def _agree(self, batch: Batch | None) -> _Common:
         """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
         ranks, tasks = self._parts.ranks, self._parts.tasks
+        self._parts.progress.step.begin(WaitsFor.TRAINERS)
         message = self._poll_plan(0.0) if ranks.rank == 0 else None
         mine = np.zeros(len(tasks) + 3)
         if batch is not None:
@@ -249,7 +260,8 @@ class TrainLoop:
         self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
     ) -> tuple[Batch | None, dict[str, F32]]:
         """One step: predict, measure, learn; returns the next batch and its rows."""
-        parts = self._parts
+        parts, clock = self._parts, self._parts.progress.step
+        clock.at(WaitsFor.MODEL)
         parts.dense.clear()
         gradients: dict[str, Gradients] | None = None
         finite = True
@@ -258,13 +270,16 @@ class TrainLoop:
             forward = parts.stepper.forward(batch, rows, common.weight)
             parts.observer.observe(batch, forward, step)
             gradients, finite = parts.stepper.backward(batch, forward)
+        clock.at(WaitsFor.TRAINERS)
         parts.dense.reduce(parts.stepper.scale.value)
         apply = self._all_finite(step, finite)
         if apply:
             parts.dense.step()
         elif batch is not None:
             parts.dense.buffers.restore()
+        clock.at(WaitsFor.PIPE)
         following = next(batches, None) if batch is not None else None
+        clock.at(WaitsFor.SHARDS)
         prepared = batch.prepared if batch is not None else None
         following_rows = parts.shards.exchange(
             step,
@@ -282,11 +297,15 @@ class TrainLoop:
         """One step of a pass from which nothing is learnt."""
         if batch is None:
             return None, {}
-        forward = self._parts.stepper.predict(batch, rows, common.weight)
-        self._parts.observer.observe(batch, forward, step)
-        self._parts.observer.infer(batch, forward, step)
+        parts, clock = self._parts, self._parts.progress.step
+        clock.at(WaitsFor.MODEL)
+        forward = parts.stepper.predict(batch, rows, common.weight)
+        parts.observer.observe(batch, forward, step)
+        parts.observer.infer(batch, forward, step)
+        clock.at(WaitsFor.PIPE)
         following = next(batches, None)
-        return following, {} if following is None else self._parts.shards.pull(following.prepared, self._deadline())
+        clock.at(WaitsFor.SHARDS)
+        return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
 
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""

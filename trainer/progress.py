@@ -1,5 +1,6 @@
 """How far the job is, and how fast: what a status says. Clocks here decide nothing."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.plan import Plan
+from trainer.stalls import StepClock
 
 RATE_WINDOW_S = 10.0
 """Rates are over the passes closed in the last so many seconds."""
@@ -33,9 +35,14 @@ class Reading:
 class Progress:
     """Counts of one rank's view; the chief's is served. Written by the loop, read by any thread."""
 
-    def __init__(self, job: str, *, learning: bool = True) -> None:
-        """`learning`: whether the job learns from passes; from the first one on, the last pass begun says it."""
+    def __init__(self, job: str, *, learning: bool = True, max_step_s: float = math.inf) -> None:
+        """`learning`: whether the job learns from passes; from the first one on, the last pass begun says it.
+
+        A step that takes longer than `max_step_s` is told as one that stands still.
+        """
         self._job = job
+        self.step = StepClock(max_step_s)
+        """How long the step in progress takes."""
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
         self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
@@ -143,6 +150,7 @@ class Progress:
                     "samples_per_s": (last[2] - first[2]) / elapsed_s if moving else 0.0,
                     "positions": dict(self.positions),
                     "wall_s": self.wall_s,
+                    "stalled": self.step.stalled(),
                 }
                 | self._said
                 | dict(self.says())

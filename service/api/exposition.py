@@ -36,6 +36,7 @@ MIRROR_GAUGES = {
 ALARM_GAUGES = {
     Alarm.COMMITS: ("millrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
     Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
+    Alarm.STALLED: ("millrace_stalled", "1 while a step stands still, longer than a quarter of train.step_deadline"),
     Alarm.FORKED: ("millrace_forked", "1 where a replay differed, or libraries or hardware did since the commit"),
 }
 EXPORT_GAUGES = {

@@ -91,7 +91,8 @@ class Figures(Described):
     exports: dict[str, Any]
     """By stream: how its exports go."""
     alarms: dict[str, str]
-    """What is wrong although the job goes on: "commits", "log", "mirror", "forked", "damage", "exports", "gates"."""
+    """What is wrong although the job goes on: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
+    "exports", "gates"."""
 
 
 def figures_of(status: Status) -> Figures:

@@ -163,8 +163,8 @@ class Supervisor:
         watched.dead_since_s = None
         told = entry.folder.told()
         if told is not None and told.id != watched.id:
-            before = {**watched.last, "job": entry.name, "state": "starting"}
-            watched.line = ChiefLine(before, entry.folder.address, told.secret, STATUS_S)
+            before = {**watched.last, "job": entry.name, "state": "starting", "stalled": None}
+            watched.line = ChiefLine(before, entry.folder.address, told.secret, STATUS_S, worker="the launcher")
             watched.id, watched.draining = told.id, False
             watched.line.start()
 

@@ -1,7 +1,11 @@
-"""The launcher's line to the chief: asks for its status at a steady pace, and hands on the request to stop."""
+"""The launcher's line to the chief: asks for its status at a steady pace, and hands on the request to stop.
+
+The service has such a line to each launcher.
+"""
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +18,28 @@ log = logging.getLogger(__name__)
 
 CALL_S = 5.0
 """How long one call may take; a chief that is slower is asked again."""
+MAX_SILENT_S = 30.0
+"""A worker that says nothing for longer is told as one that stands still, unless a job says otherwise."""
 
 
 class ChiefLine:
     """A thread that knows the chief's last status: `before`, until the chief's address file is there and it answers."""
 
-    def __init__(self, before: Mapping[str, Any], address_file: Path, secret: str, interval_s: float) -> None:
+    def __init__(
+        self,
+        before: Mapping[str, Any],
+        address_file: Path,
+        secret: str,
+        interval_s: float,
+        *,
+        worker: str,
+        max_silent_s: float = MAX_SILENT_S,
+    ) -> None:
+        """`worker`: whom it asks, for people; told as one that stands still after `max_silent_s` without an answer."""
         self._address_file, self._secret, self._interval_s = address_file, secret, interval_s
+        self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
+        self._heard_s: float | None = None
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._ask, name="chief-line", daemon=True)
 
@@ -31,8 +49,12 @@ class ChiefLine:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The last status known."""
-        return self._status
+        """The last status known, and, where the chief has been silent for too long, that it stands still."""
+        heard_s = self._heard_s
+        if heard_s is None or (for_s := time.monotonic() - heard_s) <= self._max_silent_s:
+            return self._status
+        silent = {"waits_for": "worker", "worker": self._worker, "for_s": for_s, "max_s": self._max_silent_s}
+        return {**self._status, "stalled": silent}
 
     def drain(self) -> None:
         """Have the chief asked to stop, as soon as it can be; returns at once."""
@@ -45,6 +67,7 @@ class ChiefLine:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2 * CALL_S)
+        self._heard_s = None  # nobody is asked any more
 
     def _ask(self) -> None:
         client: RoleClient | None = None
@@ -52,6 +75,7 @@ class ChiefLine:
             try:
                 if client is None and self._address_file.exists():
                     client = RoleClient(self._address_file.read_text(), self._secret)
+                    self._heard_s = time.monotonic()
                 if client is not None:
                     self._ask_once(client)
             except MillraceError as error:
@@ -67,3 +91,4 @@ class ChiefLine:
             client.drain(Deadline.after(CALL_S))
             self._drain.clear()
         self._status = client.status(Deadline.after(CALL_S))
+        self._heard_s = time.monotonic()

@@ -117,7 +117,7 @@ class LocalLauncher:
             decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
             if isinstance(decision, End):
                 return decision.outcome, stopped
-            self._before = {**self.status(), "state": "restarting"}
+            self._before = {**self.status(), "state": "restarting", "stalled": None}
             self._chief = None
             self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
@@ -126,7 +126,14 @@ class LocalLauncher:
 
     def _run_generation(self, plan: JobPlan) -> tuple[Outcome, bool]:
         self._last_number = plan.generation
-        self._chief = chief = ChiefLine(self._before, plan.chief.address_file, plan.secret, self._status_interval_s)
+        self._chief = chief = ChiefLine(
+            self._before,
+            plan.chief.address_file,
+            plan.secret,
+            self._status_interval_s,
+            worker=plan.chief.name,
+            max_silent_s=plan.max_silent_s,
+        )
         self._generation = generation = Generation(
             plan, self._events, chief, self._on_line, self._limits, self._faults, self._starter
         )

@@ -14,6 +14,7 @@ from typing import Any
 from dataset.schema import Schema
 from service.spec import LoadedJob
 from service.store import LIVE
+from trainer.stalls import STALL_SHARE
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
@@ -43,6 +44,8 @@ class JobPlan:
     """Private files of this generation: configurations, addresses, rendezvous."""
     shards: tuple[WorkerPlan, ...]
     trainers: tuple[WorkerPlan, ...]
+    max_silent_s: float
+    """The chief stands still where it does not answer for longer."""
     secret: str = field(repr=False)
     """What every call between the job's processes carries."""
 
@@ -74,6 +77,7 @@ def plan_job(
             _trainer(job, run_folder, {**told, "cores": cores_each, "until": until}, rank)
             for rank in range(cluster.trainers)
         ),
+        max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
 

@@ -43,6 +43,7 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
         run_folder=run,
         shards=tuple(plan("shard", number, do) for number, do in enumerate(shards)),
         trainers=tuple(plan("trainer", number, do) for number, do in enumerate(trainers)),
+        max_silent_s=60.0,
         secret="s",
     )
 

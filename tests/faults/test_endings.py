@@ -159,3 +159,37 @@ def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(st
     job.process.send_signal(signal.SIGTERM)
     assert job.end(within_s=10)[0] == 1
     assert_gone(job)
+
+
+# -- stopped
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("victim", "told"),
+    [
+        ("shard-1", "no answer from shard-1"),
+        ("trainer-1", "another trainer does not answer"),
+        ("trainer-0", "trainer-0 does not answer: it is stopped, or busy"),
+    ],
+)
+def test_a_worker_that_is_stopped_is_an_alarm_until_it_goes_on(start, victim, told):
+    job = start(CLICKS, TWO_BY_TWO, 'train.step_deadline="60s"', 'commit.every="1h"')
+    job.until_events(1)
+    stopped = job.workers()[victim]
+    os.kill(stopped, signal.SIGSTOP)
+    job.until_said(told, within_s=40)
+    os.kill(stopped, signal.SIGCONT)
+    job.until_said("alarm over: pass ")
+    job.process.send_signal(signal.SIGTERM)
+    code, said = job.end(within_s=30)
+    assert code == 0, said
+
+
+@pytest.mark.long
+def test_a_pipe_command_that_gives_nothing_is_an_alarm(start, tmp_path):
+    job = write_job(tmp_path, num_parts=1)
+    (tmp_path / "pipe.py").write_text(HANGS)
+    running = start(job, 'pipe.command=["python", "pipe.py"]', 'train.step_deadline="8s"')
+    hanging_pids(tmp_path)
+    running.until_said("stands still, for more than 2 s: no samples come from the source or the pipe command")

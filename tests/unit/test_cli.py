@@ -78,6 +78,7 @@ def workers_do(monkeypatch):
                 run_folder=folder,
                 shards=tuple(fake("shard", n, folder, do) for n, do in enumerate(shards)),
                 trainers=(fake("trainer", 0, folder, list(verbs)),),
+                max_silent_s=60.0,
                 secret="s",
             )
 

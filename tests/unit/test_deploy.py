@@ -202,7 +202,8 @@ def test_an_alert_is_about_metrics_there_are_and_says_what_to_do(rule):
 
 def test_every_figure_that_is_an_alarm_has_its_alert():
     said = " ".join(rule["expr"] for rule in RULES)
-    alarms = {"millrace_commit_failing", "millrace_trouble", "millrace_forked", "millrace_export_failing"}
+    alarms = {"millrace_commit_failing", "millrace_trouble", "millrace_stalled", "millrace_forked"}
+    alarms |= {"millrace_export_failing"}
     ages = {
         name for name in KNOWN if name.startswith("millrace") and re.search(r"_age_seconds$|_behind_seconds$", name)
     }

@@ -14,6 +14,7 @@ from trainer.config import MetricsSection, TrainSection
 from trainer.embedding import tables_of
 from trainer.infer_first import InferFirst, in_turn, num_bytes
 from trainer.pooling import KernelPooling
+from trainer.stalls import StepClock
 from trainer.step import Stepper
 
 SOON = Deadline.after(60)
@@ -45,7 +46,7 @@ class World:
         self.stepper = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
         self.noted = Noted(other_ranks)
         metrics = MetricsSection(infer_first=True, infer_first_memory=memory)
-        self.infer_first = InferFirst(self.shards, self.stepper, self.noted, metrics, 60.0)
+        self.infer_first = InferFirst(self.shards, self.stepper, self.noted, metrics, 60.0, StepClock(60.0))
 
     def batches(self, count):
         return [self.maker.make(1, samples(click=(number % 2, 0, 1))) for number in range(count)]

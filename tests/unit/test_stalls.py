@@ -1,0 +1,118 @@
+"""A step that stands still is told, by whom it waits for, and no longer than it does."""
+
+import threading
+import time
+
+import pytest
+
+from millrace.role import serve_role
+from service.alarms import Alarm, alarms
+from service.launcher.chief import ChiefLine
+from service.lines import news
+from service.status import Status
+from trainer.progress import Progress
+from trainer.stalls import StepClock, WaitsFor
+
+WORDS = {
+    "pipe": ({}, "no samples come from the source or the pipe command"),
+    "trainers": ({}, "another trainer does not answer: one is stopped, or waits for its own samples"),
+    "shards": ({"shards": [1, 3]}, "no answer from shard-1, shard-3"),
+    "close": ({"shards": []}, "its close takes so long"),
+    "model": ({}, "the model's own arithmetic takes so long"),
+    "worker": ({"worker": "trainer-0"}, "trainer-0 does not answer: it is stopped, or busy"),
+}
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+        self.step = StepClock(30.0, lambda: self.now_s)
+
+
+def test_a_step_stands_still_once_it_takes_longer_than_it_may_and_until_it_ends():
+    clock = Clock()
+    assert clock.step.stalled() is None
+    clock.step.begin(WaitsFor.TRAINERS)
+    clock.now_s += 20
+    clock.step.at(WaitsFor.SHARDS)
+    clock.now_s += 10
+    assert clock.step.stalled() is None
+    clock.now_s += 1
+    clock.step.unanswered = lambda: [1]
+    assert clock.step.stalled() == {"waits_for": "shards", "for_s": 31.0, "max_s": 30.0, "shards": [1]}
+    clock.step.begin(WaitsFor.TRAINERS)
+    assert clock.step.stalled() is None
+
+
+def test_a_trainer_that_has_nothing_to_do_does_not_stand_still():
+    clock = Clock()
+    clock.step.begin(WaitsFor.PIPE)
+    clock.step.end()
+    clock.step.at(WaitsFor.PIPE)
+    clock.now_s += 1000
+    assert clock.step.stalled() is None
+
+
+def test_the_status_of_a_trainer_says_so():
+    progress = Progress("job", max_step_s=0.0)
+    assert progress.status()["stalled"] is None
+    progress.step.begin(WaitsFor.PIPE)
+    time.sleep(0.001)
+    assert progress.status()["stalled"]["waits_for"] == "pipe"
+
+
+@pytest.mark.parametrize("waits_for", [*WaitsFor, "worker"])
+def test_the_alarm_names_what_is_waited_for(waits_for):
+    told, words = WORDS[waits_for]
+    status = Status({"pass": 7, "stalled": {"waits_for": str(waits_for), "for_s": 41.5, "max_s": 30.0, **told}})
+    assert alarms(status) == {Alarm.STALLED: f"pass 7 stands still, for more than 30 s: {words}"}
+    assert not Alarm.STALLED.grave
+
+
+def test_the_alarm_is_said_once_and_when_it_is_over():
+    still = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 31.0, "max_s": 30.0}}
+    later = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 61.0, "max_s": 30.0}}
+    first = [line for line in news(Status(still), Status({"pass": 7})) if "ALARM" in line]
+    assert first == ["ALARM pass 7 stands still, for more than 30 s: " + WORDS["pipe"][1]]
+    assert list(news(Status(later), Status(still))) == []
+    assert next(news(Status({"pass": 7, "stalled": None}), Status(later))).startswith("alarm over: pass 7 stands still")
+
+
+def test_a_log_that_cannot_be_written_is_the_alarm_and_not_that_its_close_waits():
+    told = {"trouble": "no room", "stalled": {"waits_for": "close", "for_s": 31.0, "max_s": 30.0}}
+    assert alarms(Status(told)) == {Alarm.LOG: "no room"}
+
+
+def test_a_chief_that_does_not_answer_stands_still_until_it_does(tmp_path):
+    asleep, address = threading.Event(), tmp_path / "address"
+
+    def status():
+        while asleep.is_set():
+            time.sleep(0.01)
+        return {"pass": 3, "state": "training"}
+
+    with serve_role(status, lambda: None, "s", address):
+        line = ChiefLine({"state": "starting"}, address, "s", 0.01, worker="trainer-0", max_silent_s=0.3)
+        line.start()
+        try:
+            until(lambda: line.status == {"pass": 3, "state": "training"})
+            asleep.set()
+            until(lambda: "stalled" in line.status)
+            assert alarms(Status(line.status)) == {
+                Alarm.STALLED: "pass 3 stands still, for more than 0.3 s: "
+                "trainer-0 does not answer: it is stopped, or busy"
+            }
+            asleep.clear()
+            until(lambda: "stalled" not in line.status)
+        finally:
+            asleep.clear()
+            line.close()
+        time.sleep(0.4)
+        assert "stalled" not in line.status, "nobody is asked any more"
+
+
+def until(holds):
+    end_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
