@@ -63,9 +63,9 @@ class Point(StrEnum):
     EXPORT_ROWS = "export-rows"
     """Exporter: a file of an export is written."""
     EXPORT_MANIFEST = "export-manifest"
-    """Exporter: the manifest of an export is there, DONE is not."""
+    """Exporter: the manifest of an export is there, _DONE is not."""
     EXPORT_DONE = "export-done"
-    """Exporter: DONE is there, nothing points to the export yet."""
+    """Exporter: _DONE is there, nothing points to the export yet."""
 
 
 class Fault(Section):

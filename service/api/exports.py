@@ -22,7 +22,8 @@ from service.api.statuses import Statuses, StatusesOf
 from service.exports import listing
 from service.exports.wishing import make_export
 from service.spec import LoadedJob
-from trainer.exports.reading import DONE, MANIFEST
+from trainer.exports.reading import MANIFEST
+from trainer.markers import MARKERS
 
 router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=Door)
 
@@ -170,7 +171,7 @@ def get_file(
 ) -> FileResponse:
     """One file of a complete export that lies in a folder; of an object store, fetch it there."""
     found = _shown(statuses.loaded(job), stream, timeline, name)
-    if file not in (*found.manifest["files"], MANIFEST, DONE) or PurePosixPath(file).name != file:
+    if file not in (*found.manifest["files"], MANIFEST, *MARKERS) or PurePosixPath(file).name != file:
         raise refused(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
     if "://" in found.url:
         raise refused(HTTPStatus.CONFLICT, f"this export lies at {found.url}; fetch {file} there")

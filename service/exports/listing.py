@@ -23,8 +23,8 @@ from trainer.exports import pointing
 from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.ordering import address_of
 from trainer.exports.outlet import Outlet, open_outlet
-from trainer.exports.reading import DONE
 from trainer.exports.retention import Present, is_export
+from trainer.markers import has_done
 
 LOOK_S = 300.0
 """How long a destination may take to say what it holds."""
@@ -43,7 +43,7 @@ class Stream:
         """All that lie there, complete or not, in order of time."""
         outlet = self.outlet
         paths = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
-        found = [Present(path, DONE in outlet.names(path)) for path in paths if is_export(path)]
+        found = [Present(path, has_done(outlet.names(path))) for path in paths if is_export(path)]
         return sorted(found, key=lambda each: each.order)
 
     def current(self) -> str | None:

@@ -14,9 +14,10 @@ from trainer.commits import Commits, hash_of
 from trainer.exports.leases import HOLDER
 from trainer.exports.ordering import STAGES
 from trainer.exports.pointing import DONEFILE
-from trainer.exports.reading import CURRENT, DONE, MANIFEST
+from trainer.exports.reading import CURRENT, MANIFEST
 from trainer.history import History
 from trainer.log import read
+from trainer.markers import DONE, MARKERS
 
 CUT = ("type", "version", "timeline", "parent", "why", "all")
 """What the log says of an export that is cut, and must be the same."""
@@ -60,8 +61,8 @@ def troubles(job: LoadedJob, log: Path) -> Iterator[str]:
 
 
 def _incomplete(folder: Path) -> Iterator[str]:
-    """Of a stream: what has no DONE, or is not as its manifest says; what is told twice, or points nowhere."""
-    done = {str(path.parent.relative_to(folder)) for path in folder.glob(f"*/*/{DONE}")}
+    """Of a stream: what has no _DONE, or is not as its manifest says; what is told twice, or points nowhere."""
+    done = {str(path.parent.relative_to(folder)) for marker in MARKERS for path in folder.glob(f"*/*/{marker}")}
     for path in sorted(folder.glob("*/*")):
         name = str(path.relative_to(folder))
         if name not in done:
@@ -71,7 +72,7 @@ def _incomplete(folder: Path) -> Iterator[str]:
         files = manifest["files"]
         if manifest["golden"]["ok"] is False:
             yield f"{name} does not give its golden predictions: {manifest['golden']['why']}"
-        there = {each.name for each in path.iterdir()} - {MANIFEST, DONE}
+        there = {each.name for each in path.iterdir()} - {MANIFEST, *MARKERS}
         if there != set(files):
             yield f"{name} has {sorted(there ^ set(files))} otherwise than its manifest"
         yield from (f"{name}/{file} is damaged" for file in there & set(files) if _differs(path / file, files[file]))

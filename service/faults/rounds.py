@@ -26,7 +26,7 @@ from service.running import Show
 from service.spec import LoadedJob, load_job
 from service.store import REPORT, RERUNS
 from trainer.exports.ordering import EXPORTS
-from trainer.exports.reading import DONE
+from trainer.markers import DONE
 from trainer.shrinking import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")

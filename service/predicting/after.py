@@ -1,7 +1,7 @@
 """Train, then predict: what `[predict]` of a job file asks for, once the job's stream is drained.
 
 The prediction is service.predicting.running's, as any other: killed at any point, a run that is repeated trains nothing
-new and goes on with it; where its DONE is there, it does nothing.
+new and goes on with it; where its _DONE is there, it does nothing.
 """
 
 import json
@@ -19,13 +19,13 @@ from service.launcher.running import Run
 from service.launcher.supervision import Outcome
 from service.lines import count
 from service.predicting.crew import PredictionCancelled
-from service.predicting.running import metrics_of, predict
+from service.predicting.running import predict
 from service.predicting.wording import lines_of
 from service.spec import LoadedJob
 from service.store import REPORT
 from trainer.predict.after import SECTION, names_tensors
 from trainer.predict.config import PredictionRequest
-from trainer.predict.parts import METRICS, Output
+from trainer.predict.parts import Output
 from trainer.predict.plan import fingerprint_of
 from trainer.predict.trying import try_outputs
 
@@ -97,13 +97,13 @@ class ThenPredict:
         self._run.launcher.drain()
 
     def _predict(self, request: PredictionRequest) -> Outcome:
-        """1. The prediction, to its DONE. 2. The report tells of it."""
+        """1. The prediction, to its _DONE. 2. The report tells of it."""
         self._tell(None, f"the stream is drained; predicting into {request.output}")
         manifest = predict(self._job, request, self._tell, self._cancelled, self._on_line, alone=True)  # 1
         self.predicted = {
             "output": request.output,
             **{name: manifest[name] for name in ("version", "events", "samples", "rejected")},
-            METRICS.partition(".")[0]: metrics_of(Path(request.output)),
+            "metrics": Output(Path(request.output)).metrics(),
         }
         self._report(self.predicted)  # 2
         return Outcome(ExitCode.DRAINED, f"the stream is drained, and {count(manifest['samples'])} samples predicted")

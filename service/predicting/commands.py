@@ -16,13 +16,13 @@ from millrace.errors import SpecError
 from millrace.lifecycle import on_stop_signal
 from service.arguments import Json, Overrides
 from service.lines import count, labelled
-from service.predicting.running import metrics_of, predict
+from service.predicting.running import predict
 from service.predicting.wording import lines_of
 from service.remote import acting
 from service.remote.asking import Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.parts import METRICS
+from trainer.predict.parts import Output
 from trainer.predict.plan import under
 
 predicting = typer.Typer()
@@ -110,7 +110,7 @@ def predict_(
         print(json.dumps(manifest, indent=2))
         return
     print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
-    for line in lines_of(manifest, metrics_of(output) if there is None else None):
+    for line in lines_of(manifest, Output(output).metrics() if there is None else None):
         print(line)
 
 
@@ -137,9 +137,9 @@ def evaluate(
             **_common(version, export, trainers, shards, share),
         }
         manifest = _run(_job_of(job, spec, overrides), request)
-        found = metrics_of(output)
+        found = Output(output).metrics()
     if as_json:
-        print(json.dumps({"version": manifest["version"], METRICS.partition(".")[0]: found}, indent=2))
+        print(json.dumps({"version": manifest["version"], "metrics": found}, indent=2))
         return
     for line in lines_of(manifest, found):
         print(line)

@@ -1,15 +1,14 @@
-"""One prediction job from its request to its DONE, on the thread that asks for it.
+"""One prediction job from its request to its _DONE, on the thread that asks for it.
 
 Whose rows are read is service.predicting.versions', processes are service.predicting.crew's, parts and metrics
 trainer.predict's. A rerun of the same request goes on where the first one was, however that ended.
 """
 
-import json
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def predict(
     Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable; what is there then stays.
 
     1. The output is ours, and empty or of the same request. 2. The version is held. 3. The plan is fixed. 4. Workers
-    make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then DONE.
+    make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
     job = job or job_of(request)
     check_command(job.spec.pipe, job.folder)
@@ -129,6 +128,7 @@ def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] 
         held.enter_context(locked(output.work / "lock", Deadline.after(LOCK_S)))
     except DeadlineExceeded:
         raise SpecError(f"{output.folder} is being written by another prediction", "output") from None
+    output.rename_old()
     plan = Plan.read(output.work)
     if plan is not None and plan.fingerprint != fingerprint:
         if output.num_finished():
@@ -240,10 +240,3 @@ def _manifest(request: PredictionRequest, output: Output, plan: Plan, marks: lis
         "parts": parts,
         "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
     }
-
-
-def metrics_of(output: Path) -> Mapping[str, Any] | None:
-    """metrics.json of an output; None where nothing was measured."""
-    path = output / METRICS
-    found: Mapping[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-    return found

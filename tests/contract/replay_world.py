@@ -394,7 +394,7 @@ class World:
 
     def run(self, one: Pass) -> None:
         """A pass with all that happens around it."""
-        for newest in sorted((self.store / "exports" / one.loses / "small" / "t1").glob("*/DONE"))[-1:] * bool(
+        for newest in sorted((self.store / "exports" / one.loses / "small" / "t1").glob("*/_DONE"))[-1:] * bool(
             one.loses
         ):
             newest.unlink()
@@ -534,7 +534,7 @@ class World:
             return
         assert answer.final and request.parent is not None, answer
         parent = Path(request.address) / request.job / request.parent.timeline / request.parent.name
-        assert not (parent / "DONE").exists(), answer
+        assert not (parent / "_DONE").exists(), answer
 
 
 def _keys(table: str, signs: Sequence[int]) -> Keys:

@@ -1,4 +1,4 @@
-"""Exports to a folder and to a real S3 server: what is written is read back, what fails leaves no DONE."""
+"""Exports to a folder and to a real S3 server: what is written is read back, what fails leaves no _DONE."""
 
 import json
 import uuid
@@ -99,7 +99,7 @@ def outlet(address, tmp_path):
 def names(outlet):
     """Every export that is there, and whether it has its DONE."""
     found = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
-    return {path: "DONE" in outlet.names(path) for path in found if outlet.names(path)}
+    return {path: "_DONE" in outlet.names(path) for path in found if outlet.names(path)}
 
 
 def current(outlet):
@@ -287,7 +287,7 @@ def test_old_exports_go(job, address, made, outlet):
 
 def failed(answer, outlet, path, words):
     assert answer.outcome == "failed" and words in answer.error, answer
-    assert not names(outlet).get(path), "it has no DONE"
+    assert not names(outlet).get(path), "it has no _DONE"
     return answer
 
 
@@ -297,7 +297,7 @@ def test_a_delta_without_its_parent_is_final(job, address, scratch, made, outlet
     request = job.request(job.commit(2, since=1), "delta", address, parent)
     assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is not in").final
     requests, _ = chain(job, address, made, 1)
-    outlet.remove("t1/0000000001-base/DONE")
+    outlet.remove("t1/0000000001-base/_DONE")
     assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "any more: a base is needed").final
     assert made(requests[0]).outcome == "complete"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dataset.errors import BadEvent
@@ -42,9 +43,9 @@ def test_the_bytes_do_not_depend_on_trainers_and_shards(world, alone, tmp_path, 
 
 def test_an_output_is_parts_in_order_with_done_and_nothing_of_the_work(alone):
     assert sorted(content(alone)) == [
-        "DONE", "manifest.json", "metrics.json", *(f"part-{number:06d}.parquet" for number in range(6))
+        "_DONE", "_SUCCESS", "_manifest.json", "_metrics.json", *(f"part-{number:06d}.parquet" for number in range(6))
     ]  # fmt: skip
-    manifest = json.loads((alone / "manifest.json").read_text())
+    manifest = json.loads((alone / "_manifest.json").read_text())
     spans = [(part["partition"], part["begin"], part["end"]) for part in manifest["parts"].values()]
     assert spans == [
         ("part-0.txt", 0, 150), ("part-0.txt", 150, 300),
@@ -52,6 +53,13 @@ def test_an_output_is_parts_in_order_with_done_and_nothing_of_the_work(alone):
         ("part-2.txt", 0, 150), ("part-2.txt", 150, 286),
     ]  # fmt: skip
     assert manifest["samples"] == manifest["events"] == 879
+
+
+def test_a_reader_of_parquet_takes_the_folder_for_one_table(alone, arrow, tmp_path):
+    assert pq.read_table(alone).equals(rows_of(alone))
+    arrow.predict(tmp_path / "out")
+    assert list((tmp_path / "out" / "_dead_letters").iterdir())
+    assert pq.read_table(tmp_path / "out").num_rows == len(rows_of(tmp_path / "out")), "with dead letters, too"
 
 
 def test_columns_are_the_events_own(world, alone):
@@ -115,7 +123,7 @@ def test_labels_may_be_absent_and_are_then_null_and_not_measured(world, tmp_path
     labels = rows_of(tmp_path / "out")["label.ctr"]
     assert manifest["rejected"] == {} and manifest["samples"] == 100
     assert labels[:40].null_count == 40 and labels[40:].null_count == 0
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["tasks"]["ctr"]["count"] == 60
+    assert json.loads((tmp_path / "out" / "_metrics.json").read_text())["tasks"]["ctr"]["count"] == 60
 
 
 def test_a_bad_event_stops_where_the_spec_says_so(world, tmp_path):
@@ -152,7 +160,7 @@ def test_samples_of_an_event_are_numbered_and_bad_events_counted(arrow, tmp_path
     assert manifest["rejected"] == {"generator error": bad} and bad > 10
     letters = [
         json.loads(line)
-        for path in sorted((tmp_path / "out" / "dead_letters").iterdir())
+        for path in sorted((tmp_path / "out" / "_dead_letters").iterdir())
         for line in path.read_text().splitlines()
     ]
     assert len(letters) == bad and {letter["reason"] for letter in letters} == {"generator error"}
@@ -166,7 +174,7 @@ def test_events_with_several_samples_give_the_same_bytes_on_four_trainers(arrow,
 
 def test_metrics_are_those_of_all_parts_as_one_pass(world, alone, tmp_path):
     world.predict(tmp_path / "out", segment_events=1000)
-    ours, theirs = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path / "out", alone))
+    ours, theirs = (json.loads((folder / "_metrics.json").read_text()) for folder in (tmp_path / "out", alone))
     assert ours["tasks"] == theirs["tasks"], "however it is cut into parts"
     assert ours["tensors"]["loss"]["mean"] == pytest.approx(ours["tasks"]["ctr"]["logloss"], rel=1e-5)
     table = rows_of(alone)
@@ -203,5 +211,5 @@ def test_too_many_bad_events_leave_no_done(tmp_path):
     bad = make_world(folder, ARROW, num_lines=450)
     with pytest.raises(Exception, match="max_bad_fraction"):
         bad.predict(tmp_path / "out")
-    assert not (tmp_path / "out" / "DONE").exists()
+    assert not (tmp_path / "out" / "_DONE").exists()
     shutil.rmtree(folder)

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.predicting.running import metrics_of
 from tests.e2e.news_service import JOB, WITHIN_S, NewsService, Watching, spec
 from tests.e2e.news_stream import NUM_PARTITIONS, Producer
 from tests.integration.test_replica import Replica
+from trainer.predict.parts import Output
 
 RATE = 100
 """Events a second."""
@@ -80,9 +80,9 @@ class World:
         manifest = self.operator.do(f"{AT}/predictions", asked)
         output = self.news.data / "predictions" / folder
         table = pa.concat_tables([pq.read_table(path) for path in sorted(output.glob("part-*.parquet"))])
-        assert (output / "DONE").exists() and manifest["samples"] == len(table) > 0
+        assert (output / "_DONE").exists() and manifest["samples"] == len(table) > 0
         assert manifest["events"] == sum(end - begin for begin, end in ranges.values())
-        assert metrics_of(output)["tasks"]["ctr"]["count"] == len(table)
+        assert Output(output).metrics()["tasks"]["ctr"]["count"] == len(table)
         return manifest, table
 
     def clean_up(self):

@@ -28,7 +28,7 @@ HOURLY = (
 
 def manifests(folder):
     """Of all complete exports of a stream, in order."""
-    found = [json.loads((done.parent / "manifest.json").read_text()) for done in folder.glob("t1/*/DONE")]
+    found = [json.loads((done.parent / "manifest.json").read_text()) for done in folder.glob("t1/*/_DONE")]
     return sorted(found, key=lambda told: told["version"])
 
 

@@ -17,7 +17,7 @@ def exported(example, override, store, delta, *more):
     """Run an example with a stream of exports."""
     report_of(EXAMPLES / example / "job.toml", store, override, f"exports.serving.{delta}", *more)
     folder = store / "exports" / "serving" / example
-    kinds = sorted(path.parent.name.partition("-")[2] for path in folder.glob("*/*/DONE"))
+    kinds = sorted(path.parent.name.partition("-")[2] for path in folder.glob("*/*/_DONE"))
     return folder, kinds
 
 

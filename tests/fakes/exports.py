@@ -65,7 +65,7 @@ def write_export(
         "files": files, "why": "", "millrace": "0",
     } | manifest  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(whole, indent=1))
-    (out / "DONE").touch()
+    (out / "_DONE").touch()
     return out
 
 

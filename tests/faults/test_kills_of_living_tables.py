@@ -65,8 +65,8 @@ def test_a_death_around_operations_and_exports_changes_nothing(tmp_path, shards)
 
 def assert_worth_it(exported):
     """That the job has bases, deltas on deltas, deleted rows, and exports that went again."""
-    names = [what.split("/")[1] for what in exported if what.startswith("serving t1/") and what.endswith("/DONE")]
+    names = [what.split("/")[1] for what in exported if what.startswith("serving t1/") and what.endswith("/_DONE")]
     assert sum(name.endswith("base") for name in names) > 1 and sum(name.endswith("delta") for name in names) > 5
     assert any("tombstones" in what for what in exported)
     cut = sum(what.startswith("thin ") and what.endswith("as it was cut") for what in exported)
-    assert cut > sum(what.startswith("thin ") and what.endswith("/DONE") for what in exported)
+    assert cut > sum(what.startswith("thin ") and what.endswith("/_DONE") for what in exported)

@@ -208,7 +208,7 @@ def test_a_spec_beside_a_prediction_is_held_to_the_same(service):
         asked = {"input": {"paths": ["x"]}, "output": "out", "version": "export", "spec": spec, "base": base}
         answer = service.ask("POST", "/v1/predictions", json=asked)
         assert answer.status_code == 422, (what, answer.text)
-    assert not (service.folder / "data" / "out" / "manifest.json").exists()
+    assert not (service.folder / "data" / "out" / "_manifest.json").exists()
 
 
 def test_what_is_too_large_or_too_deep_is_refused_and_the_service_goes_on(service):

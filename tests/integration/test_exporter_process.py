@@ -106,7 +106,7 @@ def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, 
     out = tmp_path / "out" / "small"
     assert answer.outcome == "failed" and not answer.final and "killed by signal 9" in answer.error
     there = files_in(out)
-    assert ("t1/0000000001-base/DONE" in there) == (point is Point.EXPORT_DONE)
+    assert ("t1/0000000001-base/_DONE" in there) == (point is Point.EXPORT_DONE)
     assert "current.json" not in there and "donefile.txt" not in there
     assert f"fault run: killed at {point}\n" in capfd.readouterr().out
     again = made(killed, base)

@@ -56,7 +56,9 @@ def test_a_full_disk_is_said_and_what_is_half_done_goes(job, commit, make, tmp_p
             if answer.outcome == "complete":
                 break
             assert "make room on this disk" in answer.error and not answer.final
-            assert not list(disk.folder.rglob("*.parquet")) and not list(disk.folder.rglob("DONE")), "nothing half done"
+            assert not list(disk.folder.rglob("*.parquet")) and not list(disk.folder.rglob("_DONE")), (
+                "nothing half done"
+            )
         else:
             pytest.fail("there was room enough")
         assert room > 8
@@ -72,7 +74,7 @@ def test_a_disk_without_names_is_said(job, commit, make, tmp_path):
             answer = make(request)
             assert answer.outcome == "complete" or "make room" in answer.error, answer
             whole = answer.outcome == "complete" or "current.json" in answer.error or "donefile" in answer.error
-            assert len(list(disk.folder.rglob("DONE"))) == whole
+            assert len(list(disk.folder.rglob("_DONE"))) == whole
         disk.free()
         assert num_rows(make(request), tmp_path) == 3000
 
@@ -138,8 +140,8 @@ def test_a_way_cut_anywhere_leaves_no_done_or_all_of_it(job, commit, make, tmp_p
             break
         assert not answer.final and "exports at s3://" in answer.error, answer
         there = straight.names("t1/0000000001-base")
-        seen.add("DONE" in there)
-        if "DONE" in there:
+        seen.add("_DONE" in there)
+        if "_DONE" in there:
             assert {"manifest.json", "rows-default-0.parquet"} <= set(there)
         else:
             assert straight.get("current.json") is None and straight.tail("donefile.txt") == b""

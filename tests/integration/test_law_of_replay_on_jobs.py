@@ -81,7 +81,7 @@ def test_a_chief_killed_again_and_again_leaves_exports_that_obey_the_law(tmp_pat
     for base in told["whole"]:
         state = replayed(killed["main"], base["version"])
         assert state == rows_of(killed["whole"] / "t1" / base["name"]) != {}, base["name"]
-    assert not [path for path in killed["main"].glob("t1/*") if not (path / "DONE").exists()]
+    assert not [path for path in killed["main"].glob("t1/*") if not (path / "_DONE").exists()]
     for stream, folder in calm.items():
         assert [each["name"] for each in manifests(folder)] == [each["name"] for each in told[stream]]
         for each in told[stream]:

@@ -37,7 +37,7 @@ def job(request, tmp_path_factory):
 
 def exports_of(job, stream):
     folder = job.parent / "store" / "exports" / stream / "small" / "t1"
-    return sorted(path.parent for path in folder.glob("*/DONE"))
+    return sorted(path.parent for path in folder.glob("*/_DONE"))
 
 
 def said(*arguments):

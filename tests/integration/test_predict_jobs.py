@@ -21,7 +21,7 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.cli import cli
 from service.predicting.crew import PredictionCancelled
-from service.predicting.running import job_of, metrics_of, predict
+from service.predicting.running import job_of, predict
 from service.spec import load_job
 from tests.contract.predict_world import content, rows_of
 from tests.integration.running_job import RunningJob, runs
@@ -29,6 +29,7 @@ from tests.integration.stream_job import SPEC, millrace, write_job
 from trainer.commits import Commits
 from trainer.exports.golden import PREDICTION
 from trainer.predict.config import PredictionRequest
+from trainer.predict.parts import Output
 from trainer.predict.plan import OtherPrediction
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,7 +49,7 @@ def ended(tmp_path_factory):
 @pytest.fixture(scope="module")
 def export(ended):
     """The export of the job's last version."""
-    (done,) = ended.store.glob("exports/main/small/t1/*/DONE")
+    (done,) = ended.store.glob("exports/main/small/t1/*/_DONE")
     return done.parent
 
 
@@ -89,7 +90,7 @@ def test_predictions_are_the_golden_ones_of_the_same_versions_export(ended, expo
 
 def test_these_are_no_progressive_predictions(ended, live):
     progressive = json.loads((ended.store / "report.json").read_text())["metrics"]["life"]["ctr"]
-    after = metrics_of(live)["tasks"]["ctr"]
+    after = Output(live).metrics()["tasks"]["ctr"]
     assert after["count"] == progressive["count"]
     assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
 
@@ -131,7 +132,7 @@ def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended
         predict(ended, asked, progress, cancelled)
     assert [name for holders in held for name in holders][-1:] == Commits(ended.store).names()[-1:]
     assert Commits(ended.store).holders() == {}
-    assert list((tmp_path / "out").glob("part-*.parquet")) and not (tmp_path / "out" / "DONE").exists()
+    assert list((tmp_path / "out").glob("part-*.parquet")) and not (tmp_path / "out" / "_DONE").exists()
 
 
 def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
@@ -203,7 +204,7 @@ def test_a_holdout_is_evaluated_and_nothing_is_left(ended, live):
         [*command, *more], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["metrics"] == metrics_of(live)
+    assert json.loads(done.stdout)["metrics"] == Output(live).metrics()
 
 
 @pytest.mark.slow
@@ -247,6 +248,6 @@ def test_the_news_examples_predictions_are_the_golden_ones_of_its_export(tmp_pat
     assert (manifest["events"], manifest["samples"]) == (50_080, 583_054)
     table = rows_of(tmp_path / "out")
     assert table.schema.field("slot.article").type.list_size == 8
-    (done,) = job.store.glob("exports/main/news/t1/*/DONE")
+    (done,) = job.store.glob("exports/main/news/t1/*/_DONE")
     golden = pq.read_table(done.parent / "golden.parquet")[PREDICTION + "ctr"].to_numpy()
     assert np.abs(table["prediction.ctr"].to_numpy()[-256:] - golden).max() < 1e-6

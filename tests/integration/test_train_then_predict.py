@@ -30,10 +30,10 @@ def test_once_the_stream_is_drained_the_newest_version_predicts_and_the_report_t
         tmp_path / "predicted",
     )
     assert ended.code == 0 and "predicted 53 samples of 53 events" in ended.output
-    assert (output / "DONE").exists()
-    predicted, manifest = ended.report["predict"], json.loads((output / "manifest.json").read_text())
+    assert (output / "_DONE").exists()
+    predicted, manifest = ended.report["predict"], json.loads((output / "_manifest.json").read_text())
     assert (predicted["events"], predicted["rejected"]) == (53, {})
-    assert predicted["metrics"] == json.loads((output / "metrics.json").read_text())
+    assert predicted["metrics"] == json.loads((output / "_metrics.json").read_text())
     assert manifest["version"]["version"] == ended.report["passes"]
 
 
@@ -50,7 +50,7 @@ def test_killed_while_it_predicts_a_run_that_is_repeated_goes_on_and_then_there_
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     ended = millrace(job, timeout_s=250)
-    assert ended.code == 0 and (output / "DONE").exists()
+    assert ended.code == 0 and (output / "_DONE").exists()
     before = content(output)
     again = millrace(job, timeout_s=250)
     assert again.code == 0 and "is done already" in again.output and content(output) == before

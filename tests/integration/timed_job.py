@@ -39,7 +39,7 @@ def write_timed_job(folder: Path, exports: str, num_lines: int = 2000, step_s: f
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
     """Of the complete exports below a job's folder at a destination, in order of time."""
-    found = [json.loads((done.parent / "manifest.json").read_text()) for done in folder.glob("t*/*/DONE")]
+    found = [json.loads((done.parent / "manifest.json").read_text()) for done in folder.glob("t*/*/_DONE")]
     return sorted(found, key=lambda told: (told["timeline"], told["version"]))
 
 

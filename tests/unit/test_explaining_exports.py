@@ -21,7 +21,7 @@ def job(tmp_path):
     write_export(folder, "base", 3, ROWS, rows_a_file=17)
     write_export(folder, "delta", 5, {("b", 9): [0] * 5}, [("a", 7)], parent=(3, "base"))
     unfinished = write_export(folder, "delta", 6, {("a", 500): [0] * 5}, parent=(5, "delta"))
-    (unfinished / "DONE").unlink()
+    (unfinished / "_DONE").unlink()
     return load_job(path)
 
 

@@ -41,7 +41,7 @@ class Exporter:
     def end(self, outcome="complete", **more):
         request = self.requests[-1]
         if outcome == "complete":
-            done = Path(request.address) / request.job / request.timeline / request.name / "DONE"
+            done = Path(request.address) / request.job / request.timeline / request.name / "_DONE"
             done.parent.mkdir(parents=True, exist_ok=True)
             done.touch()
         self.answers.append(ExportAnswer(name=request.name, outcome=outcome, **more))
@@ -233,7 +233,7 @@ def test_a_parent_that_is_gone_makes_a_base_that_says_so(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete()
-    (done,) = world.store.glob("exports/main/news/t1/*/DONE")
+    (done,) = world.store.glob("exports/main/news/t1/*/_DONE")
     done.unlink()
     assert world.close(12 * HOUR)[-1] == "export 0000000003-base"
     assert world.exporter.requests[-1].why == "each 1h; a base, for its parent 0000000002-base is gone"

@@ -33,7 +33,7 @@ def folder(job):
     write_export(folder / "t1", "delta", 5, ROWS, [("b", 9)], parent=(3, "base"), gates=GATES, why="each 1h")
     write_export(folder / "t2", "base", 4, ROWS)
     unfinished = write_export(folder / "t2", "delta", 6, ROWS, parent=(4, "base"))
-    (unfinished / "DONE").unlink()
+    (unfinished / "_DONE").unlink()
     parent = {"name": "0000000003-base", "version": 3, "timeline": "t1"}
     manifest = folder / "t1" / "0000000005-delta" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"parent": parent}))

@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def versions(folder):
-    return sorted(int(path.name[:10]) for path in (folder / "t1").iterdir() if (path / "DONE").exists())
+    return sorted(int(path.name[:10]) for path in (folder / "t1").iterdir() if (path / "_DONE").exists())
 
 
 def pruned(folder, keep, stream="a"):
@@ -36,6 +36,15 @@ def test_exports_of_another_stream_in_the_same_place_neither_go_nor_count(folder
     assert versions(folder) == [2, 4, 5, 6, 7, 8]
 
 
+def test_exports_of_an_older_millrace_count_and_go_like_any_other(folder):
+    for version in range(1, 6):
+        (done,) = (folder / "t1").glob(f"{version:010d}-*/_DONE")
+        done.rename(done.with_name("DONE"))
+    assert pointing.read_manifest(FolderOutlet(folder), "t1/0000000001-base")["version"] == 1
+    assert pruned(folder, keep=2) == []
+    assert pruned(folder, keep=1) == [3, 1]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000], ids=["torn", "list", "nothing", "deep"])
 def test_one_whose_manifest_is_damaged_goes_like_any_other(folder, text):
     (folder / "t1" / "0000000001-base" / "manifest.json").write_text(text)
@@ -44,7 +53,7 @@ def test_one_whose_manifest_is_damaged_goes_like_any_other(folder, text):
 
 def test_what_is_half_done_goes_unless_it_says_that_it_is_anothers(folder):
     for version in (3, 4):
-        (folder / "t1" / f"{version:010d}-delta" / "DONE").unlink()
+        (folder / "t1" / f"{version:010d}-delta" / "_DONE").unlink()
     assert pruned(folder, keep=5) == [3]
     assert (folder / "t1" / "0000000004-delta").exists()
 

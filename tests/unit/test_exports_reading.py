@@ -45,9 +45,17 @@ def edit(path, **changes):
 
 def test_an_export_without_done_is_not_read(tmp_path, opened):
     path = write_export(tmp_path, "base", 1, A)
-    (path / "DONE").unlink()
-    with pytest.raises(ExportUnusable, match="no DONE"):
+    (path / "_DONE").unlink()
+    with pytest.raises(ExportUnusable, match="no _DONE"):
         opened(path)
+
+
+def test_an_export_of_an_older_millrace_is_read(tmp_path, opened):
+    path = write_export(tmp_path, "base", 1, A)
+    (path / "_DONE").rename(path / "DONE")
+    assert opened(path).version == 1
+    delta = write_export(tmp_path, "delta", 2, A, parent=(1, "base"))
+    assert [each.version for each in chain_of(opened(delta))] == [1, 2], "under a delta with the new name"
 
 
 def test_a_folder_without_a_manifest_is_no_export(tmp_path, opened):

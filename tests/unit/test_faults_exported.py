@@ -40,7 +40,7 @@ class Ran:
         self.export.mkdir(parents=True)
         (self.export / "rows-default-0.parquet").write_bytes(b"rows")
         self.tell(ok=True)
-        (self.export / "DONE").touch()
+        (self.export / "_DONE").touch()
         (self.folder / "donefile.txt").write_text('{"path": "t1/0000000003-base"}\n')
         (self.folder / "current.json").write_text('{"chain": ["t1/0000000003-base"], "passed_at": "now"}')
 
@@ -90,7 +90,7 @@ def test_other_rows_another_parent_or_another_day_differ(good, tmp_path):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda ran: (ran.export / "DONE").unlink(), "t1/0000000003-base has no DONE"),
+        (lambda ran: (ran.export / "_DONE").unlink(), "t1/0000000003-base has no _DONE"),
         (lambda ran: (ran.export / "more").touch(), "t1/0000000003-base has ['more'] otherwise than its manifest"),
         (lambda ran: (ran.export / "rows-default-0.parquet").write_bytes(b"rowz"), "is damaged"),
         (lambda ran: ran.tell(ok=False), "does not give its golden predictions: far off"),

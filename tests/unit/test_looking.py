@@ -97,7 +97,7 @@ def test_damage_and_a_broken_chain_are_told_and_the_exit_code_says_so(chain, say
     (chain[1] / "model.json").write_text("[]")
     code, said = says("inspect", chain[1])
     assert code == 1 and "damaged: model.json has" in said
-    (chain[0] / "DONE").unlink()
+    (chain[0] / "_DONE").unlink()
     code, said = says("inspect", chain[2], "--json")
     assert code == 1 and "0000000001-base, which cannot be used any more" in json.loads(said)["chain_broken"]
 

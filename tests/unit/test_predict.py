@@ -296,10 +296,32 @@ def test_done_is_last_and_the_work_goes(tmp_path):
     output = Output(tmp_path)
     output.work.mkdir()
     assert output.manifest() is None
-    output.put("manifest.json", {"half": True})
+    output.put("_manifest.json", {"half": True})
     assert output.manifest() is None, "without DONE there is nothing"
     output.end({"whole": True})
     assert output.manifest() == {"whole": True} and not output.work.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_DONE", "_SUCCESS", "_manifest.json"]
+
+
+def test_an_output_of_an_older_millrace_is_read(tmp_path):
+    output = Output(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"whole": true}')
+    (tmp_path / "metrics.json").write_text('{"tasks": {}}')
+    assert output.manifest() is None, "without DONE there is nothing"
+    (tmp_path / "DONE").touch()
+    assert output.manifest() == {"whole": True} and output.metrics() == {"tasks": {}}
+
+
+def test_an_output_that_an_older_millrace_began_goes_on_under_the_new_names(tmp_path):
+    output = Output(tmp_path)
+    output.work.mkdir()
+    (tmp_path / "dead_letters").mkdir()
+    (tmp_path / "dead_letters" / "letter").touch()
+    (tmp_path / "metrics.json").write_text("{}")
+    output.rename_old()
+    output.end({"whole": True})
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["_DONE", "_SUCCESS", "_dead_letters/letter", "_manifest.json", "_metrics.json"]
 
 
 # -- metrics

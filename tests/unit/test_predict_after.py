@@ -74,8 +74,8 @@ def test_predictions_of_a_run_that_is_to_be_removed_are_no_ones_of_the_next(tmp_
     loaded, folder = job(tmp_path), tmp_path / "predicted"
     folder.mkdir()
     manifest = {"fingerprint": fingerprint_of(request_of(loaded), loaded.spec)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "DONE").touch()
+    (folder / "_manifest.json").write_text(json.dumps(manifest))
+    (folder / "_DONE").touch()
     check_before(loaded)
     with pytest.raises(SpecError, match="--fresh removes has predicted; remove it, too"):
         check_before(loaded, fresh=True)

@@ -124,12 +124,14 @@ def spoil(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("file", ["rows-default-0.parquet", "dense.safetensors", "dense.onnx", "manifest.json", "DONE"])
+@pytest.mark.parametrize(
+    "file", ["rows-default-0.parquet", "dense.safetensors", "dense.onnx", "manifest.json", "_DONE"]
+)
 def test_a_damaged_export_is_never_given_and_the_next_base_is(job, updates, file):
     job.export(1)
     assert next_of(updates).version == 1
     path = job.export(2)
-    if file == "DONE":
+    if file == "_DONE":
         (path / file).unlink()
     elif file == "manifest.json":
         (path / file).write_text("{")
@@ -164,10 +166,10 @@ def test_what_was_refused_is_not_built_upon(job, updates):
 def test_a_refused_export_is_tried_again_after_a_while(job, updates, monkeypatch):
     monkeypatch.setattr(following, "AGAIN_S", 0.0)
     path = job.export(1)
-    (path / "DONE").rename(path / "away")
+    (path / "_DONE").rename(path / "away")
     with pytest.raises(ExportUnusable):
         next_of(updates)
-    (path / "away").rename(path / "DONE")
+    (path / "away").rename(path / "_DONE")
     assert next_of(updates).version == 1
 
 

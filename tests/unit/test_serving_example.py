@@ -73,7 +73,7 @@ def exported(world, dtype, job):
         write_rows(delta, table, keys_U[changed_U], weights_UW[changed_U], dtype, 0)
         pq.write_table(pa.table({"key": pa.array(keys_U[~found_U])}), delta / f"tombstones-{table}-0.parquet")
     for folder in (base, delta):
-        (folder / "DONE").touch()
+        (folder / "_DONE").touch()
     chain = [f"t1/{folder.name}" for folder in (base, delta)]
     (job / "current.json").write_text(json.dumps({"format": 1, "path": chain[-1], "chain": chain}))
     return base, delta
@@ -134,9 +134,11 @@ def test_what_is_not_complete_is_not_served(tmp_path):
     world = World(tmp_path, ExportSection(golden=4), "wide_deep")
     world.stager.saw(samples(world.rng, 8))
     base, _ = exported(world, "float32", tmp_path / "exports" / "job")
+    (base / "_DONE").rename(base / "DONE")
+    assert served(tmp_path / "exports" / "job").returncode == 0, "the marker of an older Millrace"
     (base / "DONE").unlink()
     result = served(tmp_path / "exports" / "job")
-    assert result.returncode == 1 and "no DONE" in result.stderr
+    assert result.returncode == 1 and "without _DONE" in result.stderr
 
 
 def test_it_needs_nothing_of_millrace():

@@ -1,7 +1,7 @@
 """A base of a base and its deltas: what a base exported at that version would hold, key for key and bit for bit.
 
 The state comes from trainer.exports.reading; tensors, model and golden predictions are those of the newest export of
-the chain. The order of writing is that of an export: rows, model, manifest, DONE.
+the chain. The order of writing is that of an export: rows, model, manifest, _DONE.
 """
 
 import json
@@ -25,8 +25,9 @@ from trainer.exports import manifest
 from trainer.exports.chunks import Chunk
 from trainer.exports.outlet import FolderOutlet, Sink
 from trainer.exports.places import ExportUnusable
-from trainer.exports.reading import CHUNK_ROWS, DONE, MANIFEST, Export, chain_of, one_dtype, opened, state_at
+from trainer.exports.reading import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, opened, state_at
 from trainer.exports.tables import Files
+from trainer.markers import DONE
 
 ROWS = re.compile(r"(rows|tombstones)-.*\.parquet")
 DONEFILE = "donefile.txt"
@@ -116,7 +117,7 @@ class _Table:
 def materialize(export: Export, out: Path) -> dict[str, Any]:
     """Write the state after `export` as one base into `out`, a new folder -> its manifest. Nothing is left half done.
 
-    1. Every file of the chain is as written. 2. Rows. 3. The model's files. 4. Manifest. 5. DONE. 6. The folder's name.
+    1. All files are as written. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder's name.
     Raises ExportUnusable, ParentMissing, SpecError where `out` is there.
     """
     if out.exists():

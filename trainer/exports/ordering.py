@@ -18,6 +18,7 @@ from trainer.exports.chain import SHARED, Body, Chain, Kind, arithmetic_of
 from trainer.exports.config import ExportSection
 from trainer.exports.request import ExportAnswer, ExportRequest, Parent
 from trainer.exports.schedule import Due
+from trainer.markers import is_done
 from trainer.mirror.address import Kind as AddressKind
 from trainer.mirror.address import parse
 from trainer.operations import Closing
@@ -89,7 +90,7 @@ class Setting:
     def is_gone(self, stream: str, path: str) -> bool:
         """Whether a folder on this machine has no such complete export; other places are not looked into."""
         address = parse(self.address(stream))
-        return address.kind is AddressKind.FOLDER and not (Path(address.root) / self.job / path / "DONE").exists()
+        return address.kind is AddressKind.FOLDER and not is_done(Path(address.root) / self.job / path)
 
 
 def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from trainer.exports import manifest as manifests
 from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.outlet import Outlet
-from trainer.exports.reading import CURRENT, DONE, MANIFEST
+from trainer.exports.reading import CURRENT, MANIFEST
 from trainer.exports.retention import Present, is_export, superfluous
+from trainer.markers import MARKERS, has_done
 
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def read_manifest(outlet: Outlet, path: str) -> dict[str, Any] | None:
     """Of the complete export at `path`; None where there is none. Raises ManifestUnusable."""
-    if DONE not in outlet.names(path):
+    if not has_done(outlet.names(path)):
         return None
     text = outlet.get(f"{path}/{MANIFEST}")
     return None if text is None else manifests.parsed(text, outlet.url(f"{path}/{MANIFEST}"), manifests.TOLD)
@@ -88,14 +89,15 @@ def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str, stream:
 
 
 def discard(outlet: Outlet, path: str) -> None:
-    """Remove an export, complete or not. DONE goes first, so that nobody takes what is left for one."""
-    outlet.remove(f"{path}/{DONE}")
+    """Remove an export, complete or not. _DONE goes first, so that nobody takes what is left for one."""
+    for marker in MARKERS:
+        outlet.remove(f"{path}/{marker}")
     outlet.remove_folder(path)
 
 
 def _present(outlet: Outlet) -> list[Present]:
     paths = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
-    return [Present(path, DONE in outlet.names(path)) for path in paths if is_export(path)]
+    return [Present(path, has_done(outlet.names(path))) for path in paths if is_export(path)]
 
 
 def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:

@@ -1,7 +1,8 @@
 """Exports as they lie in a folder or an object store: opened, checked, their rows read; chains from a base on replayed.
 
-Nothing is read that has no DONE. Files of an object store are fetched whole, when they are first read, into a folder
-that the caller gives. Writing exports is not done here; merging rows is trainer.exports.chunks' work. Imports no torch.
+Nothing is read that has no _DONE (trainer.markers). Files of an object store are fetched whole, when they are first
+read, into a folder that the caller gives. Writing exports is not done here; merging rows is trainer.exports.chunks'
+work. Imports no torch.
 """
 
 import json
@@ -21,10 +22,11 @@ from millrace.mistakes import nearest
 from trainer.commits import hash_of
 from trainer.exports.chunks import Chunk, Stream, replayed
 from trainer.exports.places import ExportTooNew, ExportUnusable, ParentMissing, Place
+from trainer.markers import DONE, MARKERS
 
 FORMAT = 1
 """Number of the manifest's layout; a reader that meets a newer one says so."""
-MANIFEST, DONE, CURRENT, DENSE = "manifest.json", "DONE", "current.json", "dense.safetensors"
+MANIFEST, CURRENT, DENSE = "manifest.json", "current.json", "dense.safetensors"
 CHUNK_ROWS = 65_536
 
 
@@ -189,7 +191,7 @@ def opened(place: Place) -> Export:
                 f"{place.address}: is of format {manifest['format']}; this Millrace reads format {FORMAT}; "
                 "use a newer one"
             )
-        if place.small(DONE) is None:
+        if all(place.small(marker) is None for marker in MARKERS):
             raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete, and nothing of it may be read")
         export = Export(place, manifest)
         named = export.name, export.kind, export.version, export.files, manifest["parent"]

@@ -70,7 +70,7 @@ class ExportAnswer(Section):
     name: str
     """Of the export."""
     outcome: Literal["complete", "failed"]
-    """"complete": DONE is there."""
+    """"complete": _DONE is there."""
     error: str | None = None
     """What failed, where, what to do."""
     final: bool = False
@@ -92,7 +92,7 @@ class ExportAnswer(Section):
     num_bytes: Count = 0
     """Of all files."""
     seconds: NotNegative = 0.0
-    """From request to DONE."""
+    """From request to _DONE."""
     removed: tuple[str, ...] = ()
     """Exports that are not kept any more and were removed: "t1/0000000012-base"."""
 

@@ -14,7 +14,7 @@ class Present:
     path: str
     """"t1/0000000012-base"."""
     complete: bool
-    """Whether it has its DONE."""
+    """Whether it has its _DONE."""
 
     @property
     def order(self) -> tuple[int, int]:

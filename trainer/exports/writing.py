@@ -1,7 +1,8 @@
-"""Makes one export of one commit: files, gates, manifest, DONE, and then what follows it.
+"""Makes one export of one commit: files, gates, manifest, _DONE, and then what follows it.
 
-Order is correctness: nothing reads what has no DONE, so DONE comes last, and whatever fails before it is removed. What
-is asked for again after its DONE is not made again: only what follows is done where it is not. Imports no torch.
+Order is correctness: nothing reads what has no _DONE, so _DONE comes last, and whatever fails before it is removed. An
+export that is asked for again after its _DONE is not made again: only what follows is done where it is not. Imports no
+torch.
 """
 
 import hashlib
@@ -29,10 +30,11 @@ from trainer.exports import after, gates, manifest, pointing
 from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.model import Model, Served, dense_file, dense_of, write_model
 from trainer.exports.outlet import Outlet, Sink, open_outlet
-from trainer.exports.reading import DENSE, DONE, MANIFEST
+from trainer.exports.reading import DENSE, MANIFEST
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.rows import NotCovered, Selection, TableRows
 from trainer.exports.tables import Counts, Slots, TableWriter
+from trainer.markers import DONE
 
 FINAL = (NotCovered, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError)
 """Failures that come again however often it is tried."""
@@ -133,7 +135,7 @@ class Making:
         return differs
 
     def _make(self) -> dict[str, Any]:
-        """1. Look at the parent. 2. A folder without leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. DONE."""
+        """1. Look at the parent. 2. A folder without leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
         current_rows = self._current_rows()
         self._check_parent()  # 1
         commit = read_commit(self.request.commit)

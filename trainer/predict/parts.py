@@ -1,13 +1,16 @@
 """The files of an output: parts, each whole or not there, and what is told when all are.
 
     <output>/part-000000.parquet ...      one a segment, in order
-    <output>/dead_letters/                of events that gave no sample, where the spec keeps them
-    <output>/metrics.json                 over all parts
-    <output>/manifest.json                what this is, and the sha256 of each file
-    <output>/DONE                         empty; last
-    <output>/.prediction/                 work: the plan, marks of parts, what metrics need; gone once DONE is there
+    <output>/_dead_letters/               of events that gave no sample, where the spec keeps them
+    <output>/_metrics.json                over all parts
+    <output>/_manifest.json               what this is, and the sha256 of each file
+    <output>/_SUCCESS                     empty; for schedulers that wait for it
+    <output>/_DONE                        empty; last
+    <output>/.prediction/                 work: the plan, marks of parts, what metrics need; gone once _DONE is there
 
-A part counts once its mark is there: it is written after all that belongs to the part. Imports no torch.
+All but the parts have names that readers of Parquet pass over: the folder is one table to them. Outputs written before
+have the names without "_", and are read as well. A part counts once its mark is there: it is written after all that
+belongs to the part. Imports no torch.
 """
 
 import json
@@ -24,11 +27,11 @@ import pyarrow.parquet as pq
 
 from millrace.durable import REAL, write_whole, writing
 from trainer.commits import hash_of
+from trainer.markers import DONE, SUCCESS, is_done
 
 WORK = ".prediction"
 """Folder of what is needed until the output is done."""
-METRICS, MANIFEST, DONE = "metrics.json", "manifest.json", "DONE"
-DEAD_LETTERS = "dead_letters"
+METRICS, MANIFEST, DEAD_LETTERS = "_metrics.json", "_manifest.json", "_dead_letters"
 
 
 def part_name(number: int) -> str:
@@ -100,18 +103,40 @@ class Output:
             write_whole(REAL, self.folder / name, text.encode())
 
     def end(self, manifest: Mapping[str, Any]) -> None:
-        """1. The manifest. 2. DONE. 3. The work folder goes. Raises Unwritable."""
+        """1. The manifest. 2. _SUCCESS. 3. _DONE. 4. The work folder goes. Raises Unwritable."""
         self.put(MANIFEST, manifest)  # 1
-        with writing(self.folder / DONE):
-            write_whole(REAL, self.folder / DONE, b"")  # 2
-        shutil.rmtree(self.work, ignore_errors=True)  # 3
+        for name in (SUCCESS, DONE):
+            with writing(self.folder / name):
+                write_whole(REAL, self.folder / name, b"")  # 2, 3
+        shutil.rmtree(self.work, ignore_errors=True)  # 4
 
     def manifest(self) -> dict[str, Any] | None:
         """Of an output that is done."""
-        if not (self.folder / DONE).exists():
-            return None
-        found: dict[str, Any] = json.loads((self.folder / MANIFEST).read_bytes())
-        return found
+        return self._read(MANIFEST) if is_done(self.folder) else None
+
+    def metrics(self) -> dict[str, Any] | None:
+        """Over all parts; None where nothing was measured."""
+        return self._read(METRICS)
+
+    def rename_old(self) -> None:
+        """Give what an older Millrace began to write its present names. Raises Unwritable."""
+        for name in (METRICS, MANIFEST, DEAD_LETTERS):
+            old = self.folder / _old(name)
+            with writing(old):
+                if old.exists() and not (self.folder / name).exists():
+                    old.rename(self.folder / name)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        for path in (self.folder / name, self.folder / _old(name)):
+            if path.exists():
+                found: dict[str, Any] = json.loads(path.read_bytes())
+                return found
+        return None
+
+
+def _old(name: str) -> str:
+    """The name of a file in an output that was written before."""
+    return name.removeprefix("_")
 
 
 class Writing:

@@ -52,7 +52,9 @@ def pool(slot, golden, rows, default_W):
 def main(folders):
     if (folders[0] / "current.json").exists():
         folders = [folders[0] / path for path in json.loads((folders[0] / "current.json").read_text())["chain"]]
-    assert all((folder / "DONE").exists() for folder in folders), "what has no DONE is not complete"
+    markers = ("_DONE", "DONE")  # the second in exports of an older Millrace
+    complete = all(any((folder / name).exists() for name in markers) for folder in folders)
+    assert complete, "an export without _DONE is not complete"
     newest = folders[-1]
     model = json.loads((newest / "model.json").read_text())
     golden = pq.read_table(newest / "golden.parquet")
