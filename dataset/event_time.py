@@ -30,8 +30,8 @@ def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path
             raise SpecError(told + '128 s only; have a slot with kind = "meta", type = "int64"', f"{path}.slot")
     elif protocol is Protocol.MULTISLOT and config.kind != "none":
         raise SpecError(
-            'protocol = "multislot" does not tell which event a sample is of; take the time from a slot, '
-            'or use protocol = "arrow"',
+            'samples of protocol = "multislot" cannot be traced to their events; '
+            'name a meta slot with the time, or use protocol = "arrow"',
             path,
         )
 

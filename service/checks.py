@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from dataset.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
+from dataset.event_time import check_event_time
 from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from trainer.config import TrainerJob
 from trainer.exports.ordering import Destination, address_of, destination_of
 from trainer.lives import check_lives
+from trainer.models.needs import shape_of
 from trainer.models.registry import check_section
 
 RESERVED_COLUMNS = ("event", "error")
@@ -32,7 +34,7 @@ def check_references(job: TrainerJob) -> None:
     _check_pipe(job, schema)
     _check_event_time(job, schema)
     _check_exports(job)
-    check_section(job.model)
+    check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
 
@@ -165,11 +167,6 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
     path = f"sources.{name}.event_time"
     if time.slot is not None:
         _number_slot(schema, time.slot, f"{path}.slot")
-    elif time.kind != "none" and job.pipe.protocol is Protocol.MULTISLOT:
-        raise SpecError(
-            'samples of protocol = "multislot" cannot be traced to their events; '
-            'name a meta slot with the time, or use protocol = "arrow"',
-            path,
-        )
-    elif time.kind == "record" and isinstance(source, FilesSource):
+    check_event_time(time, job.pipe.protocol, schema, path)
+    if time.kind == "record" and isinstance(source, FilesSource):
         raise SpecError('lines of files carry no time of their own; name a field or a slot, or kind = "none"', path)

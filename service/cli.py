@@ -17,6 +17,7 @@ from service.looking.commands import looking
 from service.operating.commands import operating
 from service.past.commands import past
 from service.predicting.commands import predicting
+from service.preflight import check_job
 from service.remote.commands import remote
 from service.running import run_job
 from service.serve import serve
@@ -76,12 +77,15 @@ def demo(
 
 @spec.command()
 def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
-    """Say whether a job spec is right, and if not, what is wrong."""
+    """Say whether a run of the job spec could start here, and if not, what is wrong."""
     loaded = load_job(job, overrides)
+    missing = check_job(loaded)
     cluster = loaded.spec.cluster
     print(f"{job} is right")
     print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
     print(f"store {loaded.store}")
+    if missing is not None:
+        print(f"note: a run would be refused until there is data: {missing}")
 
 
 @spec.command()

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataset.pipe.command import check_command
 from millrace.lifecycle import ExitCode
 from service.launcher.local import Launcher
 from service.launcher.running import started
 from service.launcher.supervision import Outcome
 from service.lines import labelled, news, summary_lines
-from service.predicting.after import ThenPredict, check_before, told
+from service.predicting.after import ThenPredict, told
+from service.preflight import check_run
 from service.spec import LoadedJob
 from service.status import Status
 from service.store import REPORT
@@ -88,8 +88,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts and the store is
     touched, where the pipe command, the store or that address cannot be used.
     """
-    check_command(job.spec.pipe, job.folder)
-    check_before(job, fresh=fresh)
+    check_run(job, fresh=fresh)
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
         run = held.enter_context(started(job, show.on_line, fresh=fresh))

@@ -114,17 +114,48 @@ def _locked(store: Path, hint: str) -> Iterator[None]:
 
 def _make(store: Path) -> None:
     """Make sure that `store` is a folder with our marker; a folder with other things in it is left alone."""
-    try:
+    with _usable(store):
         store.mkdir(parents=True, exist_ok=True)
         if not (store / MARKER).exists():
-            if any(store.iterdir()):
-                raise SpecError(
-                    f"{store} is not empty and no store of Millrace (it has no {MARKER}); choose another folder",
-                    "store.path",
-                )
+            _check_bare(store)
             _write(store / MARKER, {"kind": "store", "format": 1})
+
+
+def check_free(store: Path, job: str, *, fresh: bool) -> bool:
+    """Whether a start of `job` goes on with a run that `store` holds.
+
+    Raises SpecError where `claimed` would, but for a store that is in use. Nothing is made or removed.
+    """
+    with _usable(store):
+        above = next(path for path in (store, *store.parents) if path.exists())
+        if not above.is_dir():
+            raise SpecError(f"{store} cannot be used: {above} is a file", "store.path")
+        if above != store:
+            return False
+        if not (store / MARKER).exists():
+            _check_bare(store)
+        if fresh:
+            return False
+        if (store / RUN).exists():
+            _check_name(store, job)
+            return True
+        _check_empty(store)
+        return False
+
+
+@contextmanager
+def _usable(store: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SpecError(f"{store} cannot be used: {error.strerror}", "store.path") from error
+
+
+def _check_bare(store: Path) -> None:
+    if any(store.iterdir()):
+        raise SpecError(
+            f"{store} is not empty and no store of Millrace (it has no {MARKER}); choose another folder", "store.path"
+        )
 
 
 def clear_live(store: Path) -> None:

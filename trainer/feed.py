@@ -29,8 +29,8 @@ from trainer.default_rows import saved_rows, widths_of
 from trainer.exports.config import ExportSection
 from trainer.exports.describe import describe
 from trainer.exports.tracing import TraceFailed, trace
-from trainer.inputs import shape_of
 from trainer.leading import Lead
+from trainer.models.needs import shape_of
 from trainer.saved import Holders
 
 ASK_S = 10.0

@@ -1,4 +1,4 @@
-"""What a model is built from and what it sees of a batch: pooled cells and padded sequences by slot.
+"""What a model sees of a batch: pooled cells and padded sequences by slot.
 
 Shapes: as in trainer.models.contract.
 """
@@ -12,25 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataset.batch import Samples
-from dataset.schema import Schema, Slot
-from pserver.config import TableSection
+from dataset.schema import Schema
 from trainer.embedding import Lookup
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
-
-
-def shape_of(schema: Schema, tables: Mapping[str, TableSection], tasks: Sequence[str]) -> Shape:
-    """What a model is built from."""
-
-    def shape(slot: Slot) -> SlotShape:
-        table = tables[slot.sparse.table]
-        return SlotShape(slot.name, table.dim, table.first_order, slot.sparse.max_len or 1)
-
-    return Shape(
-        pooled=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling != "none"),
-        sequences=tuple(shape(slot) for slot in schema.sparse if slot.sparse.pooling == "none"),
-        dense=tuple((slot.name, getattr(slot.entry, "size", 1)) for slot in schema.dense),
-        tasks=tuple(tasks),
-    )
+from trainer.models.contract import Inputs, SequenceInput
 
 
 def inputs_of(

@@ -39,12 +39,12 @@ from trainer.exports.timelines import newest_timeline
 from trainer.feed import ChiefFeed, Telling, open_feed
 from trainer.fingerprint import fingerprint
 from trainer.infer_first import InferFirst
-from trainer.inputs import shape_of
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
 from trainer.loop import Parts, TrainLoop
 from trainer.mirror.address import parse
 from trainer.mirror.uploader import Uploader
+from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
 from trainer.observe import Observer
 from trainer.pooling import pooling_on

@@ -24,7 +24,8 @@ from service.hosting.printed import kept_short
 from service.launcher.local import LAUNCHER
 from service.launcher.running import Run, started
 from service.launcher.supervision import Outcome
-from service.predicting.after import ThenPredict, check_before
+from service.predicting.after import ThenPredict
+from service.preflight import check_run
 from service.records.database import utc_now
 from service.spec import job_of
 from service.store import OUTPUT
@@ -75,7 +76,7 @@ def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[
     job = job_of(spec, base)
     with ExitStack() as held:
         late = _Lines()
-        check_before(job)
+        check_run(job)
         run = held.enter_context(started(job, late.write, paused=paused))  # 2
         folder.say(Known(told.id, os.getpid(), claimed=True))
         output = Output(run.store / OUTPUT, max_output)

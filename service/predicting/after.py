@@ -42,8 +42,11 @@ def request_of(job: LoadedJob) -> PredictionRequest | None:
     return asked.model_copy(update={"output": output, "share": asked.share or 1.0})
 
 
-def check_before(job: LoadedJob, *, fresh: bool = False) -> None:
-    """Raise SpecError, before anything starts, where `[predict]` asks for what cannot be done."""
+def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -> None:
+    """Raise SpecError, before anything starts, where `[predict]` asks for what cannot be done.
+
+    `tensors`: the model is built to see whether it has the outputs asked for.
+    """
     if (request := request_of(job)) is None:
         return
     folder, at = Path(request.output), f"{SECTION}.output"
@@ -56,7 +59,7 @@ def check_before(job: LoadedJob, *, fresh: bool = False) -> None:
             raise SpecError(f"{folder} is not empty, and what it holds is no prediction; choose another", at)
         if manifest is not None and manifest["fingerprint"] != fingerprint_of(request, job.spec):
             raise SpecError(f"{folder} holds another prediction; choose another folder, or remove it", at)
-    if names_tensors(request, job.spec):
+    if tensors and names_tensors(request, job.spec):
         try_outputs(job.raw, job.folder, request)
 
 

@@ -19,6 +19,7 @@ from service.launcher import running as launching
 from service.launcher.supervision import Outcome
 from service.running import PlainShow, run_job
 from service.spec import load_job
+from tests.integration.stream_job import write_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NEWS = GOLDEN / "news.toml"
@@ -95,12 +96,61 @@ def test_version_is_the_packages(millrace_says):
     assert millrace_says("version") == (0, f"{millrace.__version__}\n", "")
 
 
-def test_check_tells_that_a_spec_is_right(millrace_says):
-    assert millrace_says("spec", "check", NEWS, "--set", "cluster={trainers=2,shards=3}") == (
+def test_check_tells_that_a_spec_is_right(millrace_says, tmp_path):
+    job = write_job(tmp_path, num_lines=20)
+    assert millrace_says(
+        "spec", "check", job, "--set", "cluster={trainers=2,shards=3}", "--set", "store.path=runs"
+    ) == (
         0,
-        f"{NEWS} is right\njob news; trainers 2; shards 3\nstore {NEWS.parent / 'runs' / 'news'}\n",
+        f"{job} is right\njob small; trainers 2; shards 3\nstore {tmp_path / 'runs'}\n",
         "",
     )
+
+
+def test_check_notes_data_that_is_not_there_yet(millrace_says, tmp_path):
+    job = write_job(tmp_path, num_lines=20)
+    code, out, _ = millrace_says("spec", "check", job, "--set", 'sources.lines.paths=["*.gz"]', "--set", "store.path=s")
+    assert code == 0 and "note: a run would be refused until there is data: sources" in out and "'*.gz'" in out
+
+
+OWN_MODEL = "from torch import nn\nclass Tower(nn.Module):\n  pass\n"
+REFUSED_AT_A_START = {
+    "tables.default.dim=0": "model.name: deepfm needs vectors: the table of slot 'a' has dim = 0; use lr, or raise it",
+    'model={class="absent:Tower"}': "model.class: no module 'absent' in ",
+    'model={class="own.part:Tower"}': "model.class: no module 'own.part' in ",
+    'model={class="own:Towr"}': "own.py has no class 'Towr'; did you mean 'Tower'?",
+    'model={class="torn:Tower"}': "model.class: module 'torn' cannot be imported: ",
+    'pipe.command=["no-such-program"]': "pipe.command: 'no-such-program': no such program on PATH",
+    'pipe.command=["python","absent.py"]': "absent.py: no such file",
+    'sources.lines.event_time={slot="click"}': "event_time.slot: 'click' is no meta slot of whole numbers",
+    "store.path=part-0.txt": "part-0.txt is a file",
+    "store.path=part-0.txt/store": "part-0.txt is a file",
+    "store.path=other": "other is not empty and no store of Millrace",
+    "store.path=" + 300 * "x": "store.path: ",
+    'predict={input={paths=["part-0.txt"]},output="other"}': "predict.output: ",
+    'sources.lines={kind="kafka",topics=["t"]}': "sources.lines.options.bootstrap_servers: is missing",
+    'sources.lines={kind="kafka",topics=["t"],options={bootstrap="b"}}': "sources.lines.options.bootstrap: unknown key",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED_AT_A_START)
+def test_check_refuses_what_a_start_would_and_without_torch(millrace_says, tmp_path, override):
+    job = write_job(tmp_path, num_lines=20)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    (tmp_path / "torn.py").write_text("def\n")
+    settings = ["--set", "store.path=fresh"] if not override.startswith("store") else []
+    code, out, err = millrace_says("spec", "check", job, *settings, "--set", override)
+    assert (code, out) == (2, "") and REFUSED_AT_A_START[override] in err
+    assert not (tmp_path / "fresh").exists(), "a check makes nothing"
+
+
+def test_check_finds_a_class_without_running_its_module(millrace_says, tmp_path):
+    job = write_job(tmp_path, num_lines=20)
+    (tmp_path / "own.py").write_text(OWN_MODEL + "raise SystemExit(70)\n")
+    settings = ("--set", "store.path=fresh", "--set", 'model={class="own:Tower"}')
+    assert millrace_says("spec", "check", job, *settings)[0] == 0
 
 
 def test_check_tells_what_is_wrong_as_bad_configuration(millrace_says):

@@ -26,7 +26,7 @@ from trainer.exports.onnx import filled
 from trainer.exports.request import ExportRequest
 from trainer.exports.staging import Stager
 from trainer.exports.tracing import input_names
-from trainer.inputs import shape_of
+from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,5 +1,6 @@
 """Names to models: what is known, what is refused, and in which words."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def refused(folder, path, **values):
 def test_a_spec_is_checked_without_torch():
     code = (
         "import sys; from trainer.config import ModelSection; from trainer.models.registry import check_section;"
-        "check_section(ModelSection(name='dcn_v2', settings={'cross_layers': 2}));"
+        "from trainer.models.contract import Shape, SlotShape;"
+        "check_section(ModelSection(name='dcn_v2'), Shape((SlotShape('s', 4, True),), (), (), ('ctr',)));"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -46,22 +48,22 @@ def test_every_model_takes_the_settings_that_are_checked():
     for name, entry in MODELS.items():
         model = load_model(section(name=name), SHAPE, Path("."))
         assert type(model).Settings is entry.settings
-        check_section(section(name=name))
+        check_section(section(name=name), SHAPE)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    for act in (check_section, lambda s: load_model(s, SHAPE, Path("."))):
+    for act in (lambda s: check_section(s, SHAPE), lambda s: load_model(s, SHAPE, Path("."))):
         with pytest.raises(SpecError, match="model.name: no model 'dcnv2'; did you mean 'dcn_v2'.*lr, fm"):
             act(section(name="dcnv2"))
 
 
 def test_a_wrong_setting_is_named():
     with pytest.raises(SpecError, match="model.settings.hiden: unknown key; did you mean 'hidden'"):
-        check_section(section(name="deepfm", settings={"hiden": [64]}))
+        check_section(section(name="deepfm", settings={"hiden": [64]}), SHAPE)
     with pytest.raises(SpecError, match=r"model.settings.hidden.1: .*greater than or equal to 1.*\(got 0\)"):
-        check_section(section(name="deepfm", settings={"hidden": [64, 0]}))
+        check_section(section(name="deepfm", settings={"hidden": [64, 0]}), SHAPE)
     with pytest.raises(SpecError, match="model.settings.hidden: unknown key"):
-        check_section(section(name="lr", settings={"hidden": [64]}))
+        check_section(section(name="lr", settings={"hidden": [64]}), SHAPE)
 
 
 def test_slots_that_do_not_fit_are_named():
@@ -74,10 +76,36 @@ def test_slots_that_do_not_fit_are_named():
     }.items():
         with pytest.raises(SpecError, match=words):
             load_model(section(name=name), two, Path("."))
-    nothing = Shape((), (), (), ("ctr",))
-    for name in MODELS:
+
+
+ODD_SHAPES = {
+    "nothing": Shape((), (), (), ("ctr",)),
+    "dense only": Shape((), (), (("d", 2),), ("ctr",)),
+    "no vectors": Shape((SlotShape("a", 0, True),), (), (), ("ctr",)),
+    "no vectors beside dense": Shape((SlotShape("a", 0, True),), (), (("d", 2),), ("ctr",)),
+    "two lengths": Shape((SlotShape("a", 8, True), SlotShape("b", 16, True)), (), (), ("ctr",)),
+    "no first order": Shape((SlotShape("a", 8, False),), (SlotShape("b", 8, True, 3),), (), ("ctr", "cvr")),
+    "a sequence alone": Shape((), (SlotShape("b", 8, True, 3),), (), ("ctr",)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("odd", ODD_SHAPES)
+def test_what_the_check_passes_can_be_built_and_what_it_refuses_the_class_does(name, odd):
+    shape, entry = ODD_SHAPES[odd], MODELS[name]
+    module, _, model = entry.target.partition(":")
+
+    def build():
+        return getattr(importlib.import_module(module), model)(shape, entry.settings())
+
+    try:
+        check_section(section(name=name), shape)
+    except SpecError as error:
+        assert name in str(error) and (error.path in ("model.name", "slots"))
         with pytest.raises(SpecError):
-            load_model(section(name=name), nothing, Path("."))
+            build()
+    else:
+        build()
 
 
 def test_a_model_of_ones_own_comes_from_the_specs_folder(tmp_path):
@@ -117,7 +145,7 @@ def test_mistakes_in_a_model_of_ones_own_are_told_apart(tmp_path):
     )
     assert "not of the form" in refused(tmp_path, "m_good.Model")
     with pytest.raises(SpecError, match="not of the form"):
-        check_section(section(**{"class": "a b:C"}))
+        check_section(section(**{"class": "a b:C"}), SHAPE)
 
 
 def test_outputs_that_break_the_contract_are_named():

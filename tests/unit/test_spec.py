@@ -272,7 +272,7 @@ def test_a_missing_section_is_told(tmp_path, section):
 
 
 def test_multislot_takes_its_time_from_a_slot():
-    job = load(MULTISLOT, 'sources.impressions.event_time={slot="impression"}')
+    job = load(MULTISLOT, 'slots.2.type="int64"', 'sources.impressions.event_time={slot="impression"}')
     assert job.spec.sources["impressions"].event_time.slot == "impression"
 
 

@@ -32,7 +32,8 @@ from trainer.exports.model import GOLDEN, MODEL, TEMPLATE, WHY
 from trainer.exports.request import ExportRequest
 from trainer.exports.tracing import Frozen, TraceFailed, trace
 from trainer.exports.values import Dtype
-from trainer.inputs import inputs_of, shape_of
+from trainer.inputs import inputs_of
+from trainer.models.needs import shape_of
 from trainer.pooling import KernelPooling
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,10 @@ Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequen
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,10 @@ class Shape:
 class SequenceInput:
     """A sparse slot that is not pooled."""
 
-    vectors_BLD: Tensor
+    vectors_BLD: "Tensor"
     """Zeros behind the end."""
-    first_order_BL: Tensor
-    mask_BL: Tensor
+    first_order_BL: "Tensor"
+    mask_BL: "Tensor"
     """bool: True where there is a sign."""
 
 
@@ -64,14 +66,14 @@ class SequenceInput:
 class Inputs:
     """One batch, on the model's device."""
 
-    vectors: Mapping[str, Tensor]
+    vectors: "Mapping[str, Tensor]"
     """(B, D) by pooled slot; D may differ between tables."""
-    vectors_BFD: Tensor | None
+    vectors_BFD: "Tensor | None"
     """All pooled slots stacked; None where their dims differ, (B, 0, 0) where there are none."""
-    first_order_BF: Tensor
+    first_order_BF: "Tensor"
     """Pooled first-order weights of the slots that have one; (B, 0) where there are none."""
     sequences: Mapping[str, SequenceInput]
-    dense_BC: Tensor
+    dense_BC: "Tensor"
     """(B, C); dense slots side by side in the order of the spec."""
 
     @property

@@ -7,7 +7,8 @@ linear part only.
 from torch import Tensor, nn
 
 from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum, require_first_order
+from trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum
+from trainer.models.needs import first_order
 from trainer.models.settings import FmSettings
 
 
@@ -18,7 +19,7 @@ class FactorizationMachine(nn.Module):
 
     def __init__(self, shape: Shape, settings: FmSettings) -> None:
         super().__init__()
-        require_first_order(shape, "fm")
+        first_order(shape, "fm")
         self._fields, self._tasks = Fields(shape, "fm"), shape.tasks
         self.wide = Wide(shape)
         self.pairs = TaskScale(len(shape.tasks))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from millrace.errors import SpecError
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from trainer.models.contract import Inputs, SequenceInput, Shape
+from trainer.models.needs import some_values, vectors_of_one_length
 
 
 def mean_over_sequence(values_BLD: Tensor, mask_BL: Tensor) -> Tensor:
@@ -28,15 +28,11 @@ class StackedInput:
     """Everything side by side: pooled vectors in the order of the spec, means of sequences, dense values."""
 
     def __init__(self, shape: Shape) -> None:
+        some_values(shape, "this model")
         self._pooled = [slot.name for slot in shape.pooled if slot.dim]
         self._sequences = [slot.name for slot in shape.sequences if slot.dim]
         self._has_dense = shape.dense_size > 0
         self.width = sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size
-        if not self.width:
-            raise SpecError(
-                "this model needs vectors or dense values: there is no dense slot and every table has dim = 0",
-                "model.name",
-            )
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, W), in one copy."""
@@ -64,23 +60,10 @@ class Fields:
 
     def __init__(self, shape: Shape, model: str) -> None:
         slots = shape.pooled + shape.sequences
-        if not slots:
-            raise SpecError(f"{model} needs at least one sparse slot", "model.name")
-        first = slots[0]
-        if other := next((slot for slot in slots if slot.dim != first.dim), None):
-            raise SpecError(
-                f"{model} needs vectors of one length: slot {first.name!r} has dim {first.dim}, slot {other.name!r} "
-                f"{other.dim}; give their tables the same dim",
-                "model.name",
-            )
-        if not first.dim:
-            raise SpecError(
-                f"{model} needs vectors: the table of slot {first.name!r} has dim = 0; use lr, or raise it",
-                "model.name",
-            )
+        vectors_of_one_length(shape, model)
         self._num_pooled = len(shape.pooled)
         self._sequences = [slot.name for slot in shape.sequences]
-        self.num_fields, self.dim = len(slots), first.dim
+        self.num_fields, self.dim = len(slots), slots[0].dim
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, fields, D)."""
@@ -212,18 +195,3 @@ def pairwise_sum(fields_BFD: Tensor) -> Tensor:
 def by_task(logits_BT: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
     """What a model returns: (B,) under the name of each task."""
     return dict(zip(tasks, logits_BT.unbind(1), strict=True))
-
-
-def slots_without_first_order(shape: Shape) -> list[SlotShape]:
-    """Slots whose rows have no first-order weight."""
-    return [slot for slot in shape.pooled + shape.sequences if not slot.first_order]
-
-
-def require_first_order(shape: Shape, model: str) -> None:
-    """Raise SpecError where a slot could not be heard in a linear model."""
-    if missing := slots_without_first_order(shape):
-        names = ", ".join(repr(slot.name) for slot in missing)
-        raise SpecError(
-            f"{model} reads first-order weights, and the tables of slots {names} have none; set first_order = true",
-            "model.name",
-        )

@@ -6,9 +6,9 @@ of dim = 0 is enough.
 
 from torch import Tensor, nn
 
-from millrace.errors import SpecError
 from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import Wide, by_task, require_first_order
+from trainer.models.layers import Wide, by_task
+from trainer.models.needs import first_order, some_slot
 from trainer.models.settings import LrSettings
 
 
@@ -19,9 +19,8 @@ class LogisticRegression(nn.Module):
 
     def __init__(self, shape: Shape, settings: LrSettings) -> None:
         super().__init__()
-        if not shape.pooled and not shape.sequences and not shape.dense_size:
-            raise SpecError("there is no sparse or dense slot to learn from", "slots")
-        require_first_order(shape, "lr")
+        some_slot(shape, "lr")
+        first_order(shape, "lr")
         self.wide = Wide(shape)
         self._tasks = shape.tasks
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from millrace.config import Section, validate
 from millrace.errors import SpecError
 from trainer.config import ModelSection
-from trainer.models import settings
+from trainer.models import needs, settings
+from trainer.models.finding import split_class
+from trainer.models.needs import Need
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,31 +34,41 @@ class Entry:
     target: str
     """"module:Class"."""
     settings: type[Section]
+    needs: tuple[Need, ...]
+    """What it asks of the slots."""
 
 
+VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
 MODELS: Mapping[str, Entry] = {
-    "lr": Entry("trainer.models.lr:LogisticRegression", settings.LrSettings),
-    "fm": Entry("trainer.models.fm:FactorizationMachine", settings.FmSettings),
-    "deepfm": Entry("trainer.models.deepfm:DeepFm", settings.DeepFmSettings),
-    "wide_deep": Entry("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings),
-    "deep_crossing": Entry("trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings),
-    "dcn": Entry("trainer.models.dcn:Dcn", settings.DcnSettings),
-    "dcn_v2": Entry("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings),
-    "dlrm": Entry("trainer.models.dlrm:Dlrm", settings.DlrmSettings),
+    "lr": Entry("trainer.models.lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)),
+    "fm": Entry("trainer.models.fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
+    "deepfm": Entry("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,)),
+    "wide_deep": Entry("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,)),
+    "deep_crossing": Entry("trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,)),
+    "dcn": Entry("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
+    "dcn_v2": Entry("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
+    "dlrm": Entry("trainer.models.dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
 }
 
 
-def check_section(section: ModelSection) -> None:
-    """Raise SpecError where the name is unknown or its settings are wrong. Of a user's class only the form is seen."""
-    if section.name is not None:
-        _checked(_entry(section.name).settings, section.settings)
-    else:
-        _split(section.class_path or "")
+def check_section(section: ModelSection, shape: "Shape") -> None:
+    """Raise SpecError where the name is unknown, its settings are wrong, or the slots lack what it needs.
+
+    Of a user's class only the form is seen; `finding.check_class` looks for it.
+    """
+    if section.name is None:
+        split_class(section.class_path or "")
+        return
+    entry = _entry(section.name)
+    _checked(entry.settings, section.settings)
+    for need in entry.needs:
+        need(shape, section.name)
 
 
 def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     """The model of a spec, built; a user's module is found from `folder`, the spec's. Raises SpecError."""
     if section.name is not None:
+        check_section(section, shape)
         entry = _entry(section.name)
         module_name, class_name = entry.target.split(":")
         own: nn.Module = getattr(importlib.import_module(module_name), class_name)(
@@ -85,17 +97,10 @@ def _checked(model: type[Section], raw: Mapping[str, Any]) -> Section:
         raise SpecError(lines) from None
 
 
-def _split(path: str) -> tuple[str, str]:
-    module_name, _, class_name = path.partition(":")
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise SpecError(f'{path!r} is not of the form "package.module:Class"', "model.class")
-    return module_name, class_name
-
-
 def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     from torch import nn
 
-    module_name, class_name = _split(section.class_path or "")
+    module_name, class_name = split_class(section.class_path or "")
     module = _import(module_name, folder)
     found = getattr(module, class_name, None)
     if not isinstance(found, type):

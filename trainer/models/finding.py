@@ -1,0 +1,73 @@
+"""Whether a user's model class can be there, without running its module: its file is found and read.
+
+Building the class is trainer.models.registry's work. No torch here.
+"""
+
+import ast
+import difflib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from millrace.errors import SpecError
+
+KEY = "model.class"
+MAX_BYTES = 4 << 20
+"""A longer file is not read: whether its class is there shows when it is imported."""
+
+
+def split_class(path: str) -> tuple[str, str]:
+    """Module and class of "package.module:Class". Raises SpecError where it has another form."""
+    module_name, _, class_name = path.partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise SpecError(f'{path!r} is not of the form "package.module:Class"', KEY)
+    return module_name, class_name
+
+
+def check_class(path: str, folder: Path) -> None:
+    """Raise SpecError where no module of this name is in `folder` or installed, or where its file has no such class."""
+    module_name, class_name = split_class(path)
+    spec = _find(module_name, folder)
+    if spec is None:
+        raise SpecError(f"no module {module_name!r} in {folder}, nor installed", KEY)
+    file = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+    if file is None or file.stat().st_size > MAX_BYTES:
+        return
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SpecError(f"module {module_name!r} cannot be imported: {error}", KEY) from error
+    names = set(_names(tree))
+    if class_name not in names and not names & {"*", "__getattr__"}:
+        near = difflib.get_close_matches(class_name, sorted(names), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"{file} has no class {class_name!r}{hint}", KEY)
+
+
+def _find(module_name: str, folder: Path) -> ModuleSpec | None:
+    """The module as an import would find it; packages above it are not run."""
+    top, *rest = module_name.split(".")
+    spec = PathFinder.find_spec(top, [str(folder), *sys.path])
+    if spec is None:
+        try:
+            spec = importlib.util.find_spec(top)  # by other finders, such as those of editable installs
+        except (ImportError, ValueError):
+            return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    return spec
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Names that the file binds anywhere, "*" for an import of everything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
