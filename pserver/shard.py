@@ -173,6 +173,7 @@ class Shard:
                 case Shrink(table=name) | Forget(table=name):
                     self._table(name).operate(operation, version)
                 case SetTables(tables=tables):
+                    self._sweeper.recount()
                     for name in tables:
                         self._table(name).operate(operation, version)
                 case Cut(tables=names) if names:

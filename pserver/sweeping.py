@@ -36,6 +36,8 @@ class _Count:
         self._table, self._shrink, self._stopping = table, shrink, stopping
         self._found: Survey | MillraceError = Unavailable("the shard is stopping")
         self._done_s = math.inf
+        self.called_off = False
+        """It ends after the piece in hand."""
         self.thread = threading.Thread(target=self._run, name="survey", daemon=True)
         self.thread.start()
 
@@ -51,7 +53,7 @@ class _Count:
 
     def _run(self) -> None:
         try:
-            self._found = self._table.survey(self._shrink, self._stopping.is_set)
+            self._found = self._table.survey(self._shrink, lambda: self.called_off or self._stopping.is_set())
         except MillraceError as error:
             self._found = error
         except Exception as error:  # noqa: BLE001  # a bug, too, must be told to whoever asked, who would ask for ever
@@ -92,6 +94,14 @@ class Sweeper:
                 return None
             del self._surveys[shrink]
         return count.result()
+
+    def recount(self) -> None:
+        """Settings have changed: what is being counted by the old ones is given to nobody."""
+        with self._turn:
+            for count in self._surveys.values():
+                count.called_off = True
+                count.thread.join()
+            self._surveys = {}
 
     def stop(self) -> None:
         """End after the piece in hand; what is not removed is removed by whoever comes next."""

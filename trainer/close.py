@@ -135,6 +135,9 @@ class PassCloser:
         """Likewise of the newest pass, learnt from or not; chief."""
         self._latest_s: float | None = None
         """Chief: the highest event time of all passes."""
+        self._pass_days: Sequence[int] = ()
+        self._pass_signals: Sequence[str] = ()
+        """Chief: see Closing.days and .signals."""
         self._said: dict[str, Any] = {}
         self.memory_waits = False
         """Chief: whether a commit should come soon, for rows that wait for one fill most of what a table may hold."""
@@ -236,6 +239,8 @@ class PassCloser:
             metrics=metrics or self._said.get("metrics") or self._observer.report(),  # as restored, where none is new
             num_samples=reading.num_samples,
             ended=plan.last,
+            days=self._pass_days,
+            signals=self._pass_signals,
         )
         body = {
             "number": plan.number,
@@ -334,6 +339,7 @@ class PassCloser:
             "num_judged": tally.num_judged,
             "rejected": tally.rejected,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
+            "signals": self._observer.take_signals(),
             "dense": self._dense.digest(),
             "times_s": self._observer.take_times_s(),
             "times": self._observer.take_times().message(),
@@ -350,6 +356,9 @@ class PassCloser:
                 self._bad.add(reading.num_judged, reading.rejected)
             days = advanced(plan, self._seen_day, self._first_day, reading.day, self._max_day_jump)
             self._seen_day, self._first_day = days
+            first_day = self._first_day or 0
+            self._pass_days = sorted({int(day) - first_day for each in heard for day in each["days"]})
+            self._pass_signals = sorted({name for each in heard for name in each["signals"]})
             if reading.day is not None and plan.learn:
                 self._day = max(self._day, self._seen_day)
             times_s = merge_times([each["times_s"] for each in heard])

@@ -20,7 +20,8 @@ from trainer.config import TrainerJob, WorkerConfig
 from trainer.operations import Body, Operator, Word
 from trainer.planner import PAUSED, Planner
 from trainer.recovery import Beginning, overrides_of
-from trainer.shrinking import Shrinking, has_rule
+from trainer.shrink_guard import has_rule
+from trainer.shrinking import Shrinking
 
 OPEN_S = 120.0
 """How long peers and the source may take to answer at the start."""

@@ -19,6 +19,7 @@ from trainer.metrics.halves import Exclusive
 from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import Observed, ids_of
 from trainer.ranks import Ranks
+from trainer.signals import SignalsNote
 from trainer.step import Forward
 
 SECONDS_PER_DAY = 86_400
@@ -43,6 +44,7 @@ class Observer:
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
         self._times = TimesNote()
+        self._signals = SignalsNote(schema, job.tables, job.tasks[0].label)
         self._watchers: tuple[Callable[[Samples], None], ...] = ()
 
     def watch(self, watcher: Callable[[Samples], None]) -> None:
@@ -53,6 +55,7 @@ class Observer:
         """Take down a batch."""
         for watcher in self._watchers:
             watcher(batch.samples)
+        self._signals.add(batch.samples)
         if self._timed:
             self._take_times(batch.samples.time_s_B)
         self._meter.add(self._observed(batch, forward, step))
@@ -79,6 +82,10 @@ class Observer:
         """UTC days of the pass's event times, with their counts; forgets them."""
         days, self._days = self._days, {}
         return days
+
+    def take_signals(self) -> list[str]:
+        """Which inputs of rows' statistics came in the pass (trainer.signals); forgets them."""
+        return self._signals.take()
 
     def take_times_s(self) -> tuple[float, float] | None:
         """Lowest and highest event time of the pass, unix seconds; forgets them."""

@@ -70,6 +70,10 @@ class Closing:
     """Of this pass, over all ranks; 0 for a pass of no events."""
     ended: bool
     """Whether the stream is at its end: this pass has no events, and none but such follow. Alike in every replay."""
+    days: Sequence[int] = ()
+    """Days, as `day` counts them, of which this pass has samples; none without event time."""
+    signals: Sequence[str] = ()
+    """Inputs of rows' statistics that came in this pass: see trainer.signals."""
 
 
 class Decider(Protocol):
@@ -211,6 +215,8 @@ class Operator:
             return known
         if self._replaying:
             raise NotYet("the job trains again what its log says; what it then holds is not known yet")
+        if wish.get("op") == "shrink" and any(body["op"] == "set" for body in self._waiting):
+            raise NotYet("what was set acts at the next close, and rows are counted by it after that")
         claimed = next((body for each in self._deciders if (body := each.asked(wish)) is not None), None)
         with self._lock:
             if (known := self._known(name)) is None:

@@ -1,10 +1,12 @@
-"""When tables shrink: a decider. Rows that would go are counted first; too many wait for an operator.
+"""When tables shrink: a decider. Rows that would go are counted first; some shrinks wait for an operator.
 
-Which rows go is the tables' rule (pserver.aging), and so is their going; here it is decided that they do.
+Which rows go is the tables' rule (pserver.aging), and so is their going; here it is decided that they do. Which daily
+shrinks wait is trainer.shrink_guard's decision; that one waits is logged as an operation, "hold", like a shrink.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from dataset.schema import Schema
@@ -12,9 +14,12 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.mistakes import nearest
 from pserver.client import Shards
-from pserver.config import MAX_DAYS, MAX_FLOAT32, SlotLife, TableSection
+from pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
 from pserver.operations import Shrink, Survey
+from trainer import shrink_guard
 from trainer.operations import FROZEN, Body, Closing
+from trainer.shrink_guard import Days, has_rule, rule_of
+from trainer.signals import CLICK, SHOW, SLOT, signal
 
 SMALL_ROWS = 262_144
 """A table with fewer rows is counted and swept at the close itself: alike at every run. A larger one is counted, and
@@ -29,12 +34,6 @@ class TooMany(MillraceError):
     """A shrink would take more of a table than `max_shrink_fraction`."""
 
 
-def has_rule(table: TableSection) -> bool:
-    """Whether a row of the table can ever go."""
-    lives: list[TableSection | SlotLife] = [table, *table.slots.values()]
-    return any(life.delete_below is not None or life.delete_after_days is not None for life in lives)
-
-
 class Shrinking:
     """See module docstring."""
 
@@ -42,9 +41,13 @@ class Shrinking:
         self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True
     ) -> None:
         """`tables` gives the sections in force. `learn`: else no table shrinks; what is to waits until one may."""
-        self._tables, self._shards, self._learn = tables, shards, learn
+        self._tables, self._schema, self._shards, self._learn = tables, schema, shards, learn
         self._slots = {slot.group: slot.name for slot in reversed(schema.sparse)}
-        self._day = 0
+        self._days = Days()
+        self._rules: dict[str, shrink_guard.Rule] = {}
+        """By table, the rule by which it was shrunk last; at first that under which its first row came."""
+        self._heard: dict[str, int] = {}
+        """The day on which each signal (trainer.signals) came last."""
         self._wanted: dict[str, int] = {}
         """Since which version a table's daily shrink is to be logged."""
         self._held: Mapping[str, Mapping[str, Any]] = {}
@@ -56,20 +59,29 @@ class Shrinking:
     def saw(self, close: Closing) -> None:
         """See Decider."""
         self._rows = {name: stats.num_rows for name, stats in close.stats.items()}
-        self._advance(close.day, close.version)
+        for name, stats in close.stats.items():
+            if name not in self._rules and name in self._tables() and stats.num_rows == stats.new_rows:
+                self._rules[name] = rule_of(self._tables()[name])  # it had no rows
+        self._heard |= dict.fromkeys(close.signals, close.day)
+        self._advance(close.day, close.version, close.days)
 
     def acted(self, version: int, body: Body, replaying: bool) -> None:
         """See Decider."""
         if body["op"] == "day_tick":
             self._advance(int(body["to"]), version)
+        elif body["op"] == "hold":
+            self._hold(body)
         elif body["op"] == "shrink" and body["delete_below"] is None and body["delete_after_days"] is None:
             self._settle(body["table"])
+            self._trust(body)
 
     def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
         """See Decider."""
         if not self._learn:
             return []
-        logged = {body["table"] for body in ordered if body["op"] == "shrink"}
+        if any(body["op"] == "set" for body in ordered):  # rows are counted by the settings that then hold
+            return []
+        logged = {body["table"] for body in ordered if body["op"] in ("shrink", "hold")}
         found = []
         for table in sorted(self._wanted.keys() - logged):
             if close.stats[table].sweeping:  # what the shrink before took would be counted once more
@@ -78,13 +90,26 @@ class Shrinking:
             survey = self._shards.survey(Shrink(table=table, at_once=at_once), Deadline.after(SURVEY_S))
             if survey is None:
                 continue
-            since = self._wanted.pop(table)
-            if survey.fraction > self._tables()[table].max_shrink_fraction:
-                self._hold(table, survey, since)
-            elif survey.going:
-                self._wanted[table] = since  # until it has acted
-                found.append(_body(None, table, None, None, at_once))
+            rule = rule_of(self._tables()[table])
+            if why := self._why(table, survey, rule):
+                found.append(self._held_body(table, survey, why))
+            elif survey.going or table in self._held or rule != self._rules.get(table):
+                found.append(_body(Shrink(table=table, at_once=at_once), rule))
+            else:
+                del self._wanted[table]
         return found
+
+    def _why(self, table: str, survey: Survey, rule: shrink_guard.Rule) -> str:
+        """Why the daily shrink of a table waits; empty where it may act."""
+        return shrink_guard.reason(
+            survey,
+            self._tables()[table].max_shrink_fraction,
+            same_rule=rule == self._rules.get(table),
+            days=self._days,
+            broken=shrink_guard.silent(self._heard, self._days),
+            table=table,
+            schema=self._schema,
+        )
 
     def wants_pass(self, ended: bool) -> bool:
         """See Decider."""
@@ -92,12 +117,23 @@ class Shrinking:
 
     def state(self) -> dict[str, Any]:
         """See Decider."""
-        return {"day": self._day, "wanted": dict(self._wanted), "held": dict(self._held)}
+        days = self._days
+        return {
+            "day": days.day,
+            "days": [days.before, days.skipped, days.usual],
+            "rules": dict(self._rules),
+            "heard": dict(self._heard),
+            "wanted": dict(self._wanted),
+            "held": dict(self._held),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider."""
-        self._day = int(state.get("day", 0))
+        before, skipped, usual = state.get("days", (0, 0, 0))
+        self._days = Days(before, int(state.get("day", 0)), skipped, usual)
+        self._heard = dict(state.get("heard", {}))
         tables = self._tables()
+        self._rules = {name: rule for name, rule in state.get("rules", {}).items() if name in tables}
         self._wanted = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
         self._held = {name: facts for name, facts in state.get("held", {}).items() if name in tables}
 
@@ -105,28 +141,48 @@ class Shrinking:
         """See Decider: the tables that wait for an operator, with the command that lets them go on."""
         return {"held": dict(self._held), "counting": sorted(self._wanted)}
 
-    def _advance(self, day: int, version: int) -> None:
+    def _advance(self, day: int, version: int, seen: Collection[int] = ()) -> None:
         """Each day that begins, tables with a rule are to shrink; those that wait are counted anew."""
-        if day <= self._day:
+        if day <= self._days.day:
             return
-        self._day = day
+        self._days = self._days.advanced(day, seen)
         for name, table in self._tables().items():
             if table.shrink == "daily" and has_rule(table):
-                self._settle(name)
                 self._wanted[name] = version
+            else:
+                self._settle(name)
 
     def _settle(self, table: str) -> None:
         self._wanted.pop(table, None)
         self._held = {name: facts for name, facts in self._held.items() if name != table}
 
+    def _trust(self, shrink: Body) -> None:
+        """A table was shrunk by its own rule: that is steady from here on; what an operator saw broken, he knows of."""
+        name = shrink["table"]
+        if name not in self._tables():
+            return
+        self._rules[name] = shrink["rule"] if "rule" in shrink else rule_of(self._tables()[name])
+        if shrink["id"] is not None:
+            of_table = {signal(SLOT, slot.name) for slot in self._schema.sparse if slot.sparse.table == name}
+            of_table |= {signal(SHOW, name), signal(CLICK, name)}
+            for lost in of_table & shrink_guard.silent(self._heard, self._days).keys():
+                del self._heard[lost]
+
     def _small(self, table: str) -> bool:
         return self._rows.get(table, SMALL_ROWS) < SMALL_ROWS
 
-    def _hold(self, table: str, survey: Survey, since: int) -> None:
-        command = f"millrace shrink JOB.TOML --table {table} --allow"
-        facts = {"rows": survey.rows, "going": survey.going, "fraction": survey.fraction, "since": since}
-        self._held = {**self._held, table: {**facts, "command": command}}
-        log.warning("table %s: %s; `%s` lets it go on", table, self._too_many(table, survey), command)
+    def _held_body(self, table: str, survey: Survey, why: str) -> dict[str, Any]:
+        """An operation that says that a table's shrink waits."""
+        log.warning("table %s: %s: %s; `%s` lets it go on", table, self._too_many(table, survey), why, _allow(table))
+        facts = {"rows": survey.rows, "going": survey.going, "fraction": survey.fraction, "why": why}
+        return {"op": "hold", "id": None, "table": table, **facts}
+
+    def _hold(self, body: Body) -> None:
+        table = body["table"]
+        since = self._held[table]["since"] if table in self._held else self._wanted.get(table, 0)
+        self._wanted.pop(table, None)
+        facts = {name: body[name] for name in ("rows", "going", "fraction", "why")}
+        self._held = {**self._held, table: {**facts, "since": since, "command": _allow(table)}}
 
     def _too_many(self, table: str, survey: Survey) -> str:
         return (
@@ -150,8 +206,8 @@ class Shrinking:
                     f"table {wished.table}: {self._too_many(wished.table, survey)}; look with --dry-run at what would "
                     "go, and let it with --allow"
                 )
-        at_once = self._small(wished.table)
-        return _body(body["id"], wished.table, wished.delete_below, wished.delete_after_days, at_once)
+        shrink = replace(wished, at_once=self._small(wished.table))
+        return _body(shrink, rule_of(self._tables()[wished.table]), body["id"])
 
     def dry_run(self, request: Body) -> dict[str, Any]:
         """What a shrink would take now, by slot and reason; the request as in `asked`. Raises SpecError, NotYet."""
@@ -197,6 +253,11 @@ def _is_score(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_FLOAT32
 
 
-def _body(name: str | None, table: str, below: float | None, days: int | None, at_once: bool) -> dict[str, Any]:
-    rule = {"delete_below": below, "delete_after_days": days}
-    return {"op": "shrink", "id": name, "table": table, **rule, "at_once": at_once}
+def _allow(table: str) -> str:
+    return f"millrace shrink JOB.TOML --table {table} --allow"
+
+
+def _body(shrink: Shrink, rule: shrink_guard.Rule, name: str | None = None) -> dict[str, Any]:
+    """A shrink as it is logged; `rule` is the table's own, which is told where the shrink goes by it."""
+    own = shrink.delete_below is None and shrink.delete_after_days is None
+    return {"op": "shrink", "id": name, **asdict(shrink), **({"rule": rule} if own else {})}

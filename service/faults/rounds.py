@@ -27,7 +27,7 @@ from service.spec import LoadedJob, load_job
 from service.store import REPORT, RERUNS
 from trainer.exports.ordering import EXPORTS
 from trainer.markers import DONE
-from trainer.shrinking import has_rule
+from trainer.shrink_guard import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """What of two reports must be the same."""

@@ -1,4 +1,6 @@
-"""When tables shrink: each day, if not too many rows go; small ones at the close, large ones once they are counted."""
+"""When tables shrink: each day, steady ageing always; small ones at the close, large ones once they are counted."""
+
+import json
 
 import pytest
 
@@ -9,10 +11,14 @@ from pserver.client import TableStats
 from pserver.config import SlotLife, TableSection
 from pserver.operations import Shrink, Survey
 from trainer.operations import Closing
+from trainer.shrink_guard import rule_of
 from trainer.shrinking import SMALL_ROWS, Shrinking, TooMany
 
 SCHEMA = Schema.of([SparseSlot(name="user"), SparseSlot(name="item"), SparseSlot(name="seen", share="item")])
-DAILY = {"op": "shrink", "id": None, "table": "default", "delete_below": None, "delete_after_days": None}
+RULED = TableSection(delete_below=1.0, delete_after_days=9)
+WISH = {"op": "shrink", "id": None, "table": "default", "delete_below": None, "delete_after_days": None}
+DAILY = {**WISH, "rule": rule_of(RULED)}
+ALLOWED = {"op": "shrink", "id": "x", "table": "default", "allow": True}
 
 
 class Shards:
@@ -27,18 +33,24 @@ class Shards:
 
 
 class World:
-    def __init__(self, *, learn=True):
-        self.tables = {"default": TableSection(delete_below=1.0, delete_after_days=9), "bare": TableSection()}
+    def __init__(self, *, learn=True, imported=False):
+        """`imported`: the tables have rows before the first close."""
+        self.tables, self.imported = {"default": RULED, "bare": TableSection()}, imported
         self.shards, self.version, self.rows, self.sweeping = Shards(), 0, 100, False
         self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards, learn=learn)
 
-    def close(self, day, *, ordered=(), replayed=False, ended=False):
-        """A pass closes on this day; what is to be logged. In a replay `ordered` is what acts."""
+    def close(self, day, *, ordered=(), replayed=False, ended=False, days=None, signals=()):
+        """A pass closes on this day; what is to be logged. In a replay `ordered` is what acts.
+
+        `days`: those that its samples are of; unless given, all up to this one.
+        """
         self.version += 1
-        stats = {name: TableStats(self.rows, 0, 0, {}, sweeping=self.sweeping) for name in self.tables}
+        new = self.rows if self.version == 1 and not self.imported else 0
+        stats = {name: TableStats(self.rows, 0, new, {}, sweeping=self.sweeping) for name in self.tables}
         close = Closing(
             version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats,
-            positions={}, metrics={}, num_samples=1, ended=ended,
+            positions={}, metrics={}, num_samples=1, ended=ended, days=range(day + 1) if days is None else days,
+            signals=signals,
         )  # fmt: skip
         self.shrinking.saw(close)
         due = [] if replayed else self.shrinking.due(close, ordered)
@@ -101,23 +113,184 @@ def test_where_no_row_would_go_nothing_is_logged(world):
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
 
 
-def test_too_many_rows_wait_for_an_operator_and_are_counted_again_the_next_day(world):
+# -- what waits for an operator
+
+
+def held(world):
+    return world.shrinking.status()["held"].get("default")
+
+
+def test_steady_ageing_is_never_held_however_many_rows_go(world):
+    for day in range(1, 6):
+        world.shards.survey_is = Survey(100, {0: 30 * (day % 3)}, {1: 31})
+        assert world.close(day) == [{**DAILY, "at_once": True}] and held(world) is None
+
+
+def test_a_shrink_by_a_changed_rule_waits_and_is_counted_again_each_day(world):
+    world.close(1)
+    world.tables["default"] = TableSection(delete_below=1.0, delete_after_days=3)
     world.shards.survey_is = Survey(100, {0: 21}, {})
-    assert world.close(1) == [] and not world.shrinking.wants_pass(False)
-    held = world.shrinking.status()["held"]["default"]
-    assert (held["fraction"], held["going"], held["rows"], held["since"]) == (0.21, 21, 100, 1)
-    assert "millrace shrink" in held["command"] and "--allow" in held["command"]
-    assert world.close(1) == []
+    [hold] = world.close(2)
+    assert hold == {
+        "op": "hold", "id": None, "table": "default", "rows": 100, "going": 21, "fraction": 0.21,
+        "why": "the table has not been shrunk by this rule before",
+    }  # fmt: skip
+    assert held(world)["since"] == 2 and held(world)["why"] == hold["why"] and not world.shrinking.wants_pass(False)
+    assert held(world)["command"] == "millrace shrink JOB.TOML --table default --allow"
+    assert world.close(2) == []
+    world.shards.survey_is = Survey(100, {0: 40}, {})
+    [again] = world.close(3)
+    assert again["op"] == "hold" and held(world)["going"] == 40 and held(world)["since"] == 2
     world.shards.survey_is = Survey(100, {0: 20}, {})
-    assert len(world.close(2)) == 1 and world.shrinking.status()["held"] == {}
+    assert [body["op"] for body in world.close(4)] == ["shrink"] and held(world) is None
+    world.shards.survey_is = Survey(100, {0: 50}, {})
+    assert [body["op"] for body in world.close(5)] == ["shrink"], "by now it is the table's rule"
 
 
-def test_what_an_operator_lets_go_no_longer_waits(world):
+def test_a_changed_rule_that_takes_nothing_is_the_rule_from_then_on(world):
+    world.close(1)
+    world.tables["default"] = TableSection(delete_after_days=30)
+    world.shards.survey_is = Survey(100, {}, {})
+    assert [body["op"] for body in world.close(2)] == ["shrink"] and world.close(3) == []
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert [body["op"] for body in world.close(4)] == ["shrink"]
+
+
+def test_a_rule_that_is_put_back_is_as_it_was(world):
+    world.close(1)
+    world.tables["default"] = TableSection(delete_after_days=1)
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert world.close(2)[0]["op"] == "hold"
+    world.tables["default"] = RULED
+    assert world.close(3)[0]["op"] == "shrink" and held(world) is None
+
+
+def test_a_table_without_a_rule_any_more_holds_nothing(world):
+    world.close(1)
+    world.tables["default"] = TableSection(delete_after_days=1)
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert world.close(2)[0]["op"] == "hold"
+    world.tables["default"] = TableSection()
+    assert world.close(3) == [] and held(world) is None
+
+
+def test_rows_that_came_under_no_rule_of_the_job_wait_for_leave():
+    world = World(imported=True)
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert world.close(1)[0]["op"] == "hold"
+    allowed = world.shrinking.asked(ALLOWED)
+    assert world.close(1, ordered=[allowed]) == [] and held(world) is None
+    assert world.close(2)[0]["op"] == "shrink"
+
+
+def test_rows_are_counted_by_what_was_set_and_not_before_it(world):
+    setting = {"op": "set", "id": "s", "keys": {"tables.default.delete_after_days": 1}}
+    assert world.close(1, ordered=[setting]) == [] and world.shards.asked == [] and world.shrinking.wants_pass(True)
+    world.tables["default"] = TableSection(delete_after_days=1)
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert world.close(1)[0]["op"] == "hold"
+
+
+def test_a_day_that_jumped_waits_until_the_next_one(world):
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.close(1)
+    [hold] = world.close(5, days=[5])
+    assert hold["why"] == "the day jumped from 1 to 5, and 3 days between had no samples"
+    assert world.close(6, days=[6])[0]["op"] == "shrink" and held(world) is None
+
+
+def test_days_that_a_pass_has_samples_of_are_no_jump(world):
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.close(1)
+    assert world.close(4, days=[2, 3, 4])[0]["op"] == "shrink"
+
+
+def test_a_stream_with_as_many_days_missing_each_time_is_steady(world):
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    ops = [body["op"] for day in (3, 6, 9, 12) for body in world.close(day, days=[day])]
+    assert ops == ["hold", "shrink", "shrink", "shrink"]
+
+
+ALL = ("click.default", "slot.item", "slot.seen", "slot.user")
+USER, ITEM = (SCHEMA.by_name[name].group for name in ("user", "item"))
+
+
+def test_rows_of_a_slot_whose_values_stopped_wait_until_they_come_again(world):
+    world.close(1, signals=ALL)
+    rest = [name for name in ALL if name != "slot.user"]
+    world.shards.survey_is = Survey(100, {}, {USER: 60})
+    assert world.close(2, signals=rest)[0]["op"] == "shrink", "it came on the day that ended"
+    [hold] = world.close(3, signals=rest)
+    assert hold["why"] == "statistics broke: slot user had no value since day 1"
+    assert world.close(4, signals=ALL)[0]["op"] == "shrink"
+
+
+def test_a_slot_without_values_that_has_few_rows_holds_nothing(world):
+    rest = [name for name in ALL if name != "slot.user"]
+    world.close(1, signals=ALL)
+    world.shards.survey_is = Survey(100, {}, {USER: 20, ITEM: 40})
+    assert [world.close(day, signals=rest)[0]["op"] for day in (2, 3, 4)] == ["shrink"] * 3
+
+
+def test_slots_that_share_rows_are_broken_where_all_are(world):
+    world.close(1, signals=ALL)
+    world.shards.survey_is = Survey(100, {}, {ITEM: 60})
+    one, both = ("slot.user", "slot.item", "click.default"), ("slot.user", "click.default")
+    assert [world.close(day, signals=one)[0]["op"] for day in (2, 3)] == ["shrink"] * 2
+    assert [world.close(day, signals=both)[0]["op"] for day in (4, 5)] == ["shrink", "hold"]
+
+
+def test_rows_that_go_for_their_score_wait_while_no_clicks_come(world):
+    world.close(1, signals=ALL)
+    rest = [name for name in ALL if name != "click.default"]
+    world.shards.survey_is = Survey(100, {}, {ITEM: 60})
+    assert [world.close(day, signals=rest)[0]["op"] for day in (2, 3)] == ["shrink"] * 2, "not for their score"
+    world.shards.survey_is = Survey(100, {ITEM: 30}, {ITEM: 30})
+    assert world.close(4, signals=rest)[0]["why"] == "statistics broke: table default had no click since day 1"
+
+
+def test_what_an_operator_lets_go_although_it_is_broken_is_no_longer_watched(world):
+    rest = [name for name in ALL if name != "slot.user"]
+    world.close(1, signals=ALL)
+    world.close(2, signals=rest)
+    world.shards.survey_is = Survey(100, {}, {USER: 60})
+    assert world.close(3, signals=rest)[0]["op"] == "hold"
+    world.close(3, signals=rest, ordered=[world.shrinking.asked(ALLOWED)])
+    assert held(world) is None and world.close(4, signals=rest)[0]["op"] == "shrink"
+    world.close(5, signals=ALL)
+    assert [world.close(day, signals=rest)[0]["op"] for day in (6, 7)] == ["shrink", "hold"], "it came again, and went"
+
+
+def test_what_an_operator_lets_go_no_longer_waits():
+    world = World(imported=True)
     world.shards.survey_is = Survey(100, {0: 90}, {})
     world.close(1)
-    body = world.shrinking.asked({"op": "shrink", "id": "x", "table": "default", "allow": True})
+    body = world.shrinking.asked(ALLOWED)
     assert body == {**DAILY, "id": "x", "at_once": True}
-    assert world.close(1, ordered=[body]) == [] and world.shrinking.status()["held"] == {}
+    assert world.close(1, ordered=[body]) == [] and held(world) is None
+
+
+def test_a_replay_comes_to_the_same_state_as_the_run_that_logged(world):
+    """Of a day that jumped, a rule that changed, a slot that stopped: with holds and shrinks in the log."""
+    rest, again = [name for name in ALL if name != "slot.user"], World()
+    passes = [(0, [0], ALL), (1, [1], ALL), (5, [5], ALL), (6, [6], rest), (7, [7], rest), (8, [8], rest)]
+    for number, (day, days, signals) in enumerate(passes):
+        for each in (world, again):
+            each.shards.survey_is = Survey(100, {}, {USER: 30 + number})
+            if number == 4:
+                each.tables["default"] = TableSection(delete_after_days=2)
+        logged = world.close(day, days=days, signals=signals)
+        again.close(day, days=days, signals=signals, ordered=logged, replayed=True)
+        assert again.shrinking.state() == world.shrinking.state(), day
+    assert held(world) is not None
+
+
+def test_a_commit_of_an_older_release_holds_what_it_held(world):
+    old = {"day": 3, "wanted": {}, "held": {"default": {"rows": 9, "going": 5, "fraction": 0.5, "since": 2}}}
+    world = World(imported=True)
+    world.shrinking.load_state(old)
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    assert world.close(4)[0]["op"] == "hold" and held(world)["since"] == 2
 
 
 def test_a_shrink_logged_before_a_crash_is_not_logged_twice(world):
@@ -146,13 +319,14 @@ def test_tables_without_a_rule_or_that_shrink_when_asked_do_not_shrink_daily(wor
     assert [body["table"] for body in world.close(1)] == ["by_slot"]
 
 
-def test_a_commit_holds_what_is_wanted_and_what_waits(world):
+def test_a_commit_holds_what_is_wanted_and_what_waits():
+    world = World(imported=True)
     world.shards.survey_is = Survey(100, {0: 90}, {})
-    world.close(1)
+    world.close(1, signals=ALL)
     world.rows, world.shards.counted = SMALL_ROWS, False
     world.close(2)
     again = World()
-    again.shrinking.load_state(world.shrinking.state())
+    again.shrinking.load_state(json.loads(json.dumps(world.shrinking.state())))
     assert again.shrinking.state() == world.shrinking.state() and again.shrinking.wants_pass(False)
     assert World().shrinking.load_state({}) is None
 
@@ -165,7 +339,7 @@ def test_a_shrink_with_a_rule_of_its_own_leaves_the_daily_one_to_come(world):
     world.close(1)
     own = {"op": "shrink", "id": "x", "table": "default", "delete_below": 3, "allow": True}
     body = world.shrinking.asked(own)
-    assert body == {**DAILY, "id": "x", "delete_below": 3.0, "at_once": False}
+    assert body == {**WISH, "id": "x", "delete_below": 3.0, "at_once": False}
     world.close(1, ordered=[body])
     assert world.shrinking.wants_pass(False)
 
