@@ -330,7 +330,8 @@ def test_a_save_whose_slots_nobody_has_is_refused(tmp_path, job_of):
 
 def test_a_save_for_tables_of_several_dims_needs_one_named(tmp_path, job_of):
     source = save(tmp_path / "000", part_000_00000=[FULL])
-    job = job_of("tables.other.dim=2", "slots.2={name='history',pooling='mean',table='other'}")
+    other = ("tables.other.dim=2", "slots.2={name='history',pooling='mean',table='other'}")
+    job = job_of(*other, "model.name=dcn_v2")  # a model that takes vectors of several lengths
     with pytest.raises(SpecError, match="name it, since their dims differ: default 4, other 2"):
         import_into(job, Asked(str(source), slots="a=101"))
     import_into(job, Asked(str(source), slots="a=101", tables=("default",)))
