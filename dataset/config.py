@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from dataset.paths import PathPattern
+from dataset.paths import PathPattern, Pattern
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
 
 MAX_LEN = 1 << 20
@@ -54,18 +54,35 @@ class SourceSection(Section):
 
 
 class FilesSource(SourceSection):
-    """Lines of files, plain or gzip: one partition a file, position = line number."""
+    """Lines of files, plain or gzip. All files are one stream: read one after another, by the pattern's fields, then by
+    name."""
 
     kind: Literal["files"]
     """Files."""
     paths: Annotated[tuple[PathPattern, ...], Field(min_length=1)]
     """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to the spec's folder."""
+    partition_by: str | None = Field(default=None, max_length=256)
+    """Field of the paths that tells parallel partitions apart, for example "{shard}": the files of one value are one
+    stream in order, and streams of different values advance together. Unset: all files are one stream."""
     follow: bool = False
     """Wait for more lines and new files."""
     ready: str | None = None
     """Marker file, for example "_SUCCESS": a folder's files are read, in order, once it is there."""
     poll: Duration = 1.0
     """How often followed files are looked at."""
+
+    @model_validator(mode="after")
+    def _has_field(self) -> "FilesSource":
+        if self.partition_by is None:
+            return self
+        if [f"{{{field}}}" for field in Pattern(self.partition_by).fields] != [self.partition_by]:
+            raise ValueError(
+                f'partition_by = "{self.partition_by}" is no field; write it as in paths, like "{{shard}}"'
+            )
+        for number, path in enumerate(self.paths):
+            if self.partition_by.strip("{}") not in Pattern(path).fields:
+                raise ValueError(f'partition_by = "{self.partition_by}" does not stand in paths.{number}, "{path}"')
+        return self
 
 
 class KafkaSource(SourceSection):

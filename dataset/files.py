@@ -1,14 +1,15 @@
 """Lines of files as a stream: one partition a file, position = line number.
 
-A partition is named by its path relative to the spec's folder, its identity is "device:inode". Partitions keep the
-order in which they were first seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may
-so differ after a restart, names do not. Finding lines in a file, and that it was replaced or truncated as far as that
-can be told, is line_file's work, order and readiness of folders is paths'.
+A partition is named by its path relative to the spec's folder, its identity is "device:inode". Partitions are numbered
+as they are first seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may so differ
+after a restart, names do not. In which order they are read, and which are parallel, is file_order's to say. Finding
+lines in a file, and that it was replaced or truncated as far as that can be told, is line_file's work, readiness of
+folders is paths'.
 
-Without `follow` the source is bounded: the files of the first look, each up to the end it then had. With `follow`,
-every `poll` seconds brings new lines and new files; a last line counts once its line feed is there, and a file that
-was deleted is final. Which files were met before a restart is told to us, so that a folder opened then is not opened
-again for files that came too late, and a bounded source stays what it was.
+Without `follow` the source is bounded: the files of the first look, each up to the end it then had, until it is asked
+to look again. With `follow`, every `poll` seconds brings new lines and new files; a last line counts once its line feed
+is there, and a file that was deleted is final. Which files were met before a restart is told to us, so that a folder
+opened then is not opened again for files that came too late, and a bounded source stays what it was.
 """
 
 import logging
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from dataset.config import FilesSource
 from dataset.errors import SourceGap
+from dataset.file_order import FileOrder
 from dataset.line_file import LineFile
 from dataset.paths import Pattern, listed_markers, open_folders
 from dataset.source import Events, Partition, Segment
@@ -34,24 +36,29 @@ MAX_OPEN_FILES = 64
 class Files:
     """See module docstring."""
 
-    def __init__(self, config: FilesSource, folder: Path, known: Collection[str] = ()) -> None:
-        """Look for files under `folder`; `known` were met before. Raises SpecError where a bounded source has none."""
+    def __init__(self, config: FilesSource, folder: Path, known: Collection[str] | None = ()) -> None:
+        """Look for files under `folder`; `known` were met before. None: only segments are read, nothing is looked for.
+
+        Raises SpecError where a bounded source has no file.
+        """
         self.bounded = not config.follow
         self.num_late_files = 0
         """Files that appeared in a folder after it was opened; they are not read."""
         self._config, self._folder = config, folder
         self._patterns = [Pattern(text) for text in config.paths]
+        self._order = FileOrder(self._patterns, config.partition_by and config.partition_by.strip("{}"))
+        self._pattern_of: dict[str, int] = {}
         self._files: dict[str, LineFile] = {}
         self._gone: set[str] = set()
-        self._known = set(known)
-        self._opened = {p.folder(name) for p in self._patterns for name in known if p.key(name) is not None}
+        self._known = set(known or ())
+        self._opened = {p.folder(name) for p in self._patterns for name in self._known if p.key(name) is not None}
         self._waiting: set[str] = set()
         self._open: OrderedDict[str, LineFile] = OrderedDict()
         self._partitions: list[Partition] = []
         self._looked_at_s = -float("inf")
-        for name in known:
+        for name in known or ():
             self._add(name)
-        if not (self.bounded and known):
+        if known is not None and not (self.bounded and known):
             self._find()
 
     def resume(self, positions: Mapping[str, int]) -> None:
@@ -66,6 +73,18 @@ class Files:
             self._partitions = [self._partition(number, name) for number, name in enumerate(self._files)]
             self._looked_at_s = time.monotonic()
         return self._partitions
+
+    def look_again(self, deadline: Deadline) -> None:
+        """See Source. A file that is no longer what it was is told as what it is now."""
+        for name in [name for name in self._files if not self._is_as_it_was(name)]:
+            self._files.pop(name).close()
+            self._open.pop(name, None)
+            self._add(name)
+        self._find(again=True)
+        self._partitions = []
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: lines have no time stamps of their own."""
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source."""
@@ -84,15 +103,24 @@ class Files:
             file.close()
         self._open.clear()
 
-    def _find(self) -> None:
+    def _find(self, *, again: bool = False) -> None:
         for number, pattern in enumerate(self._patterns):
             paths: Sequence[str] = pattern.matches(self._folder)
             if self._config.ready is not None:
                 paths = self._ready(pattern, paths)
-            if self.bounded and not paths:
+            if self.bounded and not paths and not again:
                 raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
             for path in paths:
+                self._pattern_of.setdefault(path, number)
                 self._add(path)
+
+    def _is_as_it_was(self, name: str) -> bool:
+        self._touch(name)
+        try:
+            self._files[name].count()
+        except SourceGap:
+            return False
+        return True
 
     def _add(self, name: str) -> bool:
         """Whether there is, or was while we looked, a file of that name; from now on it is a partition."""
@@ -135,7 +163,9 @@ class Files:
             self._gone.discard(name)
             self._touch(name)
             file.count()
-        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or gone, file.identity)
+        pattern = self._pattern_of.get(name)  # of those met before a restart the log says the rest
+        order = () if pattern is None else (self._order.stream(pattern, name), self._order.period(pattern, name))
+        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or gone, file.identity, *order)
 
     def _touch(self, name: str) -> None:
         self._open[name] = self._files[name]

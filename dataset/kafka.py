@@ -79,6 +79,24 @@ class Kafka:
         self._identities = self._client.ask_identities(self._config.topics, deadline)  # last: the ends are theirs
         return [self._partition(number, part) for number, part in enumerate(self._partitions)]
 
+    def look_again(self, deadline: Deadline) -> None:
+        """See Source."""
+        self._client.refresh(self._config.topics, deadline)
+        found = self._unknown()
+        self._add(found, deadline)
+        self._starts |= {part: self._begins[part] for part in found}
+        self._ends = self._ask_ends(self._partitions, deadline)
+        if self._config.end not in ("never", "latest"):
+            ends = self._places(self._config.end, self._partitions, self._ends, deadline)
+            self._ends = {part: max(end, self._starts[part]) for part, end in ends.items()}
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int]:
+        """See Source. One question, however many partitions."""
+        if not times_ms:
+            return {}
+        found = self._offsets_at({_part(name): ms for name, ms in times_ms.items()}, deadline)
+        return {_name(part): offset for part, offset in found.items()}
+
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source. The deadline's time is for each stretch without a record, so a slow reader loses none of it."""
         wait = Wait(f"reading {segment.partition} from {segment.begin}", deadline.left_s())
@@ -146,12 +164,17 @@ class Kafka:
         if where == "group":
             return {part: self._committed(part, deadline) for part in parts}
         ms = int(datetime.fromisoformat(where).timestamp() * 1000)
+        found = self._offsets_at(dict.fromkeys(parts, ms), deadline)
+        return {part: min(found.get(part, ends[part]), ends[part]) for part in parts}
+
+    def _offsets_at(self, times_ms: Mapping[TopicPartition, int], deadline: Deadline) -> dict[TopicPartition, int]:
+        """Of each partition the offset of its first record of a time or later, where it has one."""
         found = self._client.ask(
-            f"looking for {where}",
-            lambda timeout_ms: self._client.consumer.offsets_for_times({p: ms for p in parts}, timeout_ms),
+            "asking for offsets by time",
+            lambda timeout_ms: self._client.consumer.offsets_for_times(dict(times_ms), timeout_ms),
             deadline,
         )
-        return {part: min(found[part].offset, ends[part]) if found.get(part) else ends[part] for part in parts}
+        return {part: int(at.offset) for part, at in found.items() if at is not None}
 
     def _committed(self, part: TopicPartition, deadline: Deadline) -> int:
         consumer = self._group_consumer(deadline).consumer

@@ -59,6 +59,7 @@ class MemorySource:
         self.committed: dict[str, int] = {}
         """What `commit` was told, for assertions."""
         self.num_reads = 0
+        self.num_time_lookups = 0
         self.closed = False
         self._final = bounded
         self._faults = {fault.on_read: fault for fault in faults}
@@ -111,6 +112,21 @@ class MemorySource:
             Partition(f"memory/{n}", n, 0, self._begin[n], self._end[n], self._final, self._identity(n))
             for n in range(len(self._records))
         ]
+
+    def look_again(self, deadline: Deadline) -> None:
+        """See Source: `partitions` always says what there is."""
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
+        """See Source; None where no record has a time stamp."""
+        self.num_time_lookups += 1
+        if all(record.timestamp_ms < 0 for records in self._records for record in records.values()):
+            return None
+        records = {name: self._records[int(name.removeprefix("memory/"))] for name in times_ms}
+        found = {
+            name: min((p for p, r in records[name].items() if r.timestamp_ms >= ms), default=None)
+            for name, ms in times_ms.items()
+        }
+        return {name: position for name, position in found.items() if position is not None}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source; blocks of at most BLOCK_EVENTS events, cut where a fault strikes."""

@@ -56,6 +56,12 @@ class Simulated:
             for number in range(self._config.partitions)
         ]
 
+    def look_again(self, deadline: Deadline) -> None:
+        """See Source: it is what its settings say."""
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: partitions that are read in equal shares advance together, so nobody needs to ask."""
+
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source. Of a stream without an end every position can be read; those before it have then arrived."""
         number = int(segment.partition.removeprefix("simulated/"))

@@ -27,7 +27,7 @@ class Segment:
     partition: str
     """Name of the partition: "topic/3", a file's path."""
     number: int
-    """Number of the partition in the job, which decides the rank that reads it."""
+    """Number of the partition in the job."""
     begin: int
     end: int
     identity: str = ""
@@ -51,6 +51,15 @@ class Partition:
     """Nothing will come after `end`."""
     identity: str = ""
     """Changes when another partition hides behind the same name: a topic's id, a file's "device:inode". "": unknown."""
+    stream: str = ""
+    """Partitions of one stream are read one after another, by period and name; "": this one is a stream of its own."""
+    period: tuple[str, ...] = ()
+    """The time that the partition's name tells, compared part by part, digits as numbers; of all streams alike."""
+
+    @property
+    def stream_name(self) -> str:
+        """The name of its stream."""
+        return self.stream or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,17 @@ class Source(Protocol):
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """The events of a segment, in order, in blocks; ends when the position reaches the segment's end."""
+        ...
+
+    def look_again(self, deadline: Deadline) -> None:
+        """Of a bounded source: from here on `partitions` says what there is now, with what came since the opening."""
+        ...
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
+        """By partition the position of its first record of this time stamp or later, where it has one.
+
+        None: records have no time stamps here.
+        """
         ...
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:

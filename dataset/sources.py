@@ -10,11 +10,11 @@ from millrace.deadline import Deadline
 
 
 def open_source(
-    config: AnySource, *, folder: Path, job: str, seed: int, deadline: Deadline, known: Collection[str] = ()
+    config: AnySource, *, folder: Path, job: str, seed: int, deadline: Deadline, known: Collection[str] | None = ()
 ) -> Source:
     """The source of `config`; `folder` is the spec's, `job` the name Kafka's lag tools see unless it sets a group.
 
-    `known` names the partitions that the job met before this process; who only reads segments need not say.
+    `known` names the partitions that the job met before this process; None: only segments of a plan are read.
 
     Raises SpecError where it cannot be as written, SourceUnavailable where it does not answer in time.
     """

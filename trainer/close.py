@@ -135,6 +135,8 @@ class PassCloser:
         """Likewise of the newest pass, learnt from or not; chief."""
         self._latest_s: float | None = None
         """Chief: the highest event time of all passes."""
+        self._max_span_s: float | None = None
+        """Chief: how far apart event times of one pass lay at most."""
         self._pass_days: Sequence[int] = ()
         self._pass_signals: Sequence[str] = ()
         """Chief: see Closing.days and .signals."""
@@ -200,12 +202,22 @@ class PassCloser:
                 "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
                 "slots": slots,
                 "freshness_s": None if times_s is None else time.time() - times_s[1],
+                "event_span_s": self._span(times_s),
                 "learning_delay": self.freshness.closed(time.time()),
             }
         if self._planner is not None:
             self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             self._said["jumped"] = self._planner.jumped
+            self._said["late"] = list(self._planner.late)
         return self._said
+
+    def _span(self, times_s: tuple[float, float] | None) -> dict[str, float] | None:
+        """Chief: how far apart event times lay in the pass, and in any pass of the job; None without event time."""
+        if times_s is None:
+            return None
+        span_s = times_s[1] - times_s[0]
+        self._max_span_s = max(span_s, self._max_span_s or 0.0)
+        return {"last": span_s, "max": self._max_span_s}
 
     def _rows_by_slot(self, table: str, stats: TableStats) -> dict[str, int]:
         """Slots that share rows tell the same ones."""
@@ -299,6 +311,7 @@ class PassCloser:
             "first_day": self._first_day,
             "seen_day": self._seen_day,
             "latest_s": self._latest_s,
+            "max_span_s": self._max_span_s,
             "bad": self._bad.state(),
         }
 
@@ -310,7 +323,7 @@ class PassCloser:
         """Go on from a commit."""
         self._day, self._first_day = int(state["day"]), state["first_day"]
         self._seen_day = int(state.get("seen_day", self._day))
-        self._latest_s = state.get("latest_s")
+        self._latest_s, self._max_span_s = state.get("latest_s"), state.get("max_span_s")
         self._bad.load_state(state["bad"])
         self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
 

@@ -22,8 +22,8 @@ from millrace.points import Point, reach
 from pserver.client import ShardPart
 from pserver.store.base import StoredFile
 
-FORMAT = 1
-"""Number of the manifest's layout; a reader that meets a newer one says so."""
+FORMAT = 2
+"""Number of the manifest's layout; a reader that meets a newer one says so. 2: partitions have stream and period."""
 FOLDER = "commits"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")

@@ -161,6 +161,9 @@ class PassesSection(Section):
     """cut = "arrival": how long events are collected."""
     cut: Literal["count", "arrival"] | None = None
     """"count": exactly max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`."""
+    max_skew: PositiveDuration = 3_600.0
+    """How far apart in time the events of parallel partitions may lie in a pass, by their records' time stamps: those
+    ahead wait for those behind. A gap within one partition, and one where nothing waits, holds nobody."""
     max_day_jump: int = Field(default=7, ge=1, le=32_000)
     """Days by which one pass may be ahead of the one before; more stop the job: somebody's clock is wrong."""
     max_outage: Duration = 600.0

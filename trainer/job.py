@@ -102,7 +102,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             held.callback(chief.close)
         maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
-        source = source_of(config, job)
+        source = source_of(config, job)  # plans are read by it, and none is made
         bounded = source.bounded
         reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)

@@ -121,8 +121,8 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
     return planner
 
 
-def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] = ()) -> Source:
-    """The job's stream, opened. `known`: names of partitions met before, which decide what is there to plan."""
+def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] | None = None) -> Source:
+    """The job's stream, opened. `known`: names of partitions met before; None: plans are read, and none is made."""
     section = next(iter(job.sources.values()))
     deadline = Deadline.after(OPEN_S)
     return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)

@@ -17,8 +17,8 @@ from typing import Any
 
 from millrace.errors import MillraceError
 
-FORMAT = 1
-"""The format of the records we write, and the newest we read."""
+FORMAT = 2
+"""The format of the records we write, and the newest we read. 2: partitions have a stream and a period."""
 SEALED = "sealed"
 """In a claim: {name: bytes} of the file before, or {} where there is none."""
 CLOSED = "closed"
@@ -132,7 +132,7 @@ def record_of(line: bytes, place: Place) -> Record | None:
     if int(head[1]) > FORMAT:
         raise LogTooNew(place.path, place.byte, int(head[1]))
     content = line[head.end() - 1 : -1]
-    if int(head[1]) != FORMAT or not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
+    if int(head[1]) < 1 or not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
         return None
     said = json.loads(content)
     return Record(said.pop("n"), Kind(said.pop("kind")), said, place)

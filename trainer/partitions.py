@@ -7,10 +7,22 @@ by then. Also here: ranges that the job goes past. Asking the source and writing
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dataset.errors import SourceGap
+from dataset.paths import natural
 from dataset.source import Partition, check_identity
+
+Word = tuple[tuple[int, int, str], ...]
+Place = tuple[tuple[Word, ...], Word]
+"""What partitions of a stream are ordered by: their period, then their name; runs of digits as numbers."""
+
+
+@lru_cache(1 << 16)
+def place(period: tuple[str, ...], name: str) -> Place:
+    """Where a partition comes in its stream."""
+    return tuple(natural(part) for part in period), natural(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +31,32 @@ class Known:
 
     name: str
     number: int
-    """0, 1, ... in the order of first sight; decides the rank."""
+    """0, 1, ... in the order of first sight."""
     start: int
     """Position where the job began to read it."""
     end: int | None
     """Position after its last event, of a bounded stream."""
     identity: str
     """See `dataset.source.Partition`."""
+    stream: str | None = None
+    """See there; None: it was met before streams were in order."""
+    period: tuple[str, ...] = ()
+    """See there."""
+
+    @property
+    def place(self) -> Place:
+        """Where it comes in its stream."""
+        return place(self.period, self.name)
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
+        """As JSON-able data; of one met before streams were in order, as it was then."""
+        message = asdict(self) | {"period": list(self.period)}
+        return {k: v for k, v in message.items() if self.stream is not None or k not in ("stream", "period")}
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "Known":
         """The inverse of `message`."""
-        return cls(**message)
+        return cls(**{**message, "period": tuple(message.get("period", ()))})
 
 
 class Skip(NamedTuple):
@@ -43,6 +65,11 @@ class Skip(NamedTuple):
     partition: str
     begin: int
     end: int
+
+
+def in_order(known: Mapping[str, Known]) -> bool:
+    """Whether streams are read in order; not where the job began before that was so."""
+    return all(each.stream is not None for each in known.values())
 
 
 def meet(
@@ -55,12 +82,55 @@ def meet(
     """
     if bounded and known:
         return known, []
+    new = _new(known, seen, bounded)
+    return {**known, **{each.name: each for each in new}}, new
+
+
+def _new(known: Mapping[str, Known], seen: Sequence[Partition], bounded: bool) -> list[Known]:
     unknown = [partition for partition in seen if partition.name not in known]
-    new = [
-        Known(p.name, number, p.begin if known else p.start, p.end if bounded and p.final else None, p.identity)
+    ordered = in_order(known)
+    return [
+        Known(
+            p.name,
+            number,
+            p.begin if known else p.start,
+            p.end if bounded and p.final else None,
+            p.identity,
+            p.stream if ordered else None,
+            p.period if ordered else (),
+        )
         for number, p in enumerate(unknown, start=len(known))
     ]
-    return {**known, **{each.name: each for each in new}}, new
+
+
+def grown(
+    known: Mapping[str, Known], seen: Sequence[Partition]
+) -> tuple[Mapping[str, Known], Sequence[Known], Sequence[str]]:
+    """A bounded stream, read to its end and looked at again: the registry, what of it is new or longer now, and in
+    words what is no longer what it was: that is not read."""
+    now = {partition.name: partition for partition in seen}
+    longer, words = list[Known](), list[str]()
+    for each in sorted(known.values(), key=lambda each: each.number):
+        there = now.get(each.name)
+        if there is None or each.end is None:
+            continue
+        if each.identity and there.identity and each.identity != there.identity:
+            words.append(f"{each.name} is another one now (identity {each.identity} then, {there.identity} now)")
+        elif there.end < each.end:
+            words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
+        elif there.end > each.end:
+            longer.append(replace(each, end=there.end))
+    fresh = [*longer, *_new(known, seen, bounded=True)]
+    return {**known, **{each.name: each for each in fresh}}, fresh, words
+
+
+def came_late(known: Mapping[str, Known], new: Sequence[Known], positions: Mapping[str, int]) -> list[str]:
+    """Names of those among `new` that come in their stream before one that the job has begun to read."""
+    begun: dict[str, Place] = {}
+    for each in known.values():
+        if each.stream and positions.get(each.name, each.start) > each.start:
+            begun[each.stream] = max(begun.get(each.stream, each.place), each.place)
+    return [each.name for each in new if each.stream in begun and each.place < begun[each.stream]]
 
 
 def present(
@@ -97,12 +167,18 @@ def _present(known: Known, now: Partition | None, position: int, skips: Collecti
             f"there now is read on from there; or start anew with --fresh"
         )
     end, final = (now.end, now.final) if known.end is None else (known.end, True)
-    return replace(now, number=known.number, start=known.start, end=end, final=final, identity=known.identity)
+    return replace(_as_known(known), begin=now.begin, end=end, final=final)
+
+
+def _as_known(known: Known) -> Partition:
+    """Of which nothing can be read."""
+    at = known.start
+    return Partition(known.name, known.number, at, at, at, True, known.identity, known.stream or "", known.period)
 
 
 def _over(known: Known, end: int) -> Partition:
     """One of which nothing more is read, whatever became of it."""
-    return Partition(known.name, known.number, known.start, known.start, end, True, known.identity)
+    return replace(_as_known(known), end=end)
 
 
 def open_ranges(partition: str, begin: int, end: int, skips: Collection[Skip]) -> list[tuple[int, int]]:

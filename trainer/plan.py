@@ -3,12 +3,14 @@
 `trainer.planner` asks the source and the clock; what a plan says is trained exactly so, in this order.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any
 
 from dataset.source import Partition, Segment
-from trainer.partitions import Skip, open_ranges
+from trainer.partitions import Skip, open_ranges, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Plan:
     @property
     def num_positions(self) -> int:
         """Positions of all segments."""
-        return sum(segment.end - segment.begin for rank in self.segments for segment in rank)
+        return num_positions(segment for rank in self.segments for segment in rank)
 
     def positions(self) -> dict[str, int]:
         """Where each partition stands after this pass."""
@@ -80,22 +82,19 @@ def backlog(partitions: Sequence[Partition], positions: Mapping[str, int], skips
     ]
 
 
-def share(waiting: Sequence[int], max_events: int) -> list[int]:
-    """How many positions to take of each partition: equal parts, what one lacks shared by the others.
+def streams(partitions: Sequence[Partition]) -> list[list[Partition]]:
+    """The partitions of each stream in the order in which they are read; streams by their lowest number."""
+    found: dict[str, list[Partition]] = {}
+    for partition in sorted(partitions, key=lambda each: each.number):
+        found.setdefault(partition.stream_name, []).append(partition)
+    return [sorted(members, key=lambda each: place(each.period, each.name)) for members in found.values()]
 
-    The remainder goes to the lowest numbers.
-    """
-    level, left = 0, max_events
-    for order, count in enumerate(sorted(waiting)):
-        part = min(count - level, left // (len(waiting) - order))
-        level, left = level + part, left - part * (len(waiting) - order)
-        if level < count:
-            break
-    taken = [min(count, level) for count in waiting]
-    for i, count in enumerate(waiting):
-        if left and count > level:
-            taken[i], left = level + 1, left - 1
-    return taken
+
+def in_proportion(waiting: Sequence[int], max_events: int) -> list[int]:
+    """How many positions to take of each stream: as each has its part in what waits, so that all end together."""
+    upto, total = [0, *accumulate(waiting)], max(1, sum(waiting))
+    marks = [min(max_events, total) * count // total for count in upto]
+    return [after - before for before, after in pairwise(marks)]
 
 
 def cut(
@@ -106,35 +105,54 @@ def cut(
     num_ranks: int,
     learn: bool,
     skips: Collection[Skip] = (),
+    caps: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """The pass that begins at `positions`; without backlog it holds no segment.
 
-    A partition belongs to its number modulo the ranks; a lone one is shared by all of them, in contiguous parts of
-    equal length, the longer ones first.
+    Of each stream it takes what comes next, up to the positions that `caps` says (`trainer.skew`). All that it takes is
+    shared by the ranks in contiguous parts of equal length, the longer ones first, so that no rank waits for others.
     """
-    taken = share(backlog(partitions, positions, skips), max_events)
-    ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
-    for partition, count in zip(partitions, taken, strict=True):
-        begin = positions.get(partition.name, partition.start)
-        if len(partitions) == 1:
-            size, remainder = divmod(count, num_ranks)
-            for rank, segments in enumerate(ranks):
-                segments += take(partition, begin, size + (rank < remainder), skips)
-                begin = segments[-1].end if segments else begin
-        else:
-            ranks[partition.number % num_ranks] += take(partition, begin, count, skips)
+    waiting = [
+        [
+            Segment(each.name, each.number, begin, end, each.identity)
+            for each in members
+            for begin, end in open_ranges(
+                each.name,
+                positions.get(each.name, each.start),
+                min(each.end, caps.get(each.name, each.end)),
+                skips,
+            )
+        ]
+        for members in streams(partitions)
+    ]
+    counts = in_proportion([num_positions(segments) for segments in waiting], max_events)
+    taken = [
+        segment for segments, count in zip(waiting, counts, strict=True) for segment in divide(segments, [count])[0]
+    ]
+    size, remainder = divmod(sum(counts), num_ranks)
+    ranks = divide(taken, [size + (rank < remainder) for rank in range(num_ranks)])
     return Plan(number, tuple(map(tuple, ranks)), learn)
 
 
-def take(partition: Partition, begin: int, count: int, skips: Collection[Skip]) -> list[Segment]:
-    """`count` positions from `begin` on (or as many as there are), past those skipped."""
-    found: list[Segment] = []
-    for first, end in open_ranges(partition.name, begin, partition.end, skips):
-        end = min(end, first + count)
-        if first < end:
-            found.append(Segment(partition.name, partition.number, first, end, partition.identity))
-            count -= end - first
-    return found
+def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segment]]:
+    """The positions of `segments` in order, in parts of these sizes; a segment is cut where a part ends within it."""
+    left, parts = list(reversed(segments)), list[list[Segment]]()
+    for size in sizes:
+        part: list[Segment] = []
+        while size:
+            segment = left.pop()
+            middle = min(segment.end, segment.begin + size)
+            part.append(replace(segment, end=middle))
+            size -= middle - segment.begin
+            if middle < segment.end:
+                left.append(replace(segment, begin=middle))
+        parts.append(part)
+    return parts
+
+
+def num_positions(segments: Iterable[Segment]) -> int:
+    """Positions of all segments."""
+    return sum(segment.end - segment.begin for segment in segments)
 
 
 def drained(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> bool:

@@ -1,7 +1,8 @@
 """Asks source and clock, on the chief, when the next pass may be cut; runs in a thread of its own.
 
-What a pass then holds is `trainer.plan`'s decision, what is known of a partition `trainer.partitions`'. What is new
-and what is planned goes to the journal before anybody hears of it. At most one plan is asked for and not yet taken.
+What a pass then holds is `trainer.plan`'s decision, how far parallel streams may be apart `trainer.skew`'s, what is
+known of a partition `trainer.partitions`'. What is new and what is planned goes to the journal before anybody hears of
+it. At most one plan is asked for and not yet taken.
 """
 
 import logging
@@ -17,16 +18,20 @@ from dataset.source import Partition, Source
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from trainer.config import PassesSection
-from trainer.partitions import Known, Skip, meet, past, present
+from trainer.equal_shares import cut_equally
+from trainer.partitions import Known, Skip, came_late, grown, in_order, meet, past, present
 from trainer.patience import Patience
 from trainer.plan import Plan, backlog, cut, drained, gaps
+from trainer.skew import caps_by_period, caps_by_time, heads
 
 POLL_S = 0.05
 """How often the source is asked while a plan is wanted."""
 IDLE_POLL_S = 1.0
 """How often while none is, for the figures of lag."""
 PAUSED = "paused"
-"""The file in a job's store while which is there no pass of events is planned; whoever pauses the job makes it."""
+"""While this file exists in the store, no passes of events are planned."""
+MAX_NAMED = 8
+"""Partitions named on a line of the log."""
 LAST_COMMIT_S = 5.0
 """How long the last positions may take to be shown to lag tools, at the end."""
 
@@ -107,6 +112,11 @@ class Planner:
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
         self._absent: set[str] = set()
+        self._looks_again = source.bounded and bool(self.known)
+        self._at_end: frozenset[str] = frozenset()  # streams that the last pass read to their end, and more may come
+        self._cells: dict[str, int] = {}  # see caps_by_time
+        self.late: tuple[str, ...] = ()
+        """Partitions found since the start that come before one of their stream that was begun already. Any thread."""
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
@@ -117,6 +127,11 @@ class Planner:
         """Whether the job is paused: no pass of events is planned then, nor the end; asked by the thread."""
         self.paused = False
         """What the thread was told last."""
+        if not in_order(self.known) and len(self.known) > 1:
+            log.warning(
+                "this job began when each pass took an equal share of every partition, and goes on so; "
+                "with --fresh files are read in order, and passes.max_skew and partition_by have a meaning"
+            )
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
@@ -206,15 +221,42 @@ class Planner:
         """Ask the source what is there; partitions met for the first time are logged."""
         seen = self._source.partitions(deadline)
         known, new = meet(self.known, seen, self._source.bounded)
-        if new:
-            messages = [each.message() for each in new]
-            self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
-            self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+        self._take_in(known, new, positions)
         absent = self.known.keys() - {partition.name for partition in seen}
         for name in sorted(absent - self._absent):
             log.warning("%s is no longer there; it was read up to %d", name, positions.get(name, 0))
         self._absent |= absent
         self._partitions = present(self.known, seen, positions, self.skips)
+
+    def _take_in(self, known: Mapping[str, Known], new: Sequence[Known], positions: Mapping[str, int]) -> None:
+        """Log partitions that are new, or longer than they were."""
+        if not new:
+            return
+        if in_order(known) and (late := came_late(self.known, new, positions)):
+            log.warning("late: %s; read next, after what comes later in its stream", ", ".join(late[:MAX_NAMED]))
+            self.late += tuple(late)
+        messages = [each.message() for each in new]
+        self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
+        self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+
+    def _look_again(self, positions: Mapping[str, int]) -> bool:
+        """Once, of a bounded stream that a run before this one began: whether there is more of it by now."""
+        if not self._looks_again:
+            return False
+        self._looks_again = False
+        deadline = Deadline.after(self._passes.max_outage)
+        self._source.look_again(deadline)
+        known, new, words = grown(self.known, self._source.partitions(deadline))
+        for word in words:
+            log.warning(
+                "%s; it is not read again: give what is new a name of its own, or begin anew with --fresh", word
+            )
+        num_new = sum((each.end or 0) - positions.get(each.name, each.start) for each in new)
+        if new:
+            named = ", ".join(each.name for each in new[:MAX_NAMED]) + (", ..." if len(new) > MAX_NAMED else "")
+            log.info("%d events are new since the stream was read to its end, in %s", num_new, named)
+        self._take_in(known, new, positions)
+        return bool(new)
 
     def _decide(self, request: _Request, now_s: float) -> Plan | Drained | None:
         """The plan, if it may be cut now."""
@@ -222,7 +264,7 @@ class Planner:
         positions = self._past_gaps(partitions, request.positions)
         self.paused = self.held()
         if self._source.bounded and not self.paused and drained(partitions, positions, self.skips):
-            return Drained()
+            return None if self._look_again(request.positions) else Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
@@ -233,13 +275,42 @@ class Planner:
             due = waiting >= max_events or ended
         else:
             due = waiting >= max_events or (waiting > 0 and waited)
+        if self.paused:
+            self._at_end = frozenset()
         if not due or self.paused:
             if not waited or not self.wants_pass():
                 return None
             max_events = 0
-        plan = cut(request.number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
+        plan = self._cut(request.number, partitions, positions, max_events, learn)
         self._patience.write(lambda: self._journal.plan(plan))
         return plan
+
+    def _cut(
+        self, number: int, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int, learn: bool
+    ) -> Plan:
+        whole = (number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
+        if not in_order(self.known):
+            return cut_equally(*whole)
+        plan = cut(*whole, self._caps(partitions, positions) if max_events else {})
+        if not self._source.bounded:
+            left = heads(partitions, {**positions, **plan.positions()}, self.skips)
+            self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()
+        return plan
+
+    def _caps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> Mapping[str, int]:
+        """Up to where the next pass may read. A stream that has caught up with what arrives holds nobody."""
+        waiting = heads(partitions, positions, self.skips)
+        holders = [name for name in waiting if name not in self._at_end]
+        if len(holders) < 2:
+            return {}
+        deadline = Deadline.after(self._passes.max_outage)
+        if self._source.positions_at({}, deadline) is None:
+            return caps_by_period(partitions, waiting, holders)
+
+        def ask(times_ms: Mapping[str, int]) -> Mapping[str, int]:
+            return self._source.positions_at(times_ms, deadline) or {}
+
+        return caps_by_time(waiting, holders, round(1000 * self._passes.max_skew), ask, self._cells)
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
         """Where to go on in each partition, past what is skipped or no longer retained; raises where the spec says so.

@@ -33,6 +33,7 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
 
     Raises Unwritable.
     """
+    status = progress.status()
     report = {
         "events": progress.num_events,
         "samples": progress.num_samples,
@@ -43,7 +44,9 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "wall_s": round(progress.wall_s, 3),
         "metrics": _spans(metrics) | {name: _spans(metrics[name]) for name in (INFER_FIRST,) if name in metrics},
         "halves": metrics.get("halves"),
-        "slots": progress.status().get("slots", {}),
+        "slots": status.get("slots", {}),
+        "event_span_s": status.get("event_span_s"),
+        "late": status.get("late", []),
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }

@@ -102,16 +102,73 @@ def test_files_found_later_keep_their_numbers_whatever_their_names(started, path
 
 def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path):
     job = side(path.parent, BOUNDED)
-    assert len(job.trains()) == 10
+    planner = job.start()
+    assert len(job.trains(planner)) == 10
     append(path, b"more\n")
     (path.parent / "0.txt").write_bytes(b"0\n")
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(planner), Drained)
+    planner.close()
     job.positions = {}
     assert job.trains() == LINES.splitlines()
-    path.unlink()  # read to its end, so nobody's matter
-    assert isinstance(job.plans(), Drained)
+    path.unlink()
     job.positions = {"a.txt": 9}
     job.fails(None, r"a\.txt is gone, and its positions 9 to 10 are not yet read.*`millrace skip`")
+
+
+def test_a_bounded_stream_that_ended_is_looked_at_again_by_the_next_run_and_only_what_is_new_is_read(path, caplog):
+    job = side(path.parent, BOUNDED)
+    assert len(job.trains()) == 10
+    assert isinstance(job.plans(), Drained)  # an identical rerun
+    assert len(job.journal.operations) == 1
+    append(path, b"more\n")
+    (path.parent / "b.txt").write_bytes(b"b\nc\n")
+    planner = job.start()
+    assert job.trains(planner) == [b"more", b"b", b"c"]
+    append(path, b"too late\n")
+    assert isinstance(job.plans(planner), Drained)
+    planner.close()
+    (path.parent / "0.txt").write_bytes(b"0\n")
+    assert job.trains() == [b"0", b"too late"]
+    assert "late: a.txt, 0.txt" in caplog.text
+    assert isinstance(job.plans(), Drained)
+    assert job.numbers == {"a.txt": 0, "b.txt": 1, "0.txt": 2}
+    names = [[each["name"] for each in op["partitions"]] for op in job.journal.operations]
+    assert names == [["a.txt"], ["a.txt", "b.txt"], ["a.txt", "0.txt"]]
+
+
+@pytest.mark.parametrize("data", [b"new\n" * 3, LINES, b"new\n" * 99])
+def test_a_file_replaced_after_it_was_read_is_named_and_what_is_new_beside_it_is_read(path, caplog, data):
+    job = side(path.parent, BOUNDED)
+    assert len(job.trains()) == 10
+    replace(path, data)
+    (path.parent / "b.txt").write_bytes(b"b\n")
+    assert job.trains() == [b"b"]
+    assert "a.txt is another one now" in caplog.text and "--fresh" in caplog.text
+    assert isinstance(job.plans(), Drained)
+
+
+def test_a_file_cut_or_gone_after_it_was_read_is_named(path, caplog):
+    job = side(path.parent, BOUNDED)
+    assert len(job.trains()) == 10
+    os.truncate(path, 7)
+    assert isinstance(job.plans(), Drained)
+    assert "a.txt ends at position 1 now, and was read up to 10" in caplog.text
+    path.unlink()
+    assert isinstance(job.plans(), Drained)
+    assert "a.txt is no longer there; it was read up to 10" in caplog.text
+
+
+def test_a_file_replaced_while_the_stream_is_read_to_its_end_is_named_too(path, caplog):
+    job = side(path.parent, BOUNDED)
+    (path.parent / "b.txt").write_bytes(b"b\n" * 5)
+    job.passes = job.passes.model_copy(update={"max_events": 10})
+    assert len(job.trains()) == 10
+    planner = job.start()
+    assert job.trains(planner) == [b"b"] * 5
+    replace(path, LINES * 2)
+    assert isinstance(job.plans(planner), Drained)
+    planner.close()
+    assert "a.txt is another one now" in caplog.text
 
 
 def test_a_file_that_a_logged_plan_needs_and_that_is_gone_is_named_with_the_pass_and_what_to_do(job, path):

@@ -42,6 +42,8 @@ class Ended:
     metrics: dict
     events: int
     learning: bool
+    span_s: dict | None
+    """How far apart event times lay in a pass."""
 
 
 def config_of(job: Path, store: Path, *settings: str, generation: int = 1, **more) -> WorkerConfig:
@@ -61,7 +63,7 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         trainer.loop.run()
         parts.chief.beginning.joblog.close()
         digest, told = digest_of(parts.shards, parts.dense, Deadline.after(10)), parts.progress.status()
-        return Ended(digest, parts.closer.day, told["metrics"], told["events"], told["learning"])
+        return Ended(digest, parts.closer.day, told["metrics"], told["events"], told["learning"], told["event_span_s"])
 
 
 def killed(job: Path, store: Path, *settings: str, generation: int, point: Point, hit: int) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.commits import (
+    FORMAT,
     MANIFEST,
     CommitDamaged,
     Commits,
@@ -80,8 +81,8 @@ def test_a_shorter_and_a_missing_file_are_named(tmp_path):
 
 def test_a_commit_of_a_newer_format_is_refused_as_such(tmp_path):
     folder = tmp_path / "commits" / make(tmp_path, 3)
-    write_manifest(folder, dict(read_commit(folder).manifest) | {"format": 2})
-    with pytest.raises(CommitDamaged, match="is of format 2; this Millrace reads format 1"):
+    write_manifest(folder, dict(read_commit(folder).manifest) | {"format": FORMAT + 1})
+    with pytest.raises(CommitDamaged, match=f"is of format {FORMAT + 1}; this Millrace reads format {FORMAT}"):
         read_commit(folder)
 
 

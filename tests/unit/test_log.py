@@ -65,7 +65,7 @@ def test_what_was_appended_is_read_in_order_with_its_place(claim, folder):
     )
     assert rest == [plan, close]
     path = folder / "00000001-0001.log"
-    assert path.read_bytes()[plan.place.byte :].startswith(b"1 ")
+    assert path.read_bytes()[plan.place.byte :].startswith(b"2 ")
     assert str(close.place) == f"{path}: byte {close.place.byte}"
 
 
@@ -73,7 +73,7 @@ def test_a_line_is_format_checksum_and_json(claim, folder):
     claim(1).append(Kind.VOID, {"number": 7})
     line = (folder / "00000001-0001.log").read_bytes().splitlines()[1]
     content = b'{"n":2,"kind":"void","number":7}'
-    assert line == b"1 %08x %s" % (zlib.crc32(content), content)
+    assert line == b"2 %08x %s" % (zlib.crc32(content), content)
 
 
 def test_a_folder_without_a_log_says_nothing(folder):
@@ -365,8 +365,8 @@ def test_a_torn_tail_is_ignored_then_cut_by_the_next_claim(claim, folder):
 def test_a_newer_format_stops_and_says_so(claim, folder):
     claim(1)
     with (folder / "00000001-0001.log").open("ab") as file:
-        file.write(b'2 00000000 {"what": "we cannot know"}\n')
-    with pytest.raises(LogTooNew, match="format 2, and this program reads up to 1"):
+        file.write(b'3 00000000 {"what": "we cannot know"}\n')
+    with pytest.raises(LogTooNew, match="format 3, and this program reads up to 2"):
         read(folder)
 
 

@@ -21,7 +21,7 @@ def met(*partitions, bounded=False):
 
 def test_the_first_look_fixes_numbers_starts_ends_and_identities():
     known, new = meet({}, [seen("b", 10, start=3, final=True), seen("a", 20, identity="two", final=True)], True)
-    assert new == list(known.values()) == [Known("b", 0, 3, 10, "one"), Known("a", 1, 0, 20, "two")]
+    assert new == list(known.values()) == [Known("b", 0, 3, 10, "one", ""), Known("a", 1, 0, 20, "two", "")]
     assert Known.of_message(new[0].message()) == new[0]
 
 
@@ -51,7 +51,7 @@ def test_a_bounded_stream_that_has_not_all_arrived_has_no_end_yet():
 
 def test_one_found_later_comes_last_and_starts_at_its_beginning():
     known, new = meet(met(seen("b"), seen("c")), [seen("a", 90, start=90, begin=7), seen("b"), seen("c")], False)
-    assert new == [Known("a", 2, 7, None, "one")]
+    assert new == [Known("a", 2, 7, None, "one", "")]
     assert [known[name].number for name in "abc"] == [2, 0, 1]
 
 

@@ -7,57 +7,51 @@ from hypothesis import strategies as st
 
 from dataset.source import Partition
 from trainer.partitions import Skip
-from trainer.plan import Gap, Plan, backlog, cut, drained, gaps, share
+from trainer.plan import Gap, Plan, backlog, cut, drained, gaps, in_proportion, num_positions, streams
 
 
-def partition(number, end, begin=0, final=True, start=None):
-    return Partition(f"t/{number}", number, begin if start is None else start, begin, end, final, f"id-{number}")
+def partition(number, end, begin=0, final=True, start=None, **order):
+    return Partition(
+        f"t/{number}", number, begin if start is None else start, begin, end, final, f"id-{number}", **order
+    )
 
 
-waiting = st.lists(st.integers(0, 50), min_size=1, max_size=8)
-
-
-@given(waiting, st.integers(1, 200))
-def test_a_pass_takes_all_it_may_and_no_more_than_there_is(counts, max_events):
-    taken = share(counts, max_events)
-    assert sum(taken) == min(max_events, sum(counts))
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 200))
+def test_a_pass_takes_of_each_stream_its_part_of_what_waits(counts, max_events):
+    taken = in_proportion(counts, max_events)
+    total = sum(counts)
+    assert sum(taken) == min(max_events, total)
     assert all(0 <= t <= c for t, c in zip(taken, counts, strict=True))
-
-
-@given(waiting, st.integers(1, 200))
-def test_partitions_with_backlog_left_got_equal_parts_and_the_remainder_went_to_the_lowest(counts, max_events):
-    taken = share(counts, max_events)
-    unfinished = [t for t, c in zip(taken, counts, strict=True) if t < c]
-    if unfinished:
-        assert unfinished == sorted(unfinished, reverse=True)
-        assert max(unfinished) - min(unfinished) <= 1
-        assert all(t <= min(unfinished) + 1 for t in taken)
-
-
-def test_what_one_partition_lacks_is_shared_by_the_others():
-    assert share([1, 100, 100], 10) == [1, 5, 4]
+    assert all(abs(t - min(max_events, total) * c / max(1, total)) < 1 for t, c in zip(taken, counts, strict=True))
 
 
 skipped = st.lists(st.builds(Skip, st.sampled_from(["t/0", "t/1"]), st.integers(0, 60), st.integers(0, 70)), max_size=4)
 
 
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 40), st.integers(1, 4), skipped)
-def test_passes_cover_every_position_once_whatever_the_ranks_but_those_skipped(ends, max_events, num_ranks, skips):
-    partitions = [partition(i, end) for i, end in enumerate(ends)]
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "x", "y"]), st.integers(0, 2)), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    skipped,
+)
+def test_passes_cover_every_position_once_in_order_and_ranks_have_equal_parts(files, max_events, num_ranks, skips):
+    partitions = [partition(i, end, stream=s, period=(str(day),)) for i, (end, s, day) in enumerate(files)]
     positions: dict[str, int] = {}
-    seen: dict[str, list[int]] = {}
+    seen: dict[str, list[tuple[str, int]]] = {p.stream_name: [] for p in partitions}
     number = 0
     while not drained(partitions, positions, skips):
         number += 1
         waiting = sum(backlog(partitions, positions, skips))
         plan = cut(number, partitions, positions, max_events, num_ranks, learn=True, skips=skips)
-        assert len(plan.segments) == num_ranks
-        assert plan.num_positions == min(max_events, waiting)
-        for segment in (s for rank in plan.segments for s in rank):
-            seen.setdefault(segment.partition, []).extend(range(segment.begin, segment.end))
+        sizes = [num_positions(rank) for rank in plan.segments]
+        assert len(sizes) == num_ranks and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+        assert plan.num_positions == min(max_events, waiting) > 0
+        for s in (s for rank in plan.segments for s in rank):
+            seen[partitions[s.number].stream_name] += [(s.partition, at) for at in range(s.begin, s.end)]
         positions |= plan.positions()
-    wanted = {f"t/{i}": [n for n in range(end) if not gone(f"t/{i}", n, skips)] for i, end in enumerate(ends)}
-    assert seen == {name: numbers for name, numbers in wanted.items() if numbers}
+    for stream in streams(partitions):
+        whole = [(p.name, n) for p in stream for n in range(p.end) if not gone(p.name, n, skips)]
+        assert seen[stream[0].stream_name] == whole
 
 
 def gone(name, position, skips):
@@ -68,9 +62,9 @@ def test_a_segment_stops_where_a_skip_begins_and_the_next_goes_on_behind_it():
     plan = cut(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [Skip("t/0", 10, 60)])
     assert [(s.partition, s.begin, s.end) for s in plan.segments[0]] == [
         ("t/0", 5, 10),
-        ("t/0", 60, 75),
-        ("t/1", 0, 20),
-    ]
+        ("t/0", 60, 67),
+        ("t/1", 0, 28),
+    ]  # in proportion to 45 and 100
 
 
 def test_every_segment_carries_the_identity_of_its_partition():
@@ -79,11 +73,32 @@ def test_every_segment_carries_the_identity_of_its_partition():
     assert '"identity": "id-0"' in json.dumps(plan.message())
 
 
-def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_split():
-    plan = cut(1, [partition(i, 10) for i in range(4)], {}, 40, 3, learn=True)
-    assert [[s.number for s in rank] for rank in plan.segments] == [[0, 3], [1], [2]]
-    lone = cut(1, [partition(0, 10)], {}, 40, 3, learn=True)
-    assert [[(s.begin, s.end) for s in rank] for rank in lone.segments] == [[(0, 4)], [(4, 7)], [(7, 10)]]
+def test_what_a_pass_takes_is_split_into_equal_contiguous_parts_whatever_the_partitions():
+    plan = cut(1, [partition(i, size) for i, size in enumerate([1, 10, 1])], {}, 40, 3, learn=True)
+    assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [
+        [(0, 0, 1), (1, 0, 3)],
+        [(1, 3, 7)],
+        [(1, 7, 10), (2, 0, 1)],
+    ]
+
+
+def hours(*names, stream="files"):
+    return [partition(i, 10, stream=stream, period=tuple(name.split("/"))) for i, name in enumerate(names)]
+
+
+def test_files_of_a_stream_are_read_one_after_another_by_their_times_as_numbers():
+    plan = cut(1, hours("2/10", "2/9", "1/11"), {}, 25, 1, learn=True)
+    assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(2, 0, 10), (1, 0, 10), (0, 0, 5)]
+
+
+def test_a_file_that_comes_before_the_present_one_is_read_next():
+    plan = cut(2, hours("2/1", "2/2", "1/1"), {"t/0": 10, "t/1": 4}, 12, 1, learn=True)
+    assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(2, 0, 10), (1, 4, 6)]
+
+
+def test_a_cap_holds_a_partition_back():
+    plan = cut(1, [partition(0, 10), partition(1, 10)], {"t/1": 2}, 40, 1, learn=True, caps={"t/0": 4, "t/1": 0})
+    assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(0, 0, 4)]
 
 
 def test_a_plan_survives_being_told():

@@ -1,0 +1,80 @@
+"""Jobs that began before streams were in order: each pass takes an equal share of every partition, as it always did."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset.memory import MemorySource
+from dataset.source import Partition
+from trainer.config import PassesSection
+from trainer.equal_shares import cut_equally, share
+from trainer.history import History
+from trainer.log import read
+from trainer.planner import Drained, MemoryJournal, Planner
+from trainer.recovery import after
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "equal-shares" / "log"
+"""Four partitions in passes of 20 for three ranks, as the program wrote them before."""
+
+
+waiting = st.lists(st.integers(0, 50), min_size=1, max_size=8)
+
+
+@given(waiting, st.integers(1, 200))
+def test_a_pass_takes_all_it_may_and_no_more_than_there_is(counts, max_events):
+    taken = share(counts, max_events)
+    assert sum(taken) == min(max_events, sum(counts))
+    assert all(0 <= t <= c for t, c in zip(taken, counts, strict=True))
+
+
+@given(waiting, st.integers(1, 200))
+def test_partitions_with_backlog_left_got_equal_parts_and_the_remainder_went_to_the_lowest(counts, max_events):
+    taken = share(counts, max_events)
+    unfinished = [t for t, c in zip(taken, counts, strict=True) if t < c]
+    if unfinished:
+        assert unfinished == sorted(unfinished, reverse=True)
+        assert max(unfinished) - min(unfinished) <= 1
+        assert all(t <= min(unfinished) + 1 for t in taken)
+
+
+def test_what_one_partition_lacks_is_shared_by_the_others():
+    assert share([1, 100, 100], 10) == [1, 5, 4]
+
+
+def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_split():
+    four = [Partition(f"t/{i}", i, 0, 0, 10, True) for i in range(4)]
+    plan = cut_equally(1, four, {}, 40, 3, learn=True)
+    assert [[s.number for s in rank] for rank in plan.segments] == [[0, 3], [1], [2]]
+    lone = cut_equally(1, four[:1], {}, 40, 3, learn=True)
+    assert [[(s.begin, s.end) for s in rank] for rank in lone.segments] == [[(0, 4)], [(4, 7)], [(7, 10)]]
+
+
+def test_a_job_whose_log_began_before_goes_on_with_the_passes_it_would_have_had():
+    history = History.of(read(GOLDEN))
+    began = after(history, None, {})
+    assert [k.message() for k in began.known.values()] == history.operations[1].body["partitions"]  # as it was written
+    positions = {}
+    for logged in began.replay:  # a restart behind each pass
+        journal = MemoryJournal()
+        source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41)])
+        planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=began.known)
+        planner.request(logged.plan.number, positions, 0)
+        assert planner.take(10.0) == logged.plan
+        planner.close()
+        positions |= logged.plan.positions()
+
+
+def test_what_is_new_of_such_a_job_is_read_in_equal_shares_too():
+    known = after(History.of(read(GOLDEN)), None, {}).known
+    journal = MemoryJournal()
+    source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41, 8)])
+    planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=known)
+    planner.request(8, {name: each.end for name, each in known.items()}, 0)
+    plan = planner.take(10.0)
+    assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [[], [(4, 0, 8)], []]
+    (operation,) = journal.operations
+    assert [*operation["partitions"][0]] == ["name", "number", "start", "end", "identity"]
+    planner.request(9, {**{name: each.end for name, each in known.items()}, "memory/4": 8}, 0)
+    assert isinstance(planner.take(10.0), Drained)
+    planner.close()

@@ -1,0 +1,67 @@
+"""The cut of jobs that began before streams were read in order: each pass takes an equal share of every partition.
+
+Kept so that such a job goes on as it began. How every other job is cut is `trainer.plan`'s decision.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dataset.source import Partition, Segment
+from trainer.partitions import Skip, open_ranges
+from trainer.plan import Plan, backlog
+
+
+def share(waiting: Sequence[int], max_events: int) -> list[int]:
+    """How many positions to take of each partition: equal parts, what one lacks shared by the others.
+
+    The remainder goes to the lowest numbers.
+    """
+    level, left = 0, max_events
+    for order, count in enumerate(sorted(waiting)):
+        part = min(count - level, left // (len(waiting) - order))
+        level, left = level + part, left - part * (len(waiting) - order)
+        if level < count:
+            break
+    taken = [min(count, level) for count in waiting]
+    for i, count in enumerate(waiting):
+        if left and count > level:
+            taken[i], left = level + 1, left - 1
+    return taken
+
+
+def cut_equally(
+    number: int,
+    partitions: Sequence[Partition],
+    positions: Mapping[str, int],
+    max_events: int,
+    num_ranks: int,
+    learn: bool,
+    skips: Collection[Skip] = (),
+) -> Plan:
+    """The pass that begins at `positions`; without backlog it holds no segment.
+
+    A partition belongs to its number modulo the ranks; a lone one is shared by all of them, in contiguous parts of
+    equal length, the longer ones first.
+    """
+    taken = share(backlog(partitions, positions, skips), max_events)
+    ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
+    for partition, count in zip(partitions, taken, strict=True):
+        begin = positions.get(partition.name, partition.start)
+        if len(partitions) == 1:
+            size, remainder = divmod(count, num_ranks)
+            for rank, segments in enumerate(ranks):
+                segments += take(partition, begin, size + (rank < remainder), skips)
+                begin = segments[-1].end if segments else begin
+        else:
+            ranks[partition.number % num_ranks] += take(partition, begin, count, skips)
+    return Plan(number, tuple(map(tuple, ranks)), learn)
+
+
+def take(partition: Partition, begin: int, count: int, skips: Collection[Skip]) -> list[Segment]:
+    """`count` positions from `begin` on (or as many as there are), past those skipped."""
+    found: list[Segment] = []
+    for first, end in open_ranges(partition.name, begin, partition.end, skips):
+        end = min(end, first + count)
+        if first < end:
+            found.append(Segment(partition.name, partition.number, first, end, partition.identity))
+            count -= end - first
+    return found
