@@ -75,7 +75,7 @@ def _claim(body: Mapping[str, Any], generation: int, timeline: str) -> str:
 def _plan(body: Mapping[str, Any]) -> str:
     segments = [segment for rank in body["segments"] for segment in rank]
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for segment in sorted(segments, key=lambda each: (each["number"], each["begin"])):
+    for segment in segments:
         found = ranges.setdefault(segment["partition"], [])
         if found and found[-1][1] == segment["begin"]:
             found[-1] = (found[-1][0], segment["end"])

@@ -1,12 +1,17 @@
-"""Files of every released format number stay readable: log and manifest as format 1 wrote them."""
+"""Files of every released format number stay readable: log and manifest as formats 1 and 2 wrote them."""
 
 from pathlib import Path
 
+from dataset.source import Partition
 from trainer.commits import Commits
 from trainer.history import History
 from trainer.log import Kind, read
+from trainer.partitions import Known, present
+from trainer.plan import Plan, cut
+from trainer.rewind import known_partitions, positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
+GOLDEN_2 = GOLDEN.parent / "formats-2"
 
 
 def test_the_log_of_format_1_says_what_it_said():
@@ -34,3 +39,32 @@ def test_the_manifest_of_format_1_says_what_it_said():
     assert (part.folder, part.buckets) == ("shard-0", (0, 4096))
     assert part.tables["default"]["rows_by_group"] == {"0": 3, "7": 1}
     assert commit.files["shard-0/default/000009.sst"] == part.files["shard-0/default/000009.sst"]
+
+
+HOURS = {
+    "logs/9/a.txt": Known("logs/9/a.txt", 0, 0, 8, "1:0", "files", ("9",)),
+    "logs/10/a.txt": Known("logs/10/a.txt", 1, 0, 11, "1:1", "files", ("10",)),
+    "logs/8/a.txt": Known("logs/8/a.txt", 2, 0, 4, "1:2", "files", ("8",)),
+}
+"""Two files in order; then one that is late, and more lines of the second."""
+
+
+def test_the_log_of_format_2_says_what_it_said():
+    history = History.of(read(GOLDEN_2 / "log"))
+    assert known_partitions(history, None) == HOURS
+    ranges = [
+        [[(s.number, s.begin, s.end) for s in rank] for rank in Plan.of_message(history.plans[n].body).segments]
+        for n in (1, 2, 3)
+    ]
+    assert ranges == [[[(0, 0, 5)], [(0, 5, 8), (1, 0, 2)]], [[(1, 2, 5)], [(1, 5, 8)]], [[(2, 0, 4)], [(1, 8, 11)]]]
+
+
+def test_the_manifest_of_format_2_says_what_it_said_and_a_job_goes_on_from_it_in_the_same_order():
+    (commit,) = Commits(GOLDEN_2).whole()
+    history = History.of([])
+    known = known_partitions(history, commit)
+    assert (commit.name, known) == ("t1-0000000003-g1", HOURS)
+    now = [Partition(name, 9, 0, 0, each.end, True, each.identity) for name, each in reversed(HOURS.items())]
+    again = cut(1, present(known, now, {}, []), {}, 10, 1, learn=True)
+    assert [(s.number, s.begin, s.end) for s in again.segments[0]] == [(2, 0, 4), (0, 0, 6)]
+    assert positions(history, commit) == {name: each.end for name, each in HOURS.items()}
