@@ -160,7 +160,8 @@ class PassesSection(Section):
     wait: Duration = 1.0
     """cut = "arrival": how long events are collected."""
     cut: Literal["count", "arrival"] | None = None
-    """"count": exactly max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`."""
+    """"count": max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`. Both take
+    fewer where parallel partitions would be further apart than max_skew."""
     max_skew: PositiveDuration = 3_600.0
     """How far apart in time the events of parallel partitions may lie in a pass, by their records' time stamps: those
     ahead wait for those behind. A gap within one partition, and one where nothing waits, holds nobody."""

@@ -129,8 +129,8 @@ class Planner:
         """What the thread was told last."""
         if not in_order(self.known) and len(self.known) > 1:
             log.warning(
-                "this job began when each pass took an equal share of every partition, and goes on so; "
-                "with --fresh files are read in order, and passes.max_skew and partition_by have a meaning"
+                "this job began when each pass took an equal share of every partition, and keeps to that: "
+                "passes.max_skew and partition_by have no effect; --fresh begins anew, with files read in order"
             )
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()

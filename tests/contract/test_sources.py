@@ -218,6 +218,27 @@ def test_resuming_changes_nothing_that_is_read(source):
     assert len(read(source, partition, 0, 40)) in (35, 40)
 
 
+def test_looking_again_at_what_has_not_changed_changes_nothing(source):
+    partitions = source.partitions(soon())
+    before = read(source, partitions[0], 0, 50)
+    source.look_again(soon())
+    assert source.partitions(soon()) == partitions
+    assert read(source, partitions[0], 0, 50) == before
+
+
+def test_positions_by_time_are_those_of_the_first_record_of_that_time(source):
+    partition = long_one(source)
+    (block,) = source.read(Segment(partition.name, 0, 100, 101), soon())
+    stamp_ms = int(block.timestamp_ms_E[0])
+    found = source.positions_at({partition.name: max(stamp_ms, 0)}, soon())
+    if found is None:  # no time stamps, or nobody needs to ask
+        return
+    at = found[partition.name]
+    (first,) = source.read(Segment(partition.name, 0, at, at + 1), soon())
+    assert at <= 100 and first.timestamp_ms_E[0] == stamp_ms
+    assert source.positions_at({partition.name: 1 << 61}, soon()) == {}
+
+
 def test_committing_changes_nothing_that_is_read(source):
     partition = long_one(source)
     before = read(source, partition, 0, 50)

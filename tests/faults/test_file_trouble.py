@@ -100,6 +100,17 @@ def test_files_found_later_keep_their_numbers_whatever_their_names(started, path
     assert job.numbers == {"a.txt": 0, "0.txt": 1, "-.txt": 2}
 
 
+def test_a_file_that_comes_before_the_present_one_is_read_next_and_counted_as_late(job, path):
+    planner = job.start()
+    assert len(job.trains(planner)) == 10
+    append(path, b"more\n")
+    for name in ("0.txt", "b.txt"):
+        (path.parent / name).write_bytes(name.encode() + b"\n")
+    assert job.trains(planner) == [b"0.txt", b"more", b"b.txt"]
+    assert planner.late == ("0.txt",)
+    planner.close()
+
+
 def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path):
     job = side(path.parent, BOUNDED)
     planner = job.start()

@@ -8,7 +8,7 @@ import pytest
 
 from dataset.config import SimulatedSource
 from dataset.errors import SourceGap, SourceUnavailable
-from dataset.memory import MemorySource
+from dataset.memory import MemorySource, Record
 from dataset.simulated import Simulated
 from dataset.source import Partition
 from millrace.deadline import Deadline
@@ -236,6 +236,67 @@ def test_a_restart_with_the_registry_plans_what_the_first_start_planned():
     everything = PassesSection(max_events=1000)
     rest = plan_of(Planner(grown, everything, 2, None, known=first.known), 2, plan.positions())
     assert rest.positions() == {"memory/0": 50, "memory/1": 50}
+
+
+HOURS = [range(0, 30), range(2, 9), [], range(0, 60, 7)]
+"""By partition the hours of its records."""
+
+
+def hourly():
+    return MemorySource([[Record(b"e", 3_600_000 * hour) for hour in hours] for hours in HOURS])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num_ranks):
+    passes = PassesSection(max_events=9, max_skew="4h")
+    running = Planner(hourly(), passes, num_ranks, None)
+    known, positions, plans = {}, {}, []
+    while True:
+        number = len(plans) + 1
+        running.request(number, positions, 0)
+        plan = running.take(10.0)
+        restarted = Planner(hourly(), passes, num_ranks, None, known=known)
+        again = plan_of(restarted, number, positions)
+        if isinstance(plan, Drained):
+            break
+        assert again == plan
+        plans.append(plan)
+        known, positions = restarted.known, positions | plan.positions()
+        segments = [segment for rank in plan.segments for segment in rank]
+        hours = [HOURS[s.number][at] for s in segments for at in range(s.begin, s.end)]
+        assert len({s.number for s in segments}) == 1 or max(hours) - min(hours) < 4
+    running.close()
+    assert isinstance(again, Drained)
+    assert positions == {"memory/0": 30, "memory/1": 7, "memory/3": 9}
+
+
+def test_where_all_streams_have_caught_up_with_what_arrives_nobody_asks_for_times():
+    source = MemorySource([[Record(b"e", 1)], [Record(b"e", 1)]], bounded=False)
+    planner = Planner(source, PassesSection(wait="1ms"), 1, None)
+    planner.request(1, {}, 0)
+    assert planner.take(10.0).num_positions == 2
+    asked = source.num_time_lookups
+    source.append(0, [Record(b"e", 10**12)])
+    source.append(1, [Record(b"e", 0)])
+    planner.request(2, {"memory/0": 1, "memory/1": 1}, 2)
+    assert planner.take(10.0).num_positions == 2
+    planner.close()
+    assert asked > 0 and source.num_time_lookups == asked
+
+
+def test_a_pause_makes_what_waited_meanwhile_a_backlog():
+    source = MemorySource([[Record(b"e", 1)], [Record(b"e", 1)]], bounded=False)
+    planner = Planner(source, PassesSection(wait="1ms"), 1, None)
+    planner.request(1, {}, 0)
+    assert planner.take(10.0).num_positions == 2
+    planner.held = lambda: True
+    planner.request(2, {"memory/0": 1, "memory/1": 1}, 2)
+    assert planner.take(0.2) is None
+    source.append(0, [Record(b"e", 10**12)])
+    source.append(1, [Record(b"e", 2)])
+    planner.held = lambda: False
+    assert planner.take(10.0).positions() == {"memory/1": 2}
+    planner.close()
 
 
 def test_a_stream_that_arrives_by_the_clock_goes_on_after_a_restart_where_the_job_stands():
