@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dataset.paths import PathPattern, Pattern
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
+from millrace.secrecy import Options
 
 MAX_LEN = 1 << 20
 """The most signs of a sample that `max_len` may keep."""
@@ -92,8 +93,10 @@ class KafkaSource(SourceSection):
     """Kafka."""
     topics: Annotated[tuple[str, ...], Field(min_length=1)]
     """Topics, all partitions of each."""
-    options: dict[str, Any] = {}
-    """Options of kafka-python's consumer by its own names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ..."""
+    options: Options = {}
+    """Options of kafka-python's consumer by its own names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ...
+
+    Secrets may be references: sasl_plain_password = { env = "NAME" } or { file = "path" }."""
     group: str | None = None
     """Group id under which positions are shown to lag tools; the job's name unless set."""
     start: str = "earliest"

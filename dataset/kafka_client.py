@@ -26,6 +26,7 @@ from kafka.net.compat import KafkaNetClient
 from dataset.errors import SourceUnavailable
 from millrace.deadline import Deadline
 from millrace.errors import BadInput, SpecError
+from millrace.secrecy import SECRET_KEYS, resolved
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ TRY_S = 2.0
 
 
 def consumer_options(options: Mapping[str, Any], folder: Path, at: str = "sources.*.options") -> dict[str, Any]:
-    """What the user wrote, checked and completed; paths of certificates are relative to `folder`.
+    """What the user wrote, checked and completed; paths of certificates are relative to `folder`, references to
+    secrets are read.
 
     Raises SpecError naming the option.
     """
@@ -82,20 +84,25 @@ def consumer_options(options: Mapping[str, Any], folder: Path, at: str = "source
             raise SpecError(f"unknown key; {hint}known here: {', '.join(known)}", f"{at}.{name}")
     if "bootstrap_servers" not in options:
         raise SpecError('is missing; for example bootstrap_servers = "broker:9092"', f"{at}.bootstrap_servers")
-    resolved = {name: str(folder / value) if name in PATHS else value for name, value in options.items()}
-    if isinstance(resolved.get("api_version"), list):
-        resolved["api_version"] = tuple(resolved["api_version"])
-    return {**DEFAULTS, **resolved, **FIXED}
+    passed = {name: str(folder / value) if name in PATHS else value for name, value in options.items()}
+    for name in SECRET_KEYS & passed.keys():
+        passed[name] = resolved(passed[name], folder, f"{at}.{name}")
+    if isinstance(passed.get("api_version"), list):
+        passed["api_version"] = tuple(passed["api_version"])
+    return {**DEFAULTS, **passed, **FIXED}
 
 
 class LastWord(logging.Handler):
-    """Takes what kafka-python logs: all of it goes to our debug log, the last reason it gives is kept for an error."""
+    """Takes what kafka-python logs: it goes to our debug log, the last reason it gives is kept for an error.
+
+    But for what it logs to find its own bugs: every byte it sends is there, passwords too.
+    """
 
     NO_REASON = ("Bootstrap failed: KafkaTimeoutError", "not ready; waiting")
     """Warnings that say only what the caller knows."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self.text = ""
         client_log = logging.getLogger("kafka")
         client_log.propagate = False

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from millrace.secrecy import without_secrets
+
 NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
 KEY = "[key]"
 """Pydantic's word for where a mapping's key is."""
@@ -44,7 +46,7 @@ def mistake(model: type[BaseModel], problem: Any) -> str:
     if location and location[-1] == KEY:  # the name itself is wrong: it is told as the value
         location = location[:-2]
     place = _place(model, location)
-    value, kind = problem.get("input"), problem["type"]
+    value, kind = without_secrets(problem.get("input")), problem["type"]
     if kind == "extra_forbidden":
         return f"{place.path}: unknown key; {_hint(str(problem['loc'][-1]), _field_names(place.parents))}"
     if kind == "missing":

@@ -4,11 +4,12 @@ What sections say about each other is checked by service.checks; each section ch
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from millrace.config import load_toml, validate
+from millrace.secrecy import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
 from service.checks import check_places, check_references
 from service.config import ClusterSection
 from trainer.config import TrainerJob
@@ -31,11 +32,27 @@ class LoadedJob:
 
     spec: Job
     raw: dict[str, Any]
-    """As the user wrote it, overrides applied: what workers are given."""
+    """As the user wrote it, overrides applied, with "***" for secrets that are written out in it."""
     folder: Path
     """The spec's folder, absolute: relative paths start there."""
     store: Path
     """The store's folder, absolute; it need not exist."""
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Those secrets, by the path of their key: for private files of workers, and nothing else."""
+
+    @classmethod
+    def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
+        """The job of a spec with its secrets, which has passed every check as `spec`."""
+        return cls(spec=spec, raw=without_secrets(whole), folder=folder, store=store, secrets=secrets_of(whole))
+
+    def whole(self) -> dict[str, Any]:
+        """The spec with its secrets."""
+        return dict(with_secrets(self.raw, self.secrets))
+
+    def under(self, logged: Mapping[str, Any], store: Path) -> "LoadedJob":
+        """The job under a spec that its log holds, in `store`; the log has no secrets, so they are those of now."""
+        whole = with_secrets_of(logged, self.whole())
+        return LoadedJob.of(validate(Job, whole), whole, self.folder, store)
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
@@ -46,9 +63,10 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
 def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
     spec = validate(Job, raw)
+    check_shown(raw)
     check_references(spec)
     if spec.predict is not None:
         check_after(spec.predict, spec)
     store = (folder / spec.store.path).resolve()
     check_places(spec, store, folder)
-    return LoadedJob(spec=spec, raw=dict(raw), folder=folder, store=store)
+    return LoadedJob.of(spec, raw, folder, store)

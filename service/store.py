@@ -113,12 +113,14 @@ def _locked(store: Path, hint: str) -> Iterator[None]:
 
 
 def _make(store: Path) -> None:
-    """Make sure that `store` is a folder with our marker; a folder with other things in it is left alone."""
+    """Make sure that `store` is a folder with our marker, for its owner only; one with other things is left alone."""
     with _usable(store):
-        store.mkdir(parents=True, exist_ok=True)
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (store / MARKER).exists():
             _check_bare(store)
             _write(store / MARKER, {"kind": "store", "format": 1})
+        with suppress(PermissionError):  # a volume that somebody else has made for us
+            store.chmod(0o700)
 
 
 def check_free(store: Path, job: str, *, fresh: bool) -> bool:

@@ -286,6 +286,8 @@ class WorkerConfig(Section):
 
     job: dict[str, Any]
     """The whole spec, checked, as the user wrote it (overrides applied); the trainer reads its sections of it."""
+    secrets: dict[str, Any] = Field(default={}, repr=False)
+    """Secrets of the spec, by the path of their key; `job`, which is logged, has "***" in their place."""
     folder: Path
     """The spec's folder: relative paths start there."""
     store: Path

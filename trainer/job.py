@@ -21,6 +21,7 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.points import Point, arm, reach
+from millrace.secrecy import with_secrets
 from millrace.seeds import derive
 from pserver.client import Shards
 from pserver.embedded import EmbeddedShards
@@ -85,7 +86,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
     A `reader` given takes the place of the spec's source and pipe; the source still says what there is to read.
     """
     arm(config.faults)
-    job = validate(TrainerJob, config.job, only_known=True)
+    job = validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
     schema = Schema.of(job.slots)
     device = pick_device(job.train.device, config.rank)
     set_up_torch(job.train, config.cores, device)

@@ -12,6 +12,7 @@ from dataset.schema import Schema
 from millrace.config import is_index, validate
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
+from millrace.secrecy import SECRET_KEYS
 from trainer.config import TrainerJob
 from trainer.lives import check_lives
 
@@ -51,9 +52,14 @@ Overrides = Mapping[str, Any]
 
 
 def flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of a spec by the path of its key, as text; lists are values."""
+    """Every value of a spec by the path of its key, as text; lists are values.
+
+    Secrets are left out: another password, or another place of it, is no change of the job.
+    """
     for name, value in spec.items():
         path = f"{prefix}{name}"
+        if name in SECRET_KEYS:
+            continue
         if isinstance(value, Mapping):
             yield from flat(value, f"{path}.")
         else:

@@ -13,6 +13,7 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 from pydantic import BaseModel
 
 from millrace.errors import SpecError
+from millrace.secrecy import SECRET_KEYS, is_reference
 from service.access.config import ANY_MORE, AllowSection
 from service.access.confines import Confines
 from service.spec import LoadedJob
@@ -155,6 +156,8 @@ class Allowed:
         for name, value in options.items():
             if name in KAFKA_FILES and isinstance(value, str):
                 self.confines.check_folder(value, folder, f"{at}.{name}")
+            elif is_reference(value) or (name in SECRET_KEYS and name not in KAFKA_TEXTS):
+                raise SpecError("cannot be set through the service", f"{at}.{name}")
             elif name not in KAFKA_TEXTS and any(isinstance(text, str) for text in _leaves(value)):
                 raise SpecError("cannot be set through the service", f"{at}.{name}")
         brokers = self._allow.bootstrap_servers

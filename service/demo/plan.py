@@ -41,7 +41,8 @@ def demo_job(
 
 def twin_of(job: LoadedJob) -> LoadedJob:
     """The same job, which only predicts; it begins at a commit of `job`."""
-    raw: dict[str, Any] = {key: value for key, value in job.raw.items() if key not in ("exports", "commit", "predict")}
+    left_out = ("exports", "commit", "predict")
+    raw: dict[str, Any] = {key: value for key, value in job.whole().items() if key not in left_out}
     store = job.store.parents[1] / TWIN / "store"
     raw["train"] = {key: value for key, value in raw.get("train", {}).items() if key != "learn_until"}
     sections: Mapping[str, Mapping[str, Any]] = {

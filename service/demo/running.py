@@ -104,7 +104,7 @@ class Demo:
 
     def begin(self) -> None:
         """Make the job that learns. Raises SpecError."""
-        self._host.create(NewJob(spec=self._job.raw, base=self._job.folder), NAME)
+        self._host.create(NewJob(spec=self._job.whole(), base=self._job.folder), NAME)
 
     def run(self, asked: Requests, tick: Callable[[], None]) -> None:
         """Until both have ended. A first request stops them, a second one kills them."""
@@ -166,7 +166,7 @@ class Demo:
         names = (name for name in Commits(self._job.store).names() if order_of(name)[1] >= FREEZE_AFTER)
         if (name := next(names, None)) is None:
             return
-        self._host.create(NewJob(spec=self._twin.raw, base=self._twin.folder, start=False), NAME)
+        self._host.create(NewJob(spec=self._twin.whole(), base=self._twin.folder, start=False), NAME)
         commit = fork(self._job.store, name, self._twin)
         self._host.act(TWIN, Action.RESUME, NAME)
         self._frozen = frozen_text(commit.version, Status(commit.state["progress"]).number("num_events"))

@@ -69,6 +69,17 @@ class JobFolder:
         """The store of a spec that names none."""
         return self.path / "store"
 
+    @property
+    def workers(self) -> Path:
+        """What the launcher tells its workers, secrets among it."""
+        return self.path / "workers"
+
+    @property
+    def private(self) -> tuple[Path, ...]:
+        """What no spec may reach, not even the job's own."""
+        names = ("job.json", "launcher.json", "launcher.pid", "launcher.lock", "outcome.json")
+        return (*(self.path / name for name in names), self.address, self.printed, self.workers)
+
     def alive(self) -> bool:
         """Whether a launcher runs here."""
         return is_locked(self.lock)

@@ -4,12 +4,13 @@ service.hosting.local_host hosts many, each with a launcher of its own; service.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from millrace.secrecy import with_secrets
 from service.hosting.work import Operation, Work
 from service.records.database import Records
 from service.spec import LoadedJob, job_of
@@ -81,7 +82,7 @@ class HostedJob:
 
     name: str
     spec: Mapping[str, Any]
-    """As the user wrote it, overrides applied."""
+    """As the user wrote it, overrides applied, with "***" for its secrets."""
     folder: Path
     """Its own folder."""
     base: Path
@@ -98,10 +99,12 @@ class HostedJob:
     changed: datetime
     outcome: Ending | None = None
     """How it ended, where it did and was not asked to begin again."""
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Secrets of the spec, by the path of their key."""
 
     def loaded(self) -> LoadedJob:
         """Its spec, checked. Raises SpecError."""
-        return job_of(self.spec, self.base)
+        return job_of(with_secrets(self.spec, self.secrets), self.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[
     with ExitStack() as held:
         late = _Lines()
         check_run(job)
-        run = held.enter_context(started(job, late.write, paused=paused))  # 2
+        run = held.enter_context(started(job, late.write, paused=paused, private=folder.workers))  # 2
         folder.say(Known(told.id, os.getpid(), claimed=True))
         output = Output(run.store / OUTPUT, max_output)
         held.callback(output.close)

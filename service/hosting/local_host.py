@@ -16,6 +16,7 @@ from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError
 from millrace.locks import locked
+from millrace.secrecy import secrets_of, without_secrets
 from service.access.allowed import check_spec
 from service.access.sizes import check_size
 from service.hosting import output
@@ -111,7 +112,8 @@ class LocalHost:
         phase = phase_of(entry.wanted, seen, self._told(entry, seen).text("state"))
         return HostedJob(
             name=entry.name,
-            spec=entry.spec,
+            spec=without_secrets(entry.spec),
+            secrets=secrets_of(entry.spec),
             folder=entry.folder.path,
             base=entry.base,
             store=entry.store,
@@ -147,11 +149,11 @@ class LocalHost:
         self._check(loaded, folder.path)
         self._check_apart(loaded)
         _make_folder(folder)  # 2
-        folder.write_job(loaded.raw, base)
+        folder.write_job(loaded.whole(), base)
         now = utc_now()
         entry = Entry(
             name=loaded.spec.name,
-            spec=loaded.raw,
+            spec=loaded.whole(),
             folder=folder,
             base=base,
             desired=Desired.RUNNING if request.start else Desired.STOPPED,

@@ -49,6 +49,7 @@ class OneJob:
         return HostedJob(
             name=name,
             spec=self._job.raw,
+            secrets=self._job.secrets,
             folder=self._job.folder,
             base=self._job.folder,
             store=self._job.store,

@@ -5,7 +5,7 @@ What is wanted of each is here; how each is, its folder says.
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ class Entry:
     """One job; see JobRow."""
 
     name: str
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any] = field(repr=False)
+    """With its secrets: for the job's launcher alone."""
     folder: JobFolder
     base: Path
     desired: Desired

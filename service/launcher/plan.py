@@ -111,6 +111,7 @@ def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: in
     config = {
         **told,
         "job": job.raw,
+        "secrets": job.secrets,
         "folder": str(job.folder),
         "store": str(job.store),
         "rank": rank,

@@ -23,6 +23,32 @@ def run_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@contextmanager
+def worker_folder(path: Path, private: Path | None) -> Iterator[Path]:
+    """The run folder `path`; or, where one is given, `private`, to which a link at `path` leads: who may read it finds
+    it there, and what is let into the store is not let into it.
+    """
+    _remove(path)
+    if private is None:
+        with run_folder(path) as folder:
+            yield folder
+        return
+    with run_folder(private) as folder:
+        with writing(path):
+            path.symlink_to(private)
+        try:
+            yield folder
+        finally:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def write_private(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON, readable by the owner only. Raises Unwritable."""
     with (

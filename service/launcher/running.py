@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.lifecycle import ExitCode
@@ -20,9 +19,9 @@ from service.launcher.nursery import Nursery, able
 from service.launcher.plan import JobPlan, plan_job
 from service.launcher.process import OnLine
 from service.launcher.restarts import RestartLimits
-from service.launcher.run_folder import run_folder
+from service.launcher.run_folder import worker_folder
 from service.launcher.supervision import Outcome
-from service.spec import Job, LoadedJob
+from service.spec import LoadedJob
 from service.store import PAUSED, REPORT, WORKERS, claimed, clear_live
 from trainer.commits import Commits
 from trainer.log import newest_generation
@@ -57,18 +56,20 @@ class Run:
 
 
 @contextmanager
-def started(job: LoadedJob, on_line: OnLine, *, fresh: bool = False, paused: bool = False) -> Iterator[Run]:
+def started(
+    job: LoadedJob, on_line: OnLine, *, fresh: bool = False, paused: bool = False, private: Path | None = None
+) -> Iterator[Run]:
     """The run of `job` in its store, claimed and held until the context ends.
 
-    `fresh` removes what the store holds; `paused`: it begins without planning a pass of events. Raises SpecError where
-    the store cannot be used.
+    `fresh` removes what the store holds; `paused`: it begins without planning a pass of events; `private`: where what
+    workers are told lies instead of in the store. Raises SpecError where the store cannot be used.
     """
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
         held.callback(clear_live, store)  # commits hold what is needed; disk is not kept for a job that has ended
         hold(store, paused)
         newest = 0 if fresh else fetch_from_mirror(job, on_line)
-        folder = held.enter_context(run_folder(store / WORKERS))
+        folder = held.enter_context(worker_folder(store / WORKERS, private))
         nursery = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else None
         limits = restart_limits(job.spec.cluster)
         plans = phases(job, folder, newest)
@@ -92,8 +93,7 @@ def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
     Where the spec has changed, what is logged is first trained under the old ones, which the log holds.
     """
     while (old := replay_first(job.store, job.raw)) is not None:
-        before = LoadedJob(spec=validate(Job, old), raw=dict(old), folder=job.folder, store=job.store)
-        yield partial(next_plan, before, folder, "logged", newest)
+        yield partial(next_plan, job.under(old, job.store), folder, "logged", newest)
     yield partial(next_plan, job, folder, None, newest)
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from millrace.errors import MillraceError
+from millrace.secrecy import without_secrets
 from service.past.wording import told
 from trainer.log import LogDamaged, Place, Record, read
 from trainer.log_file import listed, record_of
@@ -27,7 +28,8 @@ def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
         raise MillraceError(f"{folder} holds no log: nothing was ever run in this store; `millrace run` begins one")
     begin = 0 if last is None else max(0, len(records) - last)
     if as_json:
-        lines = [json.dumps({"n": each.number, "kind": each.kind, **each.body}) for each in records[begin:]]
+        shown = ((each, without_secrets(each.body)) for each in records[begin:])
+        lines = [json.dumps({"n": each.number, "kind": each.kind, **body}) for each, body in shown]
     else:
         lines = [str(line) for line in told(records)][begin:]
     for line in lines:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import ExitCode
 from service.launcher.local import LocalLauncher
@@ -22,7 +21,7 @@ from service.lines import count
 from service.past.choosing import chosen, lineage
 from service.past.leases import leased
 from service.running import Show, tell_end
-from service.spec import Job, LoadedJob
+from service.spec import LoadedJob
 from service.store import REPORT, RERUNS, WORKERS
 from trainer import respec
 from trainer.commits import Commit, Commits
@@ -118,8 +117,7 @@ def _in_force(history: History, commit: Commit | None, record: int) -> Mapping[s
 
 def replace_store(job: LoadedJob, course: Course, store: Path) -> LoadedJob:
     """The job as it was, in another store."""
-    raw = dict(course.spec)
-    return LoadedJob(spec=validate(Job, raw), raw=raw, folder=job.folder, store=store)
+    return job.under(course.spec, store)
 
 
 def comparing(plan: JobPlan, store: Path, commit: Commit | None) -> JobPlan:

@@ -20,6 +20,7 @@ from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, SpecError
 from millrace.locks import locked
+from millrace.secrecy import check_shown
 from service.checks import check_references
 from service.launcher.process import OnLine
 from service.launcher.run_folder import run_folder
@@ -104,9 +105,10 @@ def job_of(request: PredictionRequest) -> LoadedJob:
         )
     raw = {"store": {"path": "none"}, **request.spec}
     spec = validate(Job, raw)
+    check_shown(raw)
     check_references(spec)
     folder = Path(request.base or ".").absolute()
-    return LoadedJob(spec=spec, raw=raw, folder=folder, store=folder / spec.store.path)
+    return LoadedJob.of(spec, raw, folder, folder / spec.store.path)
 
 
 def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 from millrace.config import Section, validate
 from millrace.errors import SpecError
+from millrace.secrecy import without_secrets
 from service.access.allowed import Allowed, Holds, check_spec, declares_text, held, holds_text
 from service.access.config import AllowSection
-from service.access.secrecy import without_secrets
 from service.access.sizes import check_size
 from service.spec import Job, LoadedJob
 from trainer.models.registry import MODELS

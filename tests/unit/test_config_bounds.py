@@ -35,6 +35,7 @@ FREE = {
     "ModelSection.settings": "checked by the model's own section, see trainer.models",
     "PredictionRequest.spec": "checked as a spec",
     "WorkerConfig.job": "checked as a spec",
+    "WorkerConfig.secrets": "parts of that spec",
     "PredictWorker.job": "checked as a spec",
     "ExportRequest.facts": "copied into the manifest",
     "Fake.anything": "of this test",

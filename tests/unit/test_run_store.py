@@ -1,12 +1,13 @@
 """The store's folder: claimed once, never taken from someone else, cleared only of what a run made."""
 
 import json
+import os
 import stat
 
 import pytest
 
 from millrace.errors import SpecError
-from service.launcher.run_folder import run_folder, write_private
+from service.launcher.run_folder import run_folder, worker_folder, write_private
 from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, claimed
 
 
@@ -142,3 +143,31 @@ def test_the_run_folder_is_private_and_gone_at_the_end(tmp_path):
         assert stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
         assert json.loads((folder / "a.json").read_text()) == {"secret": "s"}
     assert not path.exists()
+
+
+def test_a_store_is_for_its_owner_only_whether_it_is_made_or_was_open(tmp_path):
+    old_mask = os.umask(0)
+    try:
+        claim(tmp_path / "new")
+        (tmp_path / "open").mkdir(mode=0o777)
+        claim(tmp_path / "open")
+    finally:
+        os.umask(old_mask)
+    for store in ("new", "open"):
+        assert stat.S_IMODE((tmp_path / store).stat().st_mode) == 0o700
+
+
+def test_what_workers_are_told_may_lie_elsewhere_and_is_found_through_the_store(tmp_path):
+    path, private = tmp_path / "store" / "workers", tmp_path / "private"
+    for left in (lambda: path.mkdir(parents=True), lambda: path.symlink_to(tmp_path)):
+        left()  # by a launcher that was killed
+        with worker_folder(path, private) as folder:
+            write_private(folder / "a.json", {"secret": "s"})
+            assert path.is_symlink() and path.resolve() == private
+            assert json.loads((path / "a.json").read_text()) == {"secret": "s"}
+            assert stat.S_IMODE(private.stat().st_mode) == 0o700
+        assert not path.is_symlink() and not private.exists()
+        assert tmp_path.exists(), "a link that was left is removed, not what it leads to"
+    path.symlink_to(tmp_path)
+    with worker_folder(path, None) as folder:
+        assert folder == path and not path.is_symlink()

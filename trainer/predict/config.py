@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dataset.paths import PathPattern
 from millrace.config import Count, PositiveSize, Section
+from millrace.secrecy import Options
 
 LIVE = "live"
 """As a version: the newest commit."""
@@ -21,8 +22,9 @@ class KafkaInput(Section):
     """One topic."""
     ranges: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], tuple[Count, Count]] | None = None
     """By partition's number: the first offset, and the one after the last; unless given, all that is retained now."""
-    options: dict[str, Any] = {}
-    """Options of kafka-python's consumer, over those of the job's own source where that is Kafka."""
+    options: Options = {}
+    """Options of kafka-python's consumer, over those of the job's own source where that is Kafka. Where they change
+    brokers or anything of security, none of the job's credentials are used."""
 
 
 class InputSection(Section):

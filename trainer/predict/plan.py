@@ -16,6 +16,7 @@ from dataset.sources import open_source
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from millrace.errors import BadInput, MillraceError, SpecError
+from millrace.secrecy import without_keys
 from trainer.config import TrainerJob
 from trainer.predict.config import InputSection, KafkaInput, PredictionRequest
 
@@ -64,7 +65,7 @@ class Plan:
 
 
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
-    """Of a request, and of what of the spec makes samples and predictions out of events."""
+    """Of a request, and of what of the spec makes samples and predictions out of events; not of secrets."""
     pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
     source = next(iter(job.sources.values()))
     shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
@@ -75,7 +76,7 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
         "tables": shapes,
         **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
     }
-    text = json.dumps({"format": 1, "request": request.what(), "spec": spec}, sort_keys=True)
+    text = json.dumps({"format": 1, "request": without_keys(request.what()), "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
