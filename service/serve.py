@@ -82,6 +82,7 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
             limits=config.limits,
             allow=config.allow,
             private=config.private,
+            predicting=config.predicting,
             names=exposure.names,
         )
         listener = held.enter_context(listening(exposure.host, exposure.port))

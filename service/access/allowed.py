@@ -16,8 +16,10 @@ from millrace.errors import SpecError
 from millrace.secrecy import SECRET_KEYS, is_reference
 from service.access.config import ANY_MORE, AllowSection
 from service.access.confines import Confines
+from service.access.kept import NOTHING, Kept
 from service.spec import LoadedJob
 from trainer.models.registry import MODELS
+from trainer.predict.plan import names_commit, servers_of
 
 MAX_NAME = 128
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
@@ -29,8 +31,12 @@ class Holds(Enum):
     NAME = auto()
     """A name: of a table it is a folder's, too."""
     FOLDER = auto()
+    BASE = auto()
+    """A folder where relative paths start: what lies below it is not named by it."""
     PLACE = auto()
     """A folder, or the address of one."""
+    VERSION = auto()
+    """A commit of the job, or the place of an export."""
     PATTERNS = auto()
     PIPE_COMMAND = auto()
     EXPORT_COMMAND = auto()
@@ -79,11 +85,11 @@ HOLDS: Mapping[tuple[str, str], Holds] = {
     ("KafkaInput", "topic"): Holds.NAME,
     ("KafkaInput", "options"): Holds.KAFKA_OPTIONS,
     ("PredictionRequest", "output"): Holds.FOLDER,
-    ("PredictionRequest", "version"): Holds.PLACE,
+    ("PredictionRequest", "version"): Holds.VERSION,
     ("PredictionRequest", "columns"): Holds.NAME,
     ("PredictionRequest", "outputs"): Holds.NAME,
     ("PredictionRequest", "spec"): Holds.SPEC,
-    ("PredictionRequest", "base"): Holds.FOLDER,
+    ("PredictionRequest", "base"): Holds.BASE,
 }
 """By section and key; what a section inherits stands under the section that declares it."""
 KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
@@ -96,12 +102,15 @@ OWN_CREDENTIALS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 """Mechanisms by which a spec shows credentials that it brings; others show the service's."""
 
 
-def check_spec(job: LoadedJob, allow: AllowSection, own: Path, private: Sequence[Path] = ()) -> None:
+def check_spec(
+    job: LoadedJob, allow: AllowSection, own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+) -> None:
     """Raise SpecError at the first key of `job` that names what is not allowed; `own` is the job's own folder.
 
-    `private`: what no spec may reach, even below an allowed root. To be asked again when workers are started.
+    `private`: what no spec may reach, even below an allowed root; `kept`: what other jobs keep. To be asked again when
+    workers are started.
     """
-    allowed = Allowed(allow, own, private)
+    allowed = Allowed(allow, own, private, kept)
     allowed.confines.check_base(job.folder, "base")
     allowed.check(job.spec, job.folder)
 
@@ -109,9 +118,11 @@ def check_spec(job: LoadedJob, allow: AllowSection, own: Path, private: Sequence
 class Allowed:
     """What one job may name."""
 
-    def __init__(self, allow: AllowSection, own: Path, private: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, allow: AllowSection, own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+    ) -> None:
         self._allow = allow
-        self.confines = Confines.of(allow.roots, own, private)
+        self.confines = Confines.of(allow.roots, own, private, kept)
 
     def check(self, section: BaseModel, folder: Path, at: str = "") -> None:
         """Raise SpecError where `section`, whose relative paths start at `folder`, names what is not allowed."""
@@ -128,8 +139,13 @@ class Allowed:
                     check_name(name, at)
             case Holds.FOLDER:
                 self.confines.check_folder(value, folder, at)
+            case Holds.BASE:
+                self.confines.check_base(Path(value), at)
             case Holds.PLACE:
                 self.confines.check_place(value, folder, at)
+            case Holds.VERSION:
+                if not names_commit(value):
+                    self.confines.check_export(value, folder, at)
             case Holds.PATTERNS:
                 for number, pattern in enumerate(value):
                     self.confines.check_pattern(pattern, folder, f"{at}.{number}")
@@ -156,10 +172,10 @@ class Allowed:
         for name, value in options.items():
             if name in KAFKA_FILES and isinstance(value, str):
                 self.confines.check_folder(value, folder, f"{at}.{name}")
-            elif is_reference(value) or (name in SECRET_KEYS and name not in KAFKA_TEXTS):
+            elif name not in KAFKA_TEXTS and (name in SECRET_KEYS or any(isinstance(t, str) for t in _leaves(value))):
                 raise SpecError("cannot be set through the service", f"{at}.{name}")
-            elif name not in KAFKA_TEXTS and any(isinstance(text, str) for text in _leaves(value)):
-                raise SpecError("cannot be set through the service", f"{at}.{name}")
+            elif is_reference(value):
+                self._check_reference(value, folder, f"{at}.{name}")
         brokers = self._allow.bootstrap_servers
         mechanism = options.get("sasl_mechanism")
         if brokers is None and mechanism is not None and mechanism not in OWN_CREDENTIALS:
@@ -168,15 +184,27 @@ class Allowed:
         if (
             "bootstrap_servers" in options
         ):  # else a prediction has its job's; without any, a source is refused elsewhere
-            for servers in _leaves(options["bootstrap_servers"]):
-                self._check_brokers(str(servers), f"{at}.bootstrap_servers")
+            self._check_brokers(options, f"{at}.bootstrap_servers")
 
-    def _check_brokers(self, servers: str, at: str) -> None:
+    def _check_brokers(self, options: Mapping[str, Any], at: str) -> None:
         brokers = self._allow.bootstrap_servers
-        for server in servers.split(","):
+        for server in servers_of(options):
             if brokers is not None and server not in brokers:
                 told = f"{server!r} is not allowed here; allowed: {', '.join(brokers)} (allow.bootstrap_servers)"
                 raise SpecError(told, at)
+
+    def _check_reference(self, reference: Mapping[str, str], folder: Path, at: str) -> None:
+        """A secret of the service's machine: one that its owner has let in, and for brokers that are named only."""
+        ((kind, name),) = reference.items()
+        if kind == "env":
+            known, key = self._allow.secret_env, "allow.secret_env"
+        else:
+            name, known, key = str(folder / name), self._allow.secret_files, "allow.secret_files"
+        if name not in known:
+            raise SpecError(f"{name!r} is not allowed here; allowed: {', '.join(known) or 'none'} ({key})", at)
+        if self._allow.bootstrap_servers is None:
+            told = f"{name!r} would be shown to any broker; allow.bootstrap_servers must say to which ones"
+            raise SpecError(told, at)
 
 
 def held(owner: type[BaseModel], name: str) -> Holds | None:

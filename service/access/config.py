@@ -57,7 +57,12 @@ class AllowSection(Section):
     roots: tuple[str, ...] = ()
     """Folders and "s3://bucket/prefix" below which specs may read and write; their job's own folder always."""
     bootstrap_servers: tuple[str, ...] | None = None
-    """Brokers that Kafka sources may name, "host:port"; unless set, any."""
+    """Brokers that Kafka sources may name, "host:port"; unless set, any. A prediction that somebody asks for may name
+    its job's, and others only where they stand here."""
+    secret_env: tuple[str, ...] = ()
+    """Environment variables of the service that specs may name as secrets: { env = "NAME" }."""
+    secret_files: tuple[str, ...] = ()
+    """Files that specs may name as secrets: { file = "/path" }; no input or output may reach them."""
 
     @field_validator("roots")
     @classmethod

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from dataset.path_parts import Part
+from dataset.path_search import DEEP
 from millrace.errors import SpecError
+from service.access.kept import NOTHING, Kept, store_around
+from trainer.exports.ordering import EXPORTS
 from trainer.mirror.address import Address, Kind, parse
 
 MAX_LOOKED = 1000
@@ -21,25 +25,33 @@ FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 WILD = re.compile(r"[*?\[{]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+Below = tuple[str, ...] | None
+"""What of a folder is named: () all of it; some parts, wild ones, what they match there; None the folder alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Confines:
-    """Where a job may read and write."""
+    """Where a job, or a request, may read and write."""
 
-    own: Path
-    """The job's own folder, always allowed."""
+    own: Path | None
+    """The job's own folder, always allowed; None: there is none."""
     roots: tuple[Address, ...]
     private: tuple[Path, ...] = ()
     """Folders and files that no spec may reach, be they below a root: the service's records, its key."""
+    kept: Kept = NOTHING
+    """What other jobs keep."""
 
     @classmethod
-    def of(cls, roots: Sequence[str], own: Path, private: Sequence[Path] = ()) -> "Confines":
+    def of(
+        cls, roots: Sequence[str], own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+    ) -> "Confines":
         """From texts as in `allow.roots`, which are absolute."""
-        return cls(_resolved(own), tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private))
+        own = None if own is None else _resolved(own)
+        return cls(own, tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private), kept)
 
     def check_base(self, folder: Path, at: str) -> None:
         """The folder where relative paths start. Raises SpecError at the key `at`."""
-        self._check_path(_plain(str(folder), at), folder, at, below=False)
+        self._check_path(_plain(str(folder), at), folder, at, below=None)
 
     def check_folder(self, text: str, folder: Path, at: str) -> None:
         """The folder or file `text`, relative to `folder`. Raises SpecError at the key `at`."""
@@ -47,36 +59,67 @@ class Confines:
 
     def check_place(self, text: str, folder: Path, at: str) -> None:
         """A folder, "file:///folder" or "s3://bucket/prefix". Raises SpecError at the key `at`."""
-        try:
-            address = parse(_plain(text, at), folder)
-        except ValueError as error:
-            raise SpecError(str(error), at) from None
-        root = _plain(address.root, at)  # again: it may have been written with %2e
+        address, root = self._address(text, folder, at)
         if address.kind is Kind.S3:
             self._check_object_store(address, at)
         else:
             self._check_path(root, folder, at)
 
+    def check_export(self, text: str, folder: Path, at: str) -> None:
+        """As `check_place`, of an export that is read: the places that jobs export to are allowed, too."""
+        address, root = self._address(text, folder, at)
+        if address.kind is Kind.S3:
+            self._check_object_store(address, at)
+        elif not any(_within(_resolved(Path(root), at), place) for place in self.kept.exports):
+            self._check_path(root, folder, at, export=True)
+
     def check_pattern(self, text: str, folder: Path, at: str) -> None:
         """A glob or template of files, relative to `folder`: what it can match, and what it matches now."""
         parts = Path(_plain(text, at)).parts
         wild = next((number for number, part in enumerate(parts) if WILD.search(part)), len(parts))
-        self._check_path(str(Path(*parts[:wild])) if wild else ".", folder, at, below=wild < len(parts))
+        self._check_path(str(Path(*parts[:wild])) if wild else ".", folder, at, below=parts[wild:])
         for match in islice(glob.iglob(FIELD.sub("*", text), root_dir=folder, recursive=True), MAX_LOOKED):
-            self._check_path(match, folder, at)
+            self.check_match(match, folder, at)
 
-    def _check_path(self, text: str, folder: Path, at: str, *, below: bool = True) -> None:
+    def check_match(self, path: str, folder: Path, at: str) -> None:
+        """A file that a pattern matches. Raises SpecError at the key `at`."""
+        self._check_path(path, folder, at, below=None)
+
+    def _check_path(self, text: str, folder: Path, at: str, *, below: Below = (), export: bool = False) -> None:
         path = Path(os.path.normpath(folder / text))
         real = _resolved(path, at)
-        if _within(real, self.own):
-            return
+        own = self.own if self.own is not None and _within(real, self.own) else None
+        if own is None:
+            self._check_root(path, real, text, at)
+        private = [each for each in self.private if own is None or not _within(own, each)]
+        if any(_reaches(real, below, each) for each in private):
+            raise SpecError(f"{text!r} would reach what is the service's own; name another folder", at)
+        if (kept := self._kept(real, below, export=export)) is not None:
+            raise SpecError(f"{text!r} would reach {kept}, which a job keeps for itself; name another folder", at)
+
+    def _kept(self, real: Path, below: Below, *, export: bool) -> Path | None:
+        """What some job keeps and this would reach; of a store, an export may be read."""
+        strict = self.kept.strict
+        for place in self.kept.places:
+            if _reaches(real, below if strict else None, place):
+                return place
+        store = store_around(real) if strict else None
+        return None if store is None or (export and _within(real, store / EXPORTS)) else store
+
+    def _check_root(self, path: Path, real: Path, text: str, at: str) -> None:
         roots = [Path(root.root) for root in self.roots if root.kind is Kind.FOLDER]
         named = any(_within(path, root) or _within(path, _resolved(root)) for root in roots)
         if not named or not any(_within(real, _resolved(root)) for root in roots):
             leads = f" (it leads to {real})" if named else ""
             raise SpecError(f"{text!r} is outside of what is allowed here{leads}; {self._allowed()}", at)
-        if any(_within(real, private) or (below and _within(private, real)) for private in self.private):
-            raise SpecError(f"{text!r} would reach what is the service's own; name another folder", at)
+
+    def _address(self, text: str, folder: Path, at: str) -> tuple[Address, str]:
+        """The address, and its root where that climbs nowhere."""
+        try:
+            address = parse(_plain(text, at), folder)
+        except ValueError as error:
+            raise SpecError(str(error), at) from None
+        return address, _plain(address.root, at)  # again: it may have been written with %2e
 
     def _check_object_store(self, address: Address, at: str) -> None:
         parts = address.root.split("/")
@@ -91,8 +134,9 @@ class Confines:
         raise SpecError(f"{address.text!r} is outside of what is allowed here; {self._allowed()}", at)
 
     def _allowed(self) -> str:
-        roots = ", ".join(root.text for root in self.roots) or "nothing else"
-        return f"allowed: the job's own folder, {roots} (allow.roots of the service)"
+        roots = ", ".join(root.text for root in self.roots) or ("nothing" if self.own is None else "nothing else")
+        own = "" if self.own is None else "the job's own folder, "
+        return f"allowed: {own}{roots} (allow.roots of the service)"
 
 
 def _plain(text: str, at: str) -> str:
@@ -106,6 +150,25 @@ def _plain(text: str, at: str) -> str:
 
 def _within(path: Path, root: Path) -> bool:
     return path == root or root in path.parents
+
+
+def _reaches(real: Path, below: Below, private: Path) -> bool:
+    """Whether `below` of the folder `real` can be `private`, or in it."""
+    if _within(real, private):
+        return True
+    if below is None or not _within(private, real):
+        return False
+    return not below or _can_match(below, private.relative_to(real).parts)
+
+
+def _can_match(pattern: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a pattern, part by part, can match the path `names` or one below it."""
+    for part, name in zip(pattern, names, strict=False):
+        if part == DEEP:
+            return True
+        if Part(part).match(name, {}) is None:
+            return False
+    return len(pattern) >= len(names)
 
 
 def _resolved(path: Path, at: str = "") -> Path:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 import millrace
 from millrace.errors import MillraceError
+from service.access.asked_predictions import Ground
 from service.access.config import AllowSection
 from service.access.guard import Guard
 from service.access.tokens import Tokens
@@ -46,6 +47,8 @@ class Terms:
     allow: AllowSection = AllowSection()
     private: tuple[Path, ...] = ()
     """What no spec may reach, be it below an allowed root."""
+    predicting: Path | None = None
+    """Folder for private files of predictions' workers; unless given, where temporary files are."""
     names: tuple[str, ...] = ()
     """Under which it answers, beside 127.0.0.1 and localhost."""
 
@@ -68,7 +71,8 @@ def app(host: Host, terms: Terms) -> FastAPI:
         redirect_slashes=False,
     )
     api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
-    api.state.allow, api.state.private = terms.allow, terms.private
+    api.state.ground = Ground(allow=terms.allow, limits=terms.limits, private=terms.private)
+    api.state.predicting = terms.predicting
     api.state.statuses, api.state.repeats, api.state.turns = Statuses(host), Repeats(host.records), Turns()
     host.work.on_end = api.state.statuses.forget
     api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams)

@@ -1,6 +1,7 @@
 """/v1/predictions, and of a job: predictions of a fixed version over many events. The work is service.predicting's."""
 
 import threading
+from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millrace.errors import SpecError
-from service.access.allowed import Allowed, check_spec
+from service.access.asked_predictions import Ground
 from service.access.roles import Role
 from service.access.sizes import check_size
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -16,10 +17,12 @@ from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, called_off, entry
 from service.api.paging import Page, Paged, cut
 from service.api.statuses import StatusesOf
+from service.hosting.host import Host, HostedJob
 from service.hosting.work import Act, Progress
 from service.predicting.running import job_of, predict
 from service.spec import LoadedJob
 from trainer.predict.config import PredictionRequest
+from trainer.predict.plan import placed
 
 router = APIRouter(tags=["predictions"], route_class=Door)
 
@@ -61,10 +64,9 @@ def predict_by_job(
     note(request, version=asked.version, output=asked.output)
     if asked.spec is not None or asked.base is not None:
         raise SpecError("the job has a spec; leave it out, or use /v1/predictions", "spec")
-    loaded, own = statuses.loaded(job), statuses.job(job).folder
-    placed = _placed(asked, loaded.folder)
-    _check(request, placed, loaded, own)
-    return begun(host, KIND, job, caller, _act(loaded, placed), response)
+    loaded = statuses.loaded(job)
+    act = _act(request, host, loaded, placed(asked, loaded.folder), statuses.job(job))
+    return begun(host, KIND, job, caller, act, response)
 
 
 @router.post(
@@ -79,28 +81,27 @@ def predict_by_export(
         raise SpecError("must be an absolute path: relative ones of the spec start there", "base")
     check_size(asked.spec or {})
     loaded = job_of(asked)
-    placed = _placed(asked, loaded.folder)
-    _check(request, placed, loaded, None)
-    return begun(host, KIND, None, caller, _act(None, placed), response)
+    act = _act(request, host, loaded, placed(asked, loaded.folder), None)
+    return begun(host, KIND, None, caller, act, response)
 
 
-def _placed(asked: PredictionRequest, folder: Path) -> PredictionRequest:
-    """The request with its output where it belongs, not where this process stands."""
-    return asked.model_copy(update={"output": str(folder / asked.output)})
+def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest, hosted: HostedJob | None) -> Act:
+    """The work. What it names is checked now, and once more when it begins, with the files that its input is then.
 
+    Raises SpecError where this service does not allow it.
+    """
+    ground: Ground = request.app.state.ground
+    private: Path | None = request.app.state.predicting
+    ground.check(asked, job, host.jobs(), hosted)
 
-def _check(request: Request, asked: PredictionRequest, job: LoadedJob, own: Path | None) -> None:
-    """Raises SpecError where the request names what this service does not allow."""
-    allow, private = request.app.state.allow, request.app.state.private
-    own = own or Path("/nowhere")
-    if asked.spec is not None:
-        check_spec(job, allow, own, private)
-    Allowed(allow, own, private).check(asked, job.folder)
-
-
-def _act(job: LoadedJob | None, asked: PredictionRequest) -> Act:
     def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
+        allowed = ground.check(asked, job, host.jobs(), hosted)
+
+        def check_files(files: Iterable[str]) -> None:
+            for file in files:
+                allowed.confines.check_match(file, job.folder, "input.paths")
+
         with called_off(cancelled):
-            return predict(job, asked, progress, cancelled)
+            return predict(job, asked, progress, cancelled, private=private, check_files=check_files)
 
     return act

@@ -28,6 +28,8 @@ class LimitsSection(Section):
     """Of what a job's processes print, the newest so much is kept."""
     stop: Duration = 60.0
     """How long a job that is stopped may take to finish its pass and commit; then it is killed."""
+    prediction_workers: int = Field(default=8, ge=1, le=128)
+    """Processes of one prediction that somebody asks for: trainers and shards together."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """How often a job's launcher is started again after a death within `restart_window`; then the job has failed."""
     restart_window: Duration = 600.0
@@ -71,7 +73,8 @@ class ServiceConfig(Section):
     def private(self) -> tuple[Path, ...]:
         """What no spec may reach, be it below an allowed root: jobs, records, key, and the file that allows things."""
         of_tls = (path for path in (self.tls.cert, self.tls.key) if path is not None)
-        return (self.root, *of_tls, *self._records(), *([] if self._file is None else [self._file]))
+        secrets = (Path(file) for file in self.allow.secret_files)
+        return (self.root, *of_tls, *secrets, *self._records(), *([] if self._file is None else [self._file]))
 
     def read_from(self, file: Path) -> Self:
         """The same, as that file's."""
@@ -85,6 +88,11 @@ class ServiceConfig(Section):
             return []
         name = self.database.removeprefix(SQLITE).partition("?")[0]
         return [Path(name + suffix).absolute() for suffix in ("", "-wal", "-shm", "-journal")] if name else []
+
+    @property
+    def predicting(self) -> Path:
+        """Where private files of predictions' workers lie while these run."""
+        return self.root / "predicting"
 
     @property
     def jobs(self) -> Path:
@@ -103,10 +111,11 @@ def placed(config: ServiceConfig, folder: Path) -> ServiceConfig:
     if tls.cert is not None and tls.key is not None:
         tls = tls.model_copy(update={"cert": folder / tls.cert, "key": folder / tls.key})
     roots = tuple(root if "://" in root else str(folder / root) for root in config.allow.roots)
+    secret_files = tuple(str(folder / file) for file in config.allow.secret_files)
     return config.model_copy(
         update={
             "root": (folder / config.root).resolve(),
             "tls": tls,
-            "allow": config.allow.model_copy(update={"roots": roots}),
+            "allow": config.allow.model_copy(update={"roots": roots, "secret_files": secret_files}),
         }
     )

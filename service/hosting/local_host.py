@@ -18,6 +18,7 @@ from millrace.errors import DeadlineExceeded, MillraceError, SpecError
 from millrace.locks import locked
 from millrace.secrecy import secrets_of, without_secrets
 from service.access.allowed import check_spec
+from service.access.kept import stores_kept
 from service.access.sizes import check_size
 from service.hosting import output
 from service.hosting.changing import change
@@ -146,8 +147,8 @@ class LocalHost:
         loaded = job_of(_with_store(raw, folder), base)  # 1: its name is a folder's now
         folder = JobFolder(self._config.jobs / loaded.spec.name)
         self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
-        self._check(loaded, folder.path)
         self._check_apart(loaded)
+        self._check(loaded, folder)
         _make_folder(folder)  # 2
         folder.write_job(loaded.whole(), base)
         now = utc_now()
@@ -203,12 +204,13 @@ class LocalHost:
 
     # -- checks
 
-    def _check(self, job: LoadedJob, own: Path) -> None:
-        check_spec(job, self._config.allow, own, self._config.private)
+    def _check(self, job: LoadedJob, own: JobFolder) -> None:
+        others = stores_kept(entry.store for entry in self._register.all() if entry.name != job.spec.name)
+        check_spec(job, self._config.allow, own.path, (*self._config.private, *own.private), others)
 
     def _check_entry(self, entry: Entry) -> None:
         """Before it is started: what is allowed may have changed since it was made."""
-        self._check(job_of(entry.spec, entry.base), entry.folder.path)
+        self._check(job_of(entry.spec, entry.base), entry.folder)
 
     def _check_apart(self, job: LoadedJob) -> None:
         """Two jobs must not share a store. Raises SpecError."""
@@ -286,6 +288,9 @@ def hosting(config: ServiceConfig, problem_of: ProblemOf = plain_problem) -> Ite
         except DeadlineExceeded:
             raise SpecError(f"another service hosts the jobs in {root}; end it, or choose another", "root") from None
         shutil.rmtree(root / TRASH, ignore_errors=True)
+        shutil.rmtree(config.predicting, ignore_errors=True)  # of a service that was killed, and its workers with it
+        with writing(config.predicting):
+            config.predicting.mkdir(mode=0o700)
         limits, records = config.limits, held.enter_context(opened(config.database_url))
         work = Work(records, max_operations=limits.max_operations, threads=limits.operations, problem_of=problem_of)
         held.callback(work.close)

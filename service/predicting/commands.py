@@ -23,7 +23,7 @@ from service.remote.asking import Token, Url, remote_name, service_at
 from service.spec import LoadedJob, load_job
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.parts import Output
-from trainer.predict.plan import under
+from trainer.predict.plan import placed, under
 
 predicting = typer.Typer()
 
@@ -190,7 +190,7 @@ def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
 
 
 def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
-    request = validate(PredictionRequest, raw)
+    request = placed(validate(PredictionRequest, raw), Path.cwd())
     with _called_off() as cancelled, _as_option():
         return predict(job, request, _told(), cancelled, on_line=_print_line)
 

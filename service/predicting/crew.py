@@ -52,10 +52,13 @@ class Crew:
     """See module docstring. One thread; `on_line` is called on others."""
 
     def __init__(
-        self, job: LoadedJob, folder: Path, on_line: OnLine, check: Callable[[], None], *, beside: bool
+        self, job: LoadedJob, live: Path, private: Path, on_line: OnLine, check: Callable[[], None], *, beside: bool
     ) -> None:
-        """`folder` is new and private; `check` raises where the work is called off; `beside`: all others go first."""
-        self._job, self._folder, self._on_line, self._check = job, folder, on_line, check
+        """Rows lie in the folder `live`, what workers are told in `private`; both are new, and for their owner only.
+
+        `check` raises where the work is called off; `beside`: all others go first.
+        """
+        self._job, self._live, self._private, self._on_line, self._check = job, live, private, on_line, check
         self._modules = ("trainer.predict.beside",) if beside else ()
         self._spawner, self._secret = Spawner(), secrets.token_hex(32)
         self._workers: dict[str, Worker] = {}
@@ -77,13 +80,13 @@ class Crew:
         """Predict to the end. Raises what ended it; `tick` is called while it goes on."""
         addresses = self._start_shards(request, commit) if request.num_shards else []
         told = {
-            **{"job": self._job.whole(), "folder": str(self._job.folder), "output": str(output), "commit": str(commit)},
-            **{"request": revealed(request), "shards": addresses, "secret": self._secret},
+            **{"job": self._job.whole(), "folder": str(self._job.folder), "output": str(output)},
+            **{"commit": str(commit), "request": revealed(request), "shards": addresses, "secret": self._secret},
             **{"cores": cores / request.trainers, "max_message": self._job.spec.cluster.max_message},
         }
         names = [f"predictor-{rank}" for rank in range(request.trainers)]
         for rank, name in enumerate(names):
-            self._start(name, "trainer.predict", {**told, "rank": rank, "live": str(self._folder / "live")})
+            self._start(name, "trainer.predict", {**told, "rank": rank, "live": str(self._live / "live")})
         left = set(names)
         while left:
             left -= self._look()
@@ -92,13 +95,13 @@ class Crew:
     def _start_shards(self, request: PredictionRequest, commit: Path) -> list[str]:
         """Start them, and have them read the rows of the commit."""
         spec, num_shards = self._job.spec, request.num_shards
-        files = [self._folder / f"shard-{shard}.address" for shard in range(num_shards)]
+        files = [self._private / f"shard-{shard}.address" for shard in range(num_shards)]
         for shard, file in enumerate(files):
             config = {
                 **{"shard": shard, "num_shards": num_shards, "num_ranks": request.trainers, "seed": spec.seed},
                 "tables": {table: section.model_dump(mode="json") for table, section in spec.tables.items()},
                 "groups": {slot.name: slot.group for slot in Schema.of(spec.slots).sparse},
-                **{"secret": self._secret, "address_file": str(file), "live": str(self._folder / f"live-{shard}")},
+                **{"secret": self._secret, "address_file": str(file), "live": str(self._live / f"live-{shard}")},
                 "max_message": spec.cluster.max_message,
             }
             self._start(f"shard-{shard}", "pserver", config)
@@ -126,7 +129,7 @@ class Crew:
         return addresses
 
     def _start(self, name: str, module: str, config: Mapping[str, Any]) -> None:
-        path = self._folder / f"{name}.json"
+        path = self._private / f"{name}.json"
         write_private(path, config)
         command = (*PYTHON, *self._modules, module, "--config", str(path))
         try:

@@ -8,9 +8,10 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dataset.dead_letters import BadFraction
@@ -32,7 +33,7 @@ from trainer.commits import hash_of
 from trainer.predict.config import PredictionRequest
 from trainer.predict.observing import measured
 from trainer.predict.parts import DEAD_LETTERS, METRICS, Mark, Output, part_name
-from trainer.predict.plan import OtherPrediction, Plan, fingerprint_of, segments_of
+from trainer.predict.plan import OtherPrediction, Plan, fingerprint_of, placed, segments_of
 
 FORMAT = 1
 """Number of the manifest's layout."""
@@ -43,6 +44,7 @@ BESIDE_SHARE = 0.5
 LOCK_S = 0.2
 
 Progress = Callable[[float | None, str], None]
+CheckFiles = Callable[[Iterable[str]], None]
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +61,14 @@ def predict(
     on_line: OnLine = _logged,
     *,
     alone: bool = False,
+    private: Path | None = None,
+    check_files: CheckFiles = lambda files: None,
 ) -> dict[str, Any]:
     """Predict what `request` asks for; the manifest. `job` is None where the request brings the spec.
 
-    `alone`: nothing trains in the job's store, though it may be held.
+    `alone`: nothing trains in the job's store, though it may be held. What workers are told, secrets among it, lies in
+    a folder below `private`, unless given where temporary files do. `check_files` is asked about the files of the
+    input, relative to the job's folder, before any is read; it raises where one may not be.
 
     Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable; what is there then stays.
 
@@ -70,6 +76,7 @@ def predict(
     make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
     job = job or job_of(request)
+    request = placed(request, job.folder)
     check_command(job.spec.pipe, job.folder)
     output = Output(Path(request.output).absolute())
     fingerprint = fingerprint_of(request, job.spec)
@@ -90,8 +97,11 @@ def predict(
             version_of(job, request.version, None if before is None else before.version, folder / "export")
         )  # 2
         plan = before or _fix(request, job, fingerprint, version, output)  # 3
+        if request.input.paths is not None:
+            check_files(dict.fromkeys(segment.partition for segment in plan.segments))
+        secret = Path(held.enter_context(TemporaryDirectory(prefix="millrace-predict-", dir=private)))
         trains = not alone and in_use(job.store)
-        _make_parts(job, request, output, version, plan, folder, progress, check, on_line, trains=trains)  # 4
+        _make_parts(job, request, output, version, plan, folder, secret, progress, check, on_line, trains=trains)  # 4
         return complete(job, request, output, plan, progress, check)  # 5, 6
 
 
@@ -156,6 +166,7 @@ def _make_parts(
     version: Version,
     plan: Plan,
     folder: Path,
+    private: Path,
     progress: Progress,
     check: Callable[[], None],
     on_line: OnLine,
@@ -166,12 +177,12 @@ def _make_parts(
     total = len(plan.segments)
     share = request.share or (BESIDE_SHARE if trains else 1.0)
     beside = trains or share < 1
-    told = -1
+    last = -1
 
     def tick() -> None:
-        nonlocal told
-        if (now := output.num_finished()) != told:
-            told = now
+        nonlocal last
+        if (now := output.num_finished()) != last:
+            last = now
             progress(now / total if total else 1.0, f"{now} of {total} parts")
 
     for attempt in range(1, TRIES + 1):
@@ -179,8 +190,9 @@ def _make_parts(
         if all(output.mark(number) is not None for number in range(total)):
             return
         with (
-            run_folder(folder / f"try-{attempt}") as private,
-            Crew(job, private, on_line, check, beside=beside) as crew,
+            run_folder(folder / f"try-{attempt}") as live,
+            run_folder(private / f"try-{attempt}") as told,
+            Crew(job, live, told, on_line, check, beside=beside) as crew,
         ):
             try:
                 crew.run(request, output.folder, version.commit, share * (os.cpu_count() or 1), tick)

@@ -17,10 +17,11 @@ from service.past.choosing import begins_at, chosen, lineage
 from service.past.leases import leased
 from service.spec import Job, LoadedJob
 from service.store import check_run
-from trainer.commits import NAME, Commit, CommitDamaged, Commits, hash_of
+from trainer.commits import Commit, CommitDamaged, Commits, hash_of
 from trainer.config import TrainerJob
 from trainer.predict.config import LIVE
 from trainer.predict.exported import as_commit
+from trainer.predict.plan import names_commit
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)
@@ -37,18 +38,13 @@ class Version:
     """What it is, for people and for a rerun; alike in every run."""
 
 
-def is_commit(text: str) -> bool:
-    """Whether a version's text means one of the job's commits."""
-    return text == LIVE or text.isdecimal() or NAME.fullmatch(text) is not None
-
-
 @contextmanager
 def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path) -> Iterator[Version]:
     """The version that `text` means, there as long as the context lasts; `before`: what an earlier run of it read.
 
     Raises SpecError, CommitDamaged, ExportUnusable.
     """
-    if not is_commit(text):
+    if not names_commit(text):
         commit, told = as_commit(text, job.spec, job.raw, scratch)
         yield Version(commit, told)
         return

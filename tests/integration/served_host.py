@@ -79,7 +79,14 @@ def served_host(folder: Path, **sections: Any) -> Iterator[ServedHost]:
         tokens = Tokens(StoredTokens(host.records))
         texts = {role: tokens.create(role.word, role)[1] for role in Role}
         guard = Guard(config.access, tokens)
-        terms = Terms(guard=guard, tokens=tokens, limits=config.limits, allow=config.allow, private=config.private)
+        terms = Terms(
+            guard=guard,
+            tokens=tokens,
+            limits=config.limits,
+            allow=config.allow,
+            private=config.private,
+            predicting=config.predicting,
+        )
         listener = bound("127.0.0.1:0")
         port = listener.getsockname()[1]
         with serving(app(host, terms), listener):

@@ -271,7 +271,9 @@ def test_every_kind_of_text_is_checked(place):
     wrong = {
         Holds.NAME: "a/b",
         Holds.FOLDER: "/etc",
+        Holds.BASE: "/etc",
         Holds.PLACE: "s3://x/y",
+        Holds.VERSION: "s3://x/y",
         Holds.PATTERNS: ("/etc/*",),
         Holds.PIPE_COMMAND: ("sh",),
         Holds.EXPORT_COMMAND: ("sh",),

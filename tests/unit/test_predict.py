@@ -23,7 +23,6 @@ from pserver.config import TableSection
 from service.predicting.commands import folder_of, input_of
 from service.predicting.crew import Crew, PredictionFailed, WorkerDied
 from service.predicting.running import predict
-from service.predicting.versions import is_commit
 from service.spec import Job
 from tests.integration.stream_job import SPEC
 from trainer.config import MetricsSection, TaskSection
@@ -37,7 +36,7 @@ from trainer.predict.config import PredictionRequest
 from trainer.predict.observing import measured, observed_table, targets_of
 from trainer.predict.pace import ProcessPace
 from trainer.predict.parts import Output, writing_part
-from trainer.predict.plan import Plan, fingerprint_of, segments_of, source_config
+from trainer.predict.plan import Plan, fingerprint_of, names_commit, segments_of, source_config
 from trainer.predict.predictor import Predictor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +100,8 @@ def test_rows_are_in_the_one_trainer_unless_there_are_more():
 
 def test_what_is_a_commit_and_what_an_address():
     commits = ["live", "12", "t1-0000000012-g3"]
-    assert all(is_commit(text) for text in commits)
-    assert not any(is_commit(text) for text in ["exports/main", "s3://bucket/0000000012-base", "/12"])
+    assert all(names_commit(text) for text in commits)
+    assert not any(names_commit(text) for text in ["exports/main", "s3://bucket/0000000012-base", "/12"])
 
 
 def test_the_input_of_a_command(tmp_path, monkeypatch):
@@ -213,6 +212,14 @@ def test_segments_are_cut_by_position_alone(tmp_path):
     assert Plan.read(tmp_path) == plan
     Plan.forget(tmp_path)
     assert Plan.read(tmp_path) is None
+
+
+def test_an_input_is_cut_into_no_more_parts_than_can_be_planned_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.predict.plan.MAX_PARTS", 4)
+    (tmp_path / "a.txt").write_text("x\n" * 8)
+    assert len(segments_of(request().input, spec(), tmp_path, 2)) == 4
+    with pytest.raises(SpecError, match="^segment_events: 1 make 8 parts of this input; at most 4 may be"):
+        segments_of(request().input, spec(), tmp_path, 1)
 
 
 def test_input_that_is_not_there_is_named_as_the_request_names_it(tmp_path):

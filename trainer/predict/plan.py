@@ -17,14 +17,24 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from millrace.errors import BadInput, MillraceError, SpecError
 from millrace.secrecy import without_keys
+from trainer.commits import NAME
 from trainer.config import TrainerJob
-from trainer.predict.config import InputSection, KafkaInput, PredictionRequest
+from trainer.mirror.address import parse
+from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
 
 PLAN = "plan.json"
+MAX_PARTS = 100_000
+"""Of one prediction: each is a file, and all are planned at once."""
 OPEN_S = 60.0
 """How long Kafka may take to say what there is."""
-KEYS = {"sources.*.paths": "input.paths", "sources.*.topics": "input.kafka.topic"}
+KEYS = {
+    "sources.*.paths": "input.paths",
+    "sources.*.topics": "input.kafka.topic",
+    "sources.*.options": "input.kafka.options",
+}
 """What a source's keys are called in a request."""
+SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
+"""How options of Kafka begin that say how a client shows who it is, and through whom it connects."""
 
 
 class OtherPrediction(MillraceError):
@@ -87,10 +97,49 @@ def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
     if asked.paths is not None:
         return FilesSource(kind="files", paths=asked.paths, **shared)
     assert asked.kafka is not None, "checked"
-    options = {**(own.options if isinstance(own, KafkaSource) else {}), **asked.kafka.options}
+    options = merged(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
     if "bootstrap_servers" not in options:
         raise SpecError("the job's source is no Kafka, so give options.bootstrap_servers", "input.kafka.options")
     return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)
+
+
+def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's options of Kafka with those of a request over them.
+
+    The job's credentials are for its own brokers, shown as the job shows them: a request that names another broker, or
+    any option of security, has none of them.
+    """
+    if any(name.startswith(SECURITY) for name in asked) or servers_of(asked) - servers_of(own):
+        own = {name: value for name, value in own.items() if not name.startswith(SECURITY)}
+    return {**own, **asked}
+
+
+def servers_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """The brokers that options of Kafka name, however they are written."""
+    if "bootstrap_servers" not in options:
+        return frozenset()
+    given = options["bootstrap_servers"]
+    texts = given if isinstance(given, list | tuple) else [given]
+    return frozenset(server.strip() for text in texts for server in str(text).split(","))
+
+
+def names_commit(version: str) -> bool:
+    """Whether a request's version means one of the job's commits; else it is the place of an export."""
+    return version == LIVE or version.isdecimal() or NAME.fullmatch(version) is not None
+
+
+def placed(request: PredictionRequest, folder: Path) -> PredictionRequest:
+    """The request with output and export where they belong, absolute: as it is checked, so it is carried out.
+
+    Relative ones start at `folder`. Raises SpecError.
+    """
+    version = request.version
+    if not names_commit(version):
+        try:
+            version = parse(version, folder).text
+        except (ValueError, RuntimeError) as error:  # the latter of "~nobody"
+            raise SpecError(str(error), "version") from None
+    return request.model_copy(update={"output": str(folder / request.output), "version": version})
 
 
 def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
@@ -122,6 +171,10 @@ def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_even
         bounds = _ranges(asked.kafka, partitions)
     else:
         bounds = [(partition, partition.start, partition.end) for partition in partitions]
+    num_parts = sum(max(0, -((begin - end) // segment_events)) for _, begin, end in bounds)
+    if num_parts > MAX_PARTS:
+        told = f"{segment_events} make {num_parts} parts of this input; at most {MAX_PARTS} may be: choose more events"
+        raise SpecError(told, "segment_events")
     return tuple(
         Segment(part.name, part.number, at, min(at + segment_events, end), part.identity)
         for part, begin, end in bounds

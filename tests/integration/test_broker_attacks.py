@@ -1,0 +1,48 @@
+"""A prediction whose request names a broker of its own: what that broker is shown, over a real connection."""
+
+import logging
+
+import pytest
+
+from dataset.errors import SourceUnavailable
+from millrace.config import validate
+from millrace.errors import MillraceError
+from service.spec import job_of
+from tests.fakes.sasl_broker import sasl_broker
+from tests.unit.test_secrecy import PASSWORD, spec
+from trainer.predict import plan
+from trainer.predict.config import PredictionRequest
+
+SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(plan, "OPEN_S", 0.5)
+
+
+def opened(tmp_path, job_servers, **options):
+    """Open the input of a request for a job of these brokers."""
+    job = job_of(spec(bootstrap_servers=job_servers), tmp_path).spec
+    asked = {"input": {"kafka": {"topic": "t", "options": options}}, "output": "x"}
+    with pytest.raises(MillraceError) as caught:
+        plan.open_input(validate(PredictionRequest, asked).input, job, tmp_path)
+    assert PASSWORD not in str(caught.value)
+    return caught.value
+
+
+def test_a_broker_of_the_job_is_shown_its_password(tmp_path, caplog):
+    """And no log is, at any level."""
+    caplog.set_level(logging.DEBUG)
+    with sasl_broker() as broker:
+        opened(tmp_path, broker.servers)
+        assert f"\0me\0{PASSWORD}".encode() in broker.sent
+    assert caplog.text and PASSWORD not in caplog.text
+
+
+@pytest.mark.parametrize("more", [{}, SASL, {"ssl_check_hostname": False}])
+def test_a_broker_of_the_requests_is_not(tmp_path, more):
+    with sasl_broker() as evil:
+        error = opened(tmp_path, "broker.invalid:9092", bootstrap_servers=evil.servers, **more)
+        assert isinstance(error, SourceUnavailable) or "kafka-python refuses" in str(error)
+        assert PASSWORD.encode() not in evil.sent
