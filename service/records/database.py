@@ -3,9 +3,10 @@
 SQLite unless the URL says otherwise. What the rows mean is their readers' business.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ def opened(url: str) -> Records:
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise SpecError(f"{_first_line(error)}; as in sqlite:////var/lib/millrace/records.db", "database") from None
     if engine.dialect.name == "sqlite":
+        _keep_private(parsed.database)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
     records = Records(engine)
@@ -156,6 +158,15 @@ def opened(url: str) -> Records:
         records.close()
         raise
     return records
+
+
+def _keep_private(database: str | None) -> None:
+    """Have SQLite's file, which holds specs with their secrets, be its owner's alone; those beside it take its mode."""
+    if not database or ":" in database:  # in memory, or an address of SQLite's own
+        return
+    with suppress(OSError):  # opening it says what is wrong
+        os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
+        os.chmod(database, 0o600)
 
 
 def _set_up(connection: sqlite3.Connection, _record: object) -> None:

@@ -120,16 +120,20 @@ def test_four_trainers_and_two_shards_write_the_same(ended, live, tmp_path):
 
 
 def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended, live, tmp_path):
-    cancelled, held = threading.Event(), []
+    cancelled, held, private, told = threading.Event(), [], tmp_path / "private", set()
+    private.mkdir()
 
     def progress(share, text):
         held.append(Commits(ended.store).holders())
+        told.update(path.name for path in private.rglob("*.json"))
+        assert not list((tmp_path / "out").rglob("predictor-*")), "what workers are told does not lie in the output"
         if share:
             cancelled.set()
 
     asked = request_of(tmp_path / "out", columns=["a", "b", "history", "d"], segment_events=1, version="live")
     with pytest.raises(PredictionCancelled):
-        predict(ended, asked, progress, cancelled)
+        predict(ended, asked, progress, cancelled, private=private)
+    assert told == {"predictor-0.json"} and not list(private.iterdir())
     assert [name for holders in held for name in holders][-1:] == Commits(ended.store).names()[-1:]
     assert Commits(ended.store).holders() == {}
     assert list((tmp_path / "out").glob("part-*.parquet")) and not (tmp_path / "out" / "_DONE").exists()

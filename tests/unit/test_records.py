@@ -1,5 +1,6 @@
 """The service's records: their tables are what the migrations make, writers wait for each other, what is old goes."""
 
+import os
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -24,6 +25,19 @@ def url(tmp_path):
 def records(url):
     with opened(url) as records:
         yield records
+
+
+def test_the_records_are_their_owners_alone_wherever_they_lie(tmp_path):
+    old_mask = os.umask(0)
+    try:
+        (tmp_path / "open.db").touch(0o666)
+        for name in ("records", "open"):
+            with opened(f"sqlite:///{tmp_path}/{name}.db") as records:
+                records.audit("ann", "look")
+                modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob(f"{name}.db*")}
+            assert len(modes) == 3 and set(modes.values()) == {0o600}, modes
+    finally:
+        os.umask(old_mask)
 
 
 def operation(number, ended_at):
