@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from millrace import rpc
+from millrace import rpc, sockets
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2, role_pb2_grpc
@@ -80,10 +80,10 @@ class RoleServer:
     def __init__(self, server: grpc.Server, address: str) -> None:
         self._server = server
         self.address = address
-        """host:port."""
+        """See millrace.rpc.local_server."""
 
     def close(self) -> None:
-        """Stop serving and give the port back."""
+        """Stop serving and give the socket back."""
         self._server.stop(CLOSE_S).wait()
 
     def __enter__(self) -> "RoleServer":
@@ -101,12 +101,12 @@ def serve_role(
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
 ) -> RoleServer:
-    """Serve the Role on a free port of loopback, then write its address to `address_file`.
+    """Serve the Role on a unix socket beside `address_file`, then write its address there.
 
     They are called on threads of the server: all but `answer` return at once, `drain` and `commit` only raise a flag. A
     worker that leads no commits has no `commit`, one that leads no job no `answer`.
     """
-    server, address = rpc.loopback_server(secret, max_workers=MAX_WORKERS)
+    server, address = rpc.local_server(secret, max_workers=MAX_WORKERS, socket=sockets.beside(address_file))
     role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain, commit, answer), server)
     server.start()
     rpc.write_address(address_file, address)

@@ -1,11 +1,14 @@
-"""gRPC as every role of a job uses it: loopback, bounded messages, the job's secret, our errors for status codes.
+"""gRPC as every role of a job uses it: local, bounded, with the job's secret, our errors for status codes.
 
-Each service defines its own messages and calls; `millrace.role` and `pserver` build on this module.
+Each service defines its own messages and calls; `millrace.role` and `pserver` build on this module. Names of unix
+sockets are millrace.sockets' work.
 """
 
 import hmac
+import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +16,11 @@ from typing import Any
 
 import grpc
 
+from millrace import sockets
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable
+from millrace.listening import Room
 
 SECRET_KEY = "millrace-secret"
 """Metadata of every call: the job's secret, so that no stray client of another job is ever served."""
@@ -23,8 +28,22 @@ MAX_MESSAGE_BYTES = 4 << 20
 """Default bound of a message; a larger one fails the call with RESOURCE_EXHAUSTED."""
 
 
+MAX_CONNECTIONS = 128
+"""Of one server, where there are descriptors for so many; a further one is closed at once.
+
+A shard has one for each trainer, a worker's Role one for the launcher and each command that asks."""
+MAX_CALLS = 32
+"""Under way on one connection; the next one waits at the client."""
+HANDSHAKE_MS = 10_000
+"""How long a connection may take to begin the protocol."""
+IDLE_MS = 30_000
+"""How long a connection to a port may carry no call; a client that is closed for this connects again by itself."""
+
+log = logging.getLogger(__name__)
+
+
 def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options of a channel or server: bounded messages; a taken port is an error; no proxies on loopback."""
+    """Options of a channel or server: bounded messages; a taken port is an error; no proxies on this machine."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -33,16 +52,31 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
+def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
+    """Options of a server: how much strangers may take before they are refused."""
+    return [
+        ("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, Room.here().open)),
+        ("grpc.max_concurrent_streams", MAX_CALLS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        *([("grpc.max_connection_idle_ms", IDLE_MS)] if is_port else []),
+    ]
+
+
 class _SecretCheck(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses every call that does not carry the job's secret."""
+    """Refuses every call that does not carry the job's secret, before its message is read.
+
+    gRPC gives a call with one message a thread, which waits for all of the message. So a refusal is declared as a
+    call with a stream of messages, of which it reads none, and has a thread that no other call needs.
+    """
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
 
-        def refuse(_request: Any, context: Any) -> None:
+        def refuse(_unread: Any, context: Any) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong secret: this process belongs to another job")
 
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+        refuse.experimental_thread_pool = ThreadPoolExecutor(1, "refusals")  # type: ignore[attr-defined]
+        self._refusal = grpc.stream_unary_rpc_method_handler(refuse)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Go on only with the right secret, compared in constant time."""
@@ -50,24 +84,53 @@ class _SecretCheck(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no
         return continuation(details) if hmac.compare_digest(given.encode(), self._secret) else self._refusal
 
 
-def loopback_server(
-    secret: str, *, max_workers: int, max_message_bytes: int = MAX_MESSAGE_BYTES
+def local_server(
+    secret: str, *, max_workers: int, max_message_bytes: int = MAX_MESSAGE_BYTES, socket: Path | None = None
 ) -> tuple[grpc.Server, str]:
-    """A server that is not started yet, bound to a free port of 127.0.0.1, and its address.
+    """A server that is not started yet, and its address: of the unix socket `socket`, or a free port of 127.0.0.1.
 
+    Only its owner can connect to the socket. Where there can be none, a port is taken instead, and the log says so.
     A call waits while all `max_workers` threads are busy, until its own deadline.
     """
-    server = grpc.server(
-        ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
-        interceptors=[_SecretCheck(secret)],
-        options=options(max_message_bytes),
-    )
+    if socket is not None:
+        server = _server(secret, max_workers, max_message_bytes, is_port=False)
+        try:
+            return server, _bind(server, socket)
+        except (OSError, RuntimeError) as error:
+            log.warning("%s cannot be a unix socket (%s); listening on 127.0.0.1 instead", socket, error)
+    server = _server(secret, max_workers, max_message_bytes, is_port=True)
     return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
 
+def _server(secret: str, max_workers: int, max_message_bytes: int, *, is_port: bool) -> grpc.Server:
+    return grpc.server(
+        ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
+        interceptors=[_SecretCheck(secret)],
+        options=[*options(max_message_bytes), *_bounds_of_callers(is_port=is_port)],
+    )
+
+
+def _bind(server: grpc.Server, socket: Path) -> str:
+    """Bind a server that is not started to a unix socket; its address. Raises OSError, RuntimeError."""
+    address = sockets.address_of(socket)
+    target, descriptor = sockets.target_of(address)
+    if descriptor is not None:
+        weakref.finalize(server, os.close, descriptor)
+    server.add_insecure_port(target)
+    socket.chmod(sockets.OWNER_ONLY)
+    return address
+
+
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
-    """A channel to a role of the job; connects at the first call."""
-    return grpc.insecure_channel(address, options=options(max_message_bytes))
+    """A channel to a role of the job; connects at the first call. Raises Unavailable where its folder is gone."""
+    try:
+        target, descriptor = sockets.target_of(address)
+    except OSError as error:
+        raise Unavailable(f"{address} is not there: {error.strerror}; has that process ended?") from error
+    channel = grpc.insecure_channel(target, options=options(max_message_bytes))
+    if descriptor is not None:
+        weakref.finalize(channel, os.close, descriptor)
+    return channel
 
 
 def metadata(secret: str) -> Sequence[tuple[str, str]]:

@@ -1,12 +1,12 @@
 """One shard as a process: `python -m pserver --config FILE`.
 
-Serves on loopback, writes its address, and ends with exit code 0 on SIGTERM or SIGINT.
+Serves on a unix socket, writes its address, and ends with exit code 0 on SIGTERM or SIGINT.
 """
 
 import logging
 from pathlib import Path
 
-from millrace import logs, rpc, worker
+from millrace import logs, rpc, sockets, worker
 from millrace.lifecycle import end_with_parent, stop_flag
 from millrace.points import arm
 from pserver.config import ShardProcess
@@ -19,7 +19,7 @@ def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop."""
     arm(config.faults)
     with stop_flag() as stopping:
-        with ShardServer(config) as server:
+        with ShardServer(config, sockets.beside(config.address_file)) as server:
             rpc.write_address(config.address_file, server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()

@@ -50,7 +50,7 @@ class FeedServer:
     def __init__(self, source: Source, secret: str) -> None:
         """Bind a free port of loopback and serve; `address` is host:port."""
         self._source = source
-        self._server, self.address = rpc.loopback_server(
+        self._server, self.address = rpc.local_server(
             secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_wire.MAX_MESSAGE_BYTES
         )
         calls = {

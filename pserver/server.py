@@ -334,21 +334,21 @@ def _handlers(servicer: _Servicer) -> Any:
 class ShardServer:
     """A served shard; `close` it, or use it as a context."""
 
-    def __init__(self, config: ShardProcess) -> None:
-        """Bind a free port of loopback and serve; `address` is host:port.
+    def __init__(self, config: ShardProcess, socket: Path | None = None) -> None:
+        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see millrace.rpc.local_server.
 
         Each rank waits in at most one call, announces a few batches at a time and may repeat a call, and the chief
         has a snapshot written meanwhile: the threads.
         """
-        self._server, self.address = rpc.loopback_server(
-            config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message
+        self._server, self.address = rpc.local_server(
+            config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message, socket=socket
         )
         self._servicer = _Servicer(config)
         self._server.add_generic_rpc_handlers((_handlers(self._servicer),))
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Stop serving and give the port back; calls in flight get `grace_s` to end."""
+        """Stop serving and give the address back; calls in flight get `grace_s` to end."""
         self._servicer.stop()
         self._server.stop(grace_s).wait()
         self._servicer.close()

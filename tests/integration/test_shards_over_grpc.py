@@ -298,7 +298,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
     assert list(close) == ["0"] and shards.stats(w.soon())["default"].num_rows == 2
     process.child.send_signal(signal.SIGTERM)
     code, said = process.end()
-    assert code == 0 and "shard-0: shard 0 of 1 serves at 127.0.0.1:" in said
+    assert code == 0 and f"shard-0: shard 0 of 1 serves at unix:{process.address_file.with_suffix('.socket')}" in said
     shards.close()
 
 

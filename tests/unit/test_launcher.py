@@ -3,19 +3,20 @@
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.errors import Unavailable
 from millrace.points import Fault, Point
+from millrace.role import RoleClient
 from service.launcher import restarts
 from service.launcher.process import MAX_LINE_CHARACTERS, TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
@@ -254,12 +255,11 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(world):
     world.launch([SHARD, SHARD], [TRAINER, TRAINER])
     world.until_said("up", times=2)
     assert len(world.pids()) == 6
-    host, port = (world.folder / "run" / "g1" / "trainer-0.address").read_text().split(":")
+    address = (world.folder / "run" / "g1" / "trainer-0.address").read_text()
     world.process.kill()
     world.assert_nobody_left()
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind((host, int(port)))
+    with closing(RoleClient(address, "s")) as client, pytest.raises(Unavailable):
+        client.status(Deadline.after(5))
 
 
 @pytest.mark.parametrize("victim", [0, -1])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import stat
 import threading
 
@@ -106,7 +105,8 @@ def test_a_worker_that_leads_no_commits_refuses_to(world, tmp_path):
 def test_the_address_file_names_the_server_and_only_its_owner_reads_it(world):
     assert world.address_file.read_text() == world.server.address
     assert stat.S_IMODE(world.address_file.stat().st_mode) == 0o600
-    assert [path.name for path in world.address_file.parent.iterdir()] == ["trainer-0.address"]
+    names = sorted(path.name for path in world.address_file.parent.iterdir())
+    assert names == ["trainer-0.address", "trainer-0.socket"]
 
 
 def test_a_call_with_another_jobs_secret_is_refused_and_does_nothing(world):
@@ -136,12 +136,12 @@ def test_a_worker_that_answers_too_late_is_said_as_such(world):
     go.set()
 
 
-def test_closing_gives_the_port_back(world):
-    host, port = world.server.address.split(":")
+def test_closing_gives_the_socket_back(world):
     world.server.close()
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind((host, int(port)))
+    with serve_role(dict, print, "secret", world.address_file) as again:
+        client = RoleClient(again.address, "secret")
+        assert again.address == world.server.address and client.status(soon()) == {}
+        client.close()
 
 
 def test_a_status_above_the_bound_fails_the_call_only(world):
