@@ -2,6 +2,11 @@
 
 import logging
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from millrace.occurrences import Occurrences
 
 
 def setup(role: str, level: str = "INFO") -> None:
@@ -11,3 +16,35 @@ def setup(role: str, level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+class RepeatFilter(logging.Filter):
+    """Of like records lets the first, the tenth, the hundredth through, and a bounded number of all. Any thread."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._occurrences, self._now = Occurrences(), now
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; it then says how often it came, and how many others were left out."""
+        told = self._occurrences.note((record.name, record.levelno, record.msg), self._now())
+        if told is None:
+            return False
+        if told.times > 1:
+            record.msg = f"{record.msg} (this came {told.times} times)"
+        if told.left_out:
+            record.msg = f"{record.msg} ({told.left_out} other lines were left out)"
+        return True
+
+
+@contextmanager
+def repeats_filtered(*loggers: str) -> Iterator[None]:
+    """As long as the context lasts, what strangers have these loggers write is bounded."""
+    repeats = RepeatFilter()
+    for name in loggers:
+        logging.getLogger(name).addFilter(repeats)
+    try:
+        yield
+    finally:
+        for name in loggers:
+            logging.getLogger(name).removeFilter(repeats)

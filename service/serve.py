@@ -5,7 +5,6 @@ The jobs go on when it ends, and are found again by the next one.
 
 import gc
 import logging
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
+from millrace.listening import listen
 from millrace.logs import setup
 from millrace.priority import ahead_of_others
 
@@ -85,19 +84,10 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
             predicting=config.predicting,
             names=exposure.names,
         )
-        listener = held.enter_context(listening(exposure.host, exposure.port))
+        listener = held.enter_context(listen(exposure.host, exposure.port, "listen"))
         api = app(host, terms)
         mount(api, config.limits.max_streams)
         held.enter_context(ahead_of_others())  # for the threads that answer; those that start jobs are there already
         held.enter_context(serving(api, listener, exposure.cert, exposure.key))  # 3
         address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
         yield Served(host, address)
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises SpecError where it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise SpecError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another", "listen") from None

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 
+from millrace.occurrences import Occurrences
 from service.access.config import AccessSection
 from service.access.limiting import Failures, network_of
-from service.access.refusals import Refusals
 from service.access.roles import Caller, Role
 
 ANONYMOUS = "anonymous"
@@ -68,7 +68,7 @@ class Guard:
         """`granted`: acts that callers without a token may do whatever their role is."""
         self._anonymous = Caller(ANONYMOUS, None if access.anonymous == "none" else Role.of(access.anonymous))
         self._tokens, self._granted, self._now = tokens, frozenset(granted), now
-        self._failures, self._refusals = Failures(access.max_failures, access.failures_per_s), Refusals()
+        self._failures, self._refusals = Failures(access.max_failures, access.failures_per_s), Occurrences()
 
     @classmethod
     def of_a_run(cls) -> "Guard":

@@ -3,26 +3,11 @@
 import ipaddress
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from millrace.occurrences import Bucket
 
 MAX_ADDRESSES = 4096
 """Remembered at a time; beyond it the one is forgotten that failed longest ago."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tries that are left."""
-
-    tries: float
-    at_s: float
-    """When there were so many."""
-
-    def after_failure(self, now_s: float, capacity: float, per_s: float) -> tuple["Bucket", float]:
-        """The bucket after one more failure, and the seconds until the next is allowed: 0 where this one was."""
-        tries = min(capacity, self.tries + max(0.0, now_s - self.at_s) * per_s)
-        if tries >= 1:
-            return Bucket(tries - 1, now_s), 0.0
-        return Bucket(tries, now_s), (1 - tries) / per_s
 
 
 class Failures:

@@ -1,7 +1,6 @@
 """Serves the API from a thread of a foreground run. Loopback only, until requests are authenticated."""
 
 import ipaddress
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,10 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from millrace.connections import HEAD_S, PagesConnection
 from millrace.errors import SpecError
-from service.api.connections import HEAD_S, MAX_CONNECTIONS, MAX_HEAD, Connection
+from millrace.listening import Listener, listen
+from millrace.logs import repeats_filtered
 
 OPTION = "--listen"
 STOP_S = 5.0
@@ -38,18 +39,9 @@ def parse_address(text: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else host), int(port)
 
 
-def bound(text: str) -> socket.socket:
+def bound(text: str) -> Listener:
     """A socket that listens at the address `text`; port 0 takes a free one. Raises SpecError where it is taken."""
-    address = parse_address(text)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise SpecError(f"{text} cannot be listened on: {error.strerror}; choose another port", OPTION) from error
-    return listener
+    return listen(*parse_address(text), OPTION)
 
 
 def _make_routes(api: FastAPI) -> None:
@@ -63,21 +55,18 @@ def _make_routes(api: FastAPI) -> None:
 
 
 @contextmanager
-def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key: Path | None = None) -> Iterator[None]:
+def serving(api: FastAPI, listener: Listener, cert: Path | None = None, key: Path | None = None) -> Iterator[None]:
     """Serve `api` on `listener` as long as the context lasts, encrypted with `cert`; then the port is free again."""
-    # Head and body of an answer are two writes: without this the second waits 40 ms for the first to be acknowledged.
-    # asyncio sees to it where a socket says that it is TCP's, which one made as usual does not; accepted ones inherit.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _make_routes(api)
     live = getattr(api.state, "live", False)  # whether service.ui's pages are there: they need a start and websockets
     server = uvicorn.Server(
         uvicorn.Config(
             api,
-            http=Connection,
-            h11_max_incomplete_event_size=MAX_HEAD,
-            limit_concurrency=MAX_CONNECTIONS,
+            http=PagesConnection,
+            limit_concurrency=listener.room.answered,
+            backlog=listener.room.open,
             log_level="warning",
-            loop="asyncio",  # not another one because a package of the pages brings it
+            loop="asyncio",  # not another one because a package of the pages brings it: see Listener
             lifespan="auto" if live else "off",
             ws="websockets-sansio" if live else "none",
             ws_max_size=MAX_MESSAGE,
@@ -90,12 +79,13 @@ def serving(api: FastAPI, listener: socket.socket, cert: Path | None = None, key
         )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        if hasattr(api.state, "streams"):
-            api.state.streams.close()
-        server.should_exit = True
-        thread.join(2 * STOP_S)
-        listener.close()
+    with repeats_filtered("uvicorn.error", "asyncio"):
+        thread.start()
+        try:
+            yield
+        finally:
+            if hasattr(api.state, "streams"):
+                api.state.streams.close()
+            server.should_exit = True
+            thread.join(2 * STOP_S)
+            listener.close()

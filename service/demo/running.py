@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dataset.pipe.command import check_command
+from millrace import listening
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import SpecError
@@ -30,7 +31,7 @@ from service.hosting.folder import JobFolder
 from service.hosting.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
 from service.launcher.running import read_report
 from service.lines import count, labelled, ratio, summary_lines
-from service.serve import listening, served
+from service.serve import served
 from service.spec import LoadedJob
 from service.status import Status
 from service.store import MARKER, REPORT, remove
@@ -203,7 +204,7 @@ def free_address(listen: str) -> str:
     """`listen`, or any free port of the same host where it is taken."""
     host, _, port = listen.rpartition(":")
     try:
-        listening(host, int(port)).close()
+        listening.listen(host, int(port), "listen").close()
     except SpecError:
         return f"{host}:0"
     return listen

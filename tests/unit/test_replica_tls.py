@@ -8,10 +8,10 @@ import pytest
 
 from millrace.config import validate
 from millrace.errors import SpecError
+from millrace.listening import listen
 from tests.unit.test_access_exposure import write_pair
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
-from trainer.replica.running import bound
 from trainer.replica.server import gated, serving
 from trainer.replica.state import State
 
@@ -25,9 +25,9 @@ def config(**more):
 def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path):
     cert, key = write_pair(tmp_path, "ours")
     told, state = config(tls_cert=str(cert), tls_key=str(key)), State(5, 1 << 30)
-    listener = bound(told)
+    listener = listen(*told.address, "--listen")
     port = listener.getsockname()[1]
-    with serving(gated(state, QUIET, Figures(state), told), [listener], told.tls()):
+    with serving(gated(state, QUIET, Figures(state), told), listener, told.tls()):
         trusting = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/v2/health/live", verify=trusting).json() == {"live": True}
         with pytest.raises(httpx.TransportError):

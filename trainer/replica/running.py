@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import socket
 import sys
 import tempfile
 import threading
@@ -13,8 +12,8 @@ import pyarrow as pa
 from prometheus_client import disable_created_metrics
 
 from millrace.deadline import Deadline
-from millrace.errors import SpecError
 from millrace.lifecycle import stop_flag
+from millrace.listening import Listener, listen
 from trainer.replica import finding
 from trainer.replica.config import ReplicaConfig, read_token
 from trainer.replica.feeding import FeedUpdates
@@ -70,12 +69,12 @@ def run(config: ReplicaConfig) -> None:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = Keeper(source, state, figures)
         api, tls = gated(state, keeper, figures, config), config.tls()
-        listener = bound(config)
+        listener = listen(*config.address, "--listen")
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()
         gc.collect()
         gc.freeze()  # else requests wait each time all that is loaded is looked through
-        with serving(api, [listener], tls):
+        with serving(api, listener, tls):
             _tell(listener, config)
             stopping.wait()
         source.close()
@@ -95,27 +94,7 @@ def source_of(config: ReplicaConfig, scratch: Path) -> Source:
     return Again(lambda: FeedUpdates(find))
 
 
-def bound(config: ReplicaConfig) -> socket.socket:
-    """A socket that listens. Raises SpecError where the address is taken or no address."""
-    host, port = config.address
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise SpecError(f"{config.listen} is no address: {error}", "--listen") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise SpecError(
-            f"{config.listen} cannot be listened on: {error.strerror}; choose another", "--listen"
-        ) from error
-    return listener
-
-
-def _tell(listener: socket.socket, config: ReplicaConfig) -> None:
+def _tell(listener: Listener, config: ReplicaConfig) -> None:
     host, port = listener.getsockname()[:2]
     log.info("answering on %s://%s:%d/v2", "http" if config.tls_cert is None else "https", host, port)
     if config.address_file is not None:

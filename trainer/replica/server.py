@@ -4,11 +4,10 @@ Errors are the protocol's: `{"error": "..."}`. Inference itself is trainer.repli
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from socket import socket
 from typing import Annotated, Any
 
 import uvicorn
@@ -23,7 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
 from millrace.config import Count
+from millrace.connections import InferenceConnection
 from millrace.errors import MillraceError
+from millrace.listening import Listener
+from millrace.logs import repeats_filtered
 from trainer.replica.answering import Answering, NoSuchModel, check_name
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
@@ -212,14 +214,18 @@ def gated(state: State, keeper: Keeper, figures: Figures, config: ReplicaConfig)
 
 
 @contextmanager
-def serving(api: ASGIApp, listeners: Sequence[socket], tls: tuple[Path, Path] | None = None) -> Iterator[None]:
+def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> Iterator[None]:
     """Serve as long as the context lasts, encrypted by certificate and key; requests under way are answered yet."""
     cert, key = tls or (None, None)
     server = uvicorn.Server(
         uvicorn.Config(
             api,
+            http=InferenceConnection,
+            limit_concurrency=listener.room.answered,
+            backlog=listener.room.open,
             log_level="warning",
             access_log=False,
+            loop="asyncio",  # not another one because a package brings it: see Listener
             lifespan="off",
             ws="none",
             ssl_certfile=cert,
@@ -228,12 +234,12 @@ def serving(api: ASGIApp, listeners: Sequence[socket], tls: tuple[Path, Path] | 
             timeout_graceful_shutdown=STOP_S,
         )  # fmt: skip
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": list(listeners)}, name="requests", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join(2 * STOP_S)
-        for listener in listeners:
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="requests", daemon=True)
+    with repeats_filtered("uvicorn.error", "asyncio"):
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(2 * STOP_S)
             listener.close()

@@ -1,14 +1,13 @@
-"""Which refusals are written down: of many alike the first, the tenth, the hundredth. Pure but for what it remembers.
+"""Which of many like events are written down: the first, the tenth, the hundredth. Pure but for what it remembers.
 
-Whoever is refused chooses how often: what is written of it must be bounded, and still tell who tried, and how much.
+A stranger chooses how often a refusal or a warning comes: what is written of it must be bounded, and still tell who
+tried, and how much. The audit log and the log of every server use it.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-
-from service.access.limiting import Bucket
 
 QUIET_S = 600.0
 """After so long without one of its kind, the next is a first again."""
@@ -19,8 +18,24 @@ MAX_KINDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tries that are left."""
+
+    tries: float
+    at_s: float
+    """When there were so many."""
+
+    def after_failure(self, now_s: float, capacity: float, per_s: float) -> tuple["Bucket", float]:
+        """The bucket after one more failure, and the seconds until the next is allowed: 0 where this one was."""
+        tries = min(capacity, self.tries + max(0.0, now_s - self.at_s) * per_s)
+        if tries >= 1:
+            return Bucket(tries - 1, now_s), 0.0
+        return Bucket(tries, now_s), (1 - tries) / per_s
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
-    """What is to be written of a refusal."""
+    """What is to be written of an event."""
 
     times: int
     """How often it came, this time included, without a pause of QUIET_S."""
@@ -28,7 +43,7 @@ class Told:
     """Of any kind: so many lines were not written since the last one, there being too many."""
 
 
-class Refusals:
+class Occurrences:
     """See module docstring. Any thread."""
 
     def __init__(self) -> None:

@@ -1,0 +1,204 @@
+"""Connections that ask for nothing, slowly, too much or in two ways at once, over real sockets, at both servers."""
+
+import asyncio
+import logging
+import socket
+from contextlib import closing, suppress
+
+import pytest
+from fastapi import FastAPI, Request
+
+from millrace import connections
+from millrace.listening import MAX_CONNECTIONS, Room, listen
+from millrace.logs import RepeatFilter
+from service.api import outer
+from service.api import server as of_the_service
+from service.api.problems import on_error
+from trainer.replica import gate
+from trainer.replica import server as of_a_replica
+
+LONG_S = 0.2
+ASK = b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n"
+CLOSING = ASK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+POST = b"POST /read HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture
+def listener():
+    with closing(listen("127.0.0.1", 0, "listen")) as listener:
+        yield listener
+
+
+@pytest.fixture
+def ask(listener):
+    """Opens a connection and sends what is given. What was sent before it is served is there when it is accepted."""
+    opened = []
+
+    def ask(sent=b""):
+        opened.append(socket.create_connection(listener.getsockname(), 30))
+        with suppress(OSError):  # refused meanwhile
+            opened[-1].sendall(sent)
+        return opened[-1]
+
+    yield ask
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture(params=["service", "replica"])
+def served(request, listener):
+    """Serves as long as its context lasts."""
+    api = FastAPI()
+    if request.param == "service":
+        api.add_middleware(outer.Outer, names=(), max_body=1000)
+        api.add_exception_handler(Exception, on_error)
+
+    @api.get("/slow")
+    async def slow():
+        await asyncio.sleep(LONG_S)
+        return "done"
+
+    @api.post("/read")
+    async def read(request: Request):
+        return len(await request.body())
+
+    if request.param == "service":
+        return lambda: of_the_service.serving(api, listener)
+    return lambda: of_a_replica.serving(gate.Gate(api, None, 1000, 10, local=True), listener)
+
+
+def answered(connection):
+    """All that comes until the other side closes."""
+    found = b""
+    with suppress(ConnectionResetError):  # closed before all was read that was sent
+        while part := connection.recv(1 << 16):
+            found += part
+    return found
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /slow HTTP/1.1\r\nhost: local", ASK + b"GET /slow HT"], ids=["nothing", "half", "half a second"]
+)
+def test_a_client_that_does_not_ask_is_not_waited_for(served, ask, monkeypatch, sent):
+    monkeypatch.setattr(connections, "HEAD_S", LONG_S / 4)
+    connection = ask(sent)
+    with served():
+        assert answered(connection).count(b"200 OK") == sent.count(ASK)
+
+
+def test_an_answer_may_take_longer_than_asking(served, ask, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", LONG_S / 4)
+    connection = ask(CLOSING)
+    with served():
+        assert b'"done"' in answered(connection)
+
+
+MANY = connections.MAX_HEAD // 4
+READ = connections.MAX_HEAD + (256 << 10)
+"""More than one read of asyncio brings."""
+TOO_LONG = {
+    "one header": b"GET /slow HTTP/1.1\r\nx: " + b"y" * (connections.MAX_HEAD + 1),
+    "a whole one": ASK[:-2] + b"x: " + b"y" * connections.MAX_HEAD + b"\r\n\r\n",
+    "many": ASK[:-2] + b"x: y\r\n" * MANY + b"\r\n",
+    "the line": b"GET /" + b"y" * connections.MAX_HEAD,
+    "trailers": POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * (READ // 6),
+    "a chunk's name": POST + b"transfer-encoding: chunked\r\n\r\n1;" + b"y" * READ,
+}
+
+
+@pytest.mark.parametrize("what", TOO_LONG)
+def test_a_head_that_is_too_long_is_not_read_on(served, ask, what):
+    with served():
+        assert answered(ask(TOO_LONG[what])).startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_is_no_head_however_it_comes(served, ask):
+    chunks = b"1;name\r\nx\r\n" * 900
+    with served():
+        said = answered(
+            ask(POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\nlast: x\r\n\r\n")
+        )
+        assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"900")
+
+
+SMUGGLED = {
+    "length, chunked": b"content-length: 4\r\ntransfer-encoding: chunked\r\n",
+    "chunked, length": b"transfer-encoding: chunked\r\ncontent-length: 4\r\n",
+    "two lengths": b"content-length: 0\r\ncontent-length: 4\r\n",
+    "two codings": b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+    "a coding before": b"transfer-encoding: identity, chunked\r\n",
+    "a coding behind": b"transfer-encoding: chunked, identity\r\n",
+    "no coding": b"transfer-encoding: xchunked\r\n",
+    "a space": b"content-length: 4\r\ntransfer-encoding : chunked\r\n",
+    "a sign": b"content-length: +0\r\n",
+}
+
+
+@pytest.mark.parametrize("what", SMUGGLED)
+def test_a_body_with_two_ends_is_refused_and_what_follows_is_not_read(served, ask, what):
+    with served():
+        said = answered(ask(POST + SMUGGLED[what] + b"\r\n0\r\n\r\n" + CLOSING))
+        assert said.startswith(b"HTTP/1.1 400") and said.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_chunked_body_of_http_1_0_is_refused(served, ask):
+    old = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"connection: keep-alive\r\n"
+    with served():
+        said = answered(ask(old + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + CLOSING))
+        assert said.startswith(b"HTTP/1.1 400") and said.count(b"HTTP/1.1 ") == 1
+
+
+def test_requests_one_behind_the_other_are_answered(served, ask):
+    with served():
+        said = answered(ask(POST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n" + CLOSING))
+        assert said.count(b"200 OK") == 2 and b'"done"' in said
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served, ask, monkeypatch):
+    post = POST + b"connection: close\r\ncontent-length: 9\r\n\r\n"
+    with served():
+        assert answered(ask(post + b"whole one")).endswith(b"\r\n\r\n9")
+        monkeypatch.setattr(outer, "BODY_S", 0.05)
+        monkeypatch.setattr(gate, "BODY_S", 0.05)
+        assert answered(ask(post + b"half")).startswith(b"HTTP/1.1 408")
+
+
+def test_of_more_connections_than_there_is_room_for_the_last_are_closed_and_the_others_answered(served, listener, ask):
+    listener.room = Room(answered=3, open=2)
+    first, _, third, fourth = ask(CLOSING), ask(), ask(), ask()
+    with served():
+        assert answered(third) == answered(fourth) == b""
+        assert b'"done"' in answered(first)
+        assert b'"done"' in answered(ask(CLOSING))  # the first one's place
+
+
+def test_a_request_beyond_the_answered_ones_is_told_so(served, listener, ask):
+    listener.room = Room(answered=2, open=9)
+    ask(), ask()
+    with served():
+        assert b"HTTP/1.1 503" in answered(ask(CLOSING))
+
+
+@pytest.mark.parametrize(("descriptors", "answered"), [(1 << 20, MAX_CONNECTIONS), (1024, 455), (256, 113), (2, 1)])
+def test_connections_take_half_of_the_descriptors_at_most(descriptors, answered):
+    room = Room.of(descriptors)
+    assert room.answered == answered <= room.open
+    assert room.open <= max(1, descriptors // 2)
+
+
+def test_what_strangers_have_a_log_say_is_bounded(caplog):
+    now_s = 0.0
+    log = logging.getLogger("millrace.test.repeats")
+    log.addFilter(repeats := RepeatFilter(lambda: now_s))
+    try:
+        for _ in range(2000):
+            log.warning("invalid")
+        for number in range(2000):
+            log.warning("no %d" % number)  # noqa: UP031  # as a library may, that words its lines itself
+        now_s = 3600.0
+        log.warning("later %s", "on")
+    finally:
+        log.removeFilter(repeats)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:4] == ["invalid", *(f"invalid (this came {times} times)" for times in (10, 100, 1000))]
+    assert len(said) == 101 and said[-1] == "later on (1904 other lines were left out)"
