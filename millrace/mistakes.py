@@ -19,9 +19,13 @@ KEY = "[key]"
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
 
 
+MAX_COMPARED = 200
+"""Characters of a name that are compared with known ones: finding like names takes time and memory for each."""
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """A hint at the known name most like `name`, and else at all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:MAX_COMPARED], known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {', '.join(sorted(known))}" if known else "there is none"

@@ -4,22 +4,21 @@ Looking tokens up is service.access.tokens' work, counting failures service.acce
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from fastapi import Request
+from starlette.datastructures import Headers
 
 from millrace.occurrences import Occurrences
+from millrace.sites import is_another_sites
 from service.access.config import AccessSection
 from service.access.limiting import Failures, network_of
 from service.access.roles import Caller, Role
 
 ANONYMOUS = "anonymous"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-SAME_SITE = ("none", "same-origin")
-"""What a browser says of a request that no page of another site had it make; other programs say nothing."""
 
 
 class Lookup(Protocol):
@@ -148,11 +147,9 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def check_site(headers: Mapping[str, str]) -> None:
+def check_site(headers: Headers) -> None:
     """Refuse what a page of another site has its reader's browser ask for. Raises Refusal."""
-    origin = headers.get("origin")
-    elsewhere = origin is not None and urlsplit(origin).netloc != headers.get("host")
-    if elsewhere or headers.get("sec-fetch-site", "none") not in SAME_SITE:
+    if is_another_sites(headers.get("host"), headers.getlist("origin"), headers.getlist("sec-fetch-site")):
         raise Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here")
 
 

@@ -3,6 +3,7 @@
 from http import HTTPStatus
 
 import pytest
+from starlette.datastructures import Headers
 
 from service.access.config import AccessSection
 from service.access.guard import Guard, Refusal, check_site
@@ -142,10 +143,12 @@ def test_all_addresses_of_one_ipv6_network_count_as_one():
         ({"origin": "https://evil.example", "host": "localhost:8080"}, False),
         ({"origin": "http://localhost:9000", "host": "localhost:8080"}, False),
         ({"origin": "null", "host": "localhost:8080"}, False),
+        ({"origin": "http://[", "host": "localhost:8080"}, False),
+        ({"origin": "null"}, False),
     ],
 )
 def test_pages_of_other_sites_change_nothing(headers, allowed):
     if allowed:
-        check_site(headers)
+        check_site(Headers(headers))
     else:
-        assert refused(check_site, headers).status == HTTPStatus.FORBIDDEN
+        assert refused(check_site, Headers(headers)).status == HTTPStatus.FORBIDDEN

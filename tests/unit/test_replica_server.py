@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from millrace.config import validate
 from millrace.errors import SpecError
 from tests.fakes.served import Job, asked
-from trainer.replica import gate
+from trainer.replica import answering, gate, requests
 from trainer.replica.answering import Answering
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
@@ -143,6 +144,11 @@ WRONG = {
     "surrogate": (changed(1, data=["\ud800"]), "no UTF-8"),
     "output": (ONE | {"outputs": [{"name": "ctrr"}]}, "there is no output 'ctrr'; did you mean 'ctr'"),
     "outputs": (ONE | {"outputs": [3]}, "a list of objects with a name"),
+    "outputs again": (ONE | {"outputs": [{"name": "ctr"}] * 3800}, "^output 'ctr' is asked for twice; name each once$"),
+    "dimensions": (changed(0, shape=[1] * 9), "a: a shape of 9 sizes; at most 8"),
+    "long sizes": (changed(0, shape=["x" * 9999]), "^a: shape holds 'x{99}, which is no size$"),
+    "long name": (changed(0, name="x" * 9999), "^there is no input 'x{99}; known: a"),
+    "long output": (ONE | {"outputs": [{"name": "x" * 9999}]}, "^there is no output 'x{99}; known: ctr"),
 }
 
 
@@ -171,7 +177,7 @@ INPUT = st.fixed_dictionaries({"name": JUNK, "datatype": JUNK, "shape": JUNK, "d
 
 
 @pytest.fixture(scope="module")
-def answering(tmp_path_factory):
+def answers(tmp_path_factory):
     served = Served(tmp_path_factory.mktemp("served")).serve(1)
     return Answering(served.state, served.figures, 10)
 
@@ -181,13 +187,13 @@ REQUESTS = st.dictionaries(st.sampled_from(["inputs", "outputs", "id"]), JUNK | 
 
 @settings(max_examples=200)
 @given(REQUESTS, st.integers(0, 3))
-def test_whatever_is_sent_gets_an_answer_in_words(answering, told, at):
-    status, body = answering.infer("small", None, json.dumps(told).encode())
+def test_whatever_is_sent_gets_an_answer_in_words(answers, told, at):
+    status, body = answers.infer("small", None, json.dumps(told).encode())
     assert status == 400 and json.loads(body)["error"]
     name = ["name", "datatype", "shape", "data"][at]
     inputs = [dict(each) for each in ONE["inputs"]]
     inputs[at][name] = told
-    status, body = answering.infer("small", None, json.dumps({"inputs": inputs}).encode())
+    status, body = answers.infer("small", None, json.dumps({"inputs": inputs}).encode())
     assert status == 400 and json.loads(body)["error"]
 
 
@@ -275,6 +281,65 @@ def test_a_rollback_is_read_whatever_its_body_is_called(served):
 # Who may ask, and how much
 
 
+def batch(num_samples):
+    """Little to send, and much to compute."""
+    empty = {"shape": [num_samples, 0], "data": []}
+    rows = [{"name": name, "datatype": kind} | empty for name, kind in
+            [("a", "UINT64"), ("b", "BYTES"), ("history", "UINT64")]]  # fmt: skip
+    return {
+        "inputs": [*rows, {"name": "d", "datatype": "FP32", "shape": [num_samples, 2], "data": [0, 1] * num_samples}]
+    }
+
+
+def test_outputs_and_samples_together_are_bounded(served, monkeypatch):
+    monkeypatch.setattr(requests, "MAX_VALUES", 20)
+    assert served.infer(batch(10) | {"outputs": [{"name": "ctr"}]}).status_code == 200
+    reader = requests.Reader(served.state.model(), 100)
+    with pytest.raises(requests.BadRequest, match="1 outputs of 21 samples are more than 20 numbers; ask for fewer"):
+        reader.outputs({}, 21)
+
+
+def test_what_costs_much_is_not_answered_where_others_wait_however_short_it_is(served, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+    predict = served.state.predict
+
+    def slowly(model, inputs):
+        if inputs.num_samples > 1:
+            begun.set()
+            assert go.wait(20)
+        return predict(model, inputs)
+
+    monkeypatch.setattr(served.state, "predict", slowly)
+    short, long = json.dumps(ONE).encode(), json.dumps(batch(1000)).encode()
+    assert len(short) < len(long) < answering.INLINE_BYTES
+
+    async def go_on():
+        transport = httpx.ASGITransport(served.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as client:
+            waiting = asyncio.create_task(client.post(INFER, content=long))
+            assert await asyncio.to_thread(begun.wait, 20)
+            meanwhile = await client.post(INFER, content=short)
+            assert meanwhile.status_code == 200 and not waiting.done()
+            go.set()
+            return await waiting
+
+    answer = asyncio.run(go_on())
+    assert answer.status_code == 200 and len(answer.json()["outputs"][0]["data"]) == 1000
+
+
+@pytest.mark.parametrize(
+    "told", [None, [], {}, {"inputs": 3}, {"inputs": [3]}, {"inputs": [{"shape": []}]}, {"inputs": [{"shape": ["x"]}]}]
+)
+def test_a_request_that_is_none_costs_nothing(served, told):
+    assert requests.Reader(served.state.model(), 100).cost(told) == 0
+
+
+def test_the_cost_of_a_request_grows_with_its_samples_up_to_a_batch(served):
+    reader = requests.Reader(served.state.model(), 100)
+    each = reader.cost(batch(1))
+    assert each > 0 and reader.cost(batch(7)) == 7 * each and reader.cost(batch(101)) == 100 * each
+
+
 def test_bodies_and_batches_are_bounded(tmp_path):
     served = Served(tmp_path, max_body="1KiB", max_batch=2).serve(1)
     answer = served.ask("POST", INFER, content=b" " * 2000)
@@ -347,7 +412,18 @@ def test_pages_of_other_sites_are_not_answered(served):
     assert served.ask("GET", "/v2", headers={"Host": "localhost:9"}).status_code == 200
     two = httpx.Headers([("Host", "localhost"), ("Host", "evil.example")])
     assert served.ask("GET", "/v2", headers=two).status_code == 400
-    assert served.ask("POST", "/v2/models/small/follow", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    follow = "/v2/models/small/follow"
+    assert served.ask("POST", follow, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    for origin in ("http://evil.example", "http://127.0.0.1:3000", "null"):  # of a browser that sends no Sec-Fetch-Site
+        for method, path in (("POST", follow), ("POST", INFER), ("GET", "/metrics")):
+            assert served.ask(method, path, headers={"Origin": origin}).status_code == 403
+    assert served.ask("POST", follow, headers={"Origin": "http://127.0.0.1:8090"}).status_code == 200
+
+
+def test_pages_of_other_sites_are_not_answered_by_a_replica_that_anyone_may_ask(tmp_path):
+    served = Served(tmp_path, listen="0.0.0.0:0", anyone=True).serve(1)
+    assert served.ask("GET", "/v2", headers={"Host": "replica.example"}).status_code == 200
+    assert served.ask("GET", "/v2", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
 def test_only_loopback_is_listened_on_without_a_token(tmp_path):

@@ -1,11 +1,12 @@
 """One inference request, from its body to the body of its answer: what the server does for nearly all of its life."""
 
+import asyncio
 import json
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
@@ -16,7 +17,11 @@ from trainer.replica.requests import BadRequest, Reader, answered
 from trainer.replica.state import NothingServed, State
 
 INLINE_BYTES = 1 << 16
-"""Longer requests are answered by another thread, so that short ones go on meanwhile."""
+"""Longer requests are read and answered by another thread, so that short ones go on meanwhile."""
+INLINE_COST = 2048
+"""Likewise those that cost more, however short they are; see Reader.cost. So many take about 1 ms."""
+MAX_LONG = 4
+"""Long requests answered at a time, each with the memory of a batch; further ones wait."""
 TRIES = 10
 """How often a model may change while one request is answered."""
 
@@ -33,12 +38,17 @@ class Answering:
     def __init__(self, state: State, figures: Figures, max_batch: int) -> None:
         self._state, self._figures, self._max_batch = state, figures, max_batch
         self._reader: Reader | None = None
+        self._long = ThreadPoolExecutor(MAX_LONG, "inference")
 
     def infer(self, name: str, version: str | None, body: bytes) -> tuple[int, bytes]:
         """Status and body of the answer."""
+        return self._answer(name, version, _read(body))
+
+    def _answer(self, name: str, version: str | None, request: object) -> tuple[int, bytes]:
+        """Status and body of the answer to a request that was read."""
         begin_s = time.perf_counter()
         try:
-            status, found = HTTPStatus.OK, self._infer(name, version, body)
+            status, found = HTTPStatus.OK, self._infer(name, version, request)
         except NoSuchModel as error:
             status, found = HTTPStatus.NOT_FOUND, _error(error)
         except BadRequest as error:
@@ -53,16 +63,15 @@ class Answering:
         self._figures.count(status, time.perf_counter() - begin_s)
         return status, found
 
-    def _infer(self, name: str, version: str | None, body: bytes) -> bytes:
+    def _infer(self, name: str, version: str | None, request: object) -> bytes:
         check_name(self._state, name, version)
-        try:
-            request = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is no JSON: {error}") from None
+        if isinstance(request, BadRequest):
+            raise request
         for _ in range(TRIES):
             reader = self._current()
             inputs = reader.inputs(request)
-            wanted = reader.outputs(request)
+            assert isinstance(request, dict)  # else it has no inputs
+            wanted = reader.outputs(request, inputs.num_samples)
             done = self._state.predict(reader.model, inputs)
             if done is None:  # another model has come meanwhile
                 continue
@@ -94,11 +103,21 @@ class Answering:
             body = body + message["body"] if body else message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        if len(body) <= INLINE_BYTES:
-            status, found = self.infer(name, version, body)
+        aside = asyncio.get_running_loop().run_in_executor
+        if len(body) > INLINE_BYTES:
+            status, found = await aside(self._long, self.infer, name, version, body)
+        elif self._is_short(request := _read(body)):
+            status, found = self._answer(name, version, request)
         else:
-            status, found = await run_in_threadpool(self.infer, name, version, body)
+            status, found = await aside(self._long, self._answer, name, version, request)
         await answer(send, status, found)
+
+    def _is_short(self, request: object) -> bool:
+        """Whether others may wait for its answer."""
+        try:
+            return self._current().cost(request) <= INLINE_COST
+        except NothingServed:
+            return True
 
 
 def check_name(state: State, name: str, version: str | None = None) -> None:
@@ -112,6 +131,14 @@ def check_name(state: State, name: str, version: str | None = None) -> None:
         known = any(version == state.name_of(each) for each in state.versions())
         hint = "it is kept: roll back to it first" if known else "and it is not kept"
         raise NoSuchModel(f"version {version} is not served, {state.name_of(served)} is; {hint}")
+
+
+def _read(body: bytes) -> object:
+    """The JSON of a body; BadRequest, not raised, where it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return BadRequest(f"the body is no JSON: {error}")
 
 
 def _error(error: Exception) -> bytes:

@@ -7,10 +7,12 @@ import hmac
 import json
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.bodies import bounded
+from millrace.sites import is_another_sites
 
 BODY_S = 10.0
 """How long a request's body may take to arrive: who is slow must not keep others out."""
@@ -43,23 +45,29 @@ class Gate:
             self._under_way -= 1
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
-        headers = dict(scope["headers"])
+        headers = Headers(scope=scope)
         if scope["path"] in OPEN:
             return None
-        if self._token is not None:
-            if not hmac.compare_digest(headers.get(b"authorization", b""), self._token):
-                return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
-        elif self._is_local:
-            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            if len(hosts) != 1 or not {hosts[0], hosts[0].rpartition(":")[0]} & set(LOCAL_NAMES):
-                return HTTPStatus.BAD_REQUEST, f"is not reached under the name {', '.join(hosts)!r}"
-            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-                return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
+        if (stranger := self._stranger(headers)) is not None:
+            return stranger
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()) or len(length) > 18 or int(length) > self._max_body:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long()
         if self._under_way >= self._max_requests:
             return HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max_requests} requests are under way; ask again"
+        return None
+
+    def _stranger(self, headers: Headers) -> tuple[HTTPStatus, str] | None:
+        """What somebody is told who may not ask."""
+        if self._token is not None:
+            if hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._token):
+                return None
+            return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
+        hosts = headers.getlist("host")
+        if self._is_local and (len(hosts) != 1 or not {hosts[0], hosts[0].rpartition(":")[0]} & set(LOCAL_NAMES)):
+            return HTTPStatus.BAD_REQUEST, f"is not reached under the name {', '.join(hosts)!r}"
+        if is_another_sites(headers.get("host"), headers.getlist("origin"), headers.getlist("sec-fetch-site")):
+            return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"
         return None
 
     def _too_long(self) -> str:

@@ -4,6 +4,7 @@ Making a session takes milliseconds in which nothing else of a Python process ru
 request less than a microsecond. What the graph holds beside weights is trainer.exports.tracing's work.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,11 @@ class Graph:
         """What it says."""
         assert self._session is not None
         return self._session.outputs
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all the tensors that it reads."""
+        return sum(math.prod(shape) for _, shape in self._types.values())
 
     def weights(self, dense: Tensors) -> dict[str, NDArray[Any]]:
         """Of all tensors of a version, those that it reads, by their names here. Raises BadInput."""

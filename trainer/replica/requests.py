@@ -25,7 +25,11 @@ LENGTHS, WEIGHT = ".lengths", ".weight"
 INTS = ("UINT64", "INT64", "UINT32", "INT32")
 FLOATS = ("FP32", "FP64")
 MAX_VALUES = 1 << 22
-"""Numbers and texts of one tensor; more are refused."""
+"""Numbers and texts of one tensor, and numbers of one answer; more are refused."""
+MAX_DIMENSIONS = 8
+"""Of a tensor: a product of many large sizes takes long to compute."""
+WEIGHTS_PER_VALUE = 1000
+"""Weights of the network that one sample passes in the time in which one number of JSON is read or written."""
 
 
 class BadRequest(BadInput):
@@ -51,9 +55,11 @@ class Tensor:
             data = list(chain.from_iterable(data))
         self.data: list[Any] = data
         size = 1
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise BadRequest(f"{self.name}: a shape of {len(self.shape)} sizes; at most {MAX_DIMENSIONS}")
         for each in self.shape:
             if type(each) is not int or each < 0:
-                raise BadRequest(f"{self.name}: shape holds {each!r}, which is no size")
+                raise BadRequest(f"{self.name}: shape holds {each!r:.100}, which is no size")
             size *= each
         if size != len(data) or not self.shape:
             raise BadRequest(f"{self.name}: {len(data)} values are there, the shape {self.shape} has {size}")
@@ -89,6 +95,7 @@ class Reader:
         self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
         self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
         self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
+        self._values_each = _values_each(model)
         self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
 
     def inputs(self, request: object) -> Inputs:
@@ -100,7 +107,8 @@ class Reader:
         for each in told:
             tensor = Tensor(each)
             if tensor.name not in self._known:
-                raise BadRequest(f"there is no input {tensor.name!r}; {nearest(tensor.name, sorted(self._known))}")
+                known = nearest(tensor.name, sorted(self._known))
+                raise BadRequest(f"there is no input {tensor.name!r:.100}; {known}")
             if tensor.name in tensors:
                 raise BadRequest(f"input {tensor.name!r} is there twice")
             tensors[tensor.name] = tensor
@@ -108,18 +116,28 @@ class Reader:
         signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
         return Inputs(num_samples, signs, self._dense(tensors, num_samples))
 
-    def outputs(self, request: Json) -> Sequence[str]:
-        """The outputs that a request wants, all where it names none. Raises BadRequest."""
+    def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
+        """The outputs that a request of so many samples wants, all where it names none. Raises BadRequest."""
         told = request.get("outputs")
-        if not told:
-            return self.model.outputs
-        try:
-            names = [str(each["name"]) for each in told]
-        except (TypeError, KeyError):
-            raise BadRequest('"outputs" is a list of objects with a name') from None
-        if unknown := [name for name in names if name not in self.model.graph.outputs]:
-            raise BadRequest(f"there is no output {unknown[0]!r}; {nearest(unknown[0], self.model.graph.outputs)}")
+        names = _names(told) if told else self.model.outputs
+        known = self.model.graph.outputs
+        if unknown := [name for name in names if name not in known]:
+            raise BadRequest(f"there is no output {unknown[0]!r:.100}; {nearest(unknown[0], known)}")
+        if len(names) > len(set(names)):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise BadRequest(f"output {twice!r} is asked for twice; name each once")
+        if len(names) * num_samples > MAX_VALUES:
+            asked = f"{len(names)} outputs of {num_samples} samples"
+            raise BadRequest(f"{asked} are more than {MAX_VALUES} numbers; ask for fewer samples at a time")
         return names
+
+    def cost(self, request: object) -> int:
+        """About how many numbers are read, computed and written for a request; 0 where it is wrong at first sight."""
+        try:
+            sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
+            return int(min(max(sizes), self._max_batch)) * self._values_each
+        except (TypeError, KeyError, IndexError, ValueError):
+            return 0
 
     def _num_samples(self, tensors: Mapping[str, Tensor]) -> int:
         for name in (*self._sparse, *self.model.dense):
@@ -161,6 +179,21 @@ class Reader:
             raise BadRequest(f"{_out_of_range(table, tensors)}: a sign is not from 0 to 2**64 - 1") from None
         weight_N = np.array(weights, np.float32) if weights else NO_WEIGHTS
         return Signs(sign_N, np.array(offsets, np.int64), weight_N)
+
+
+def _names(told: object) -> list[str]:
+    """Of the outputs that a request lists."""
+    try:
+        return [str(each["name"]) for each in told]  # type: ignore[attr-defined]
+    except (TypeError, KeyError):
+        raise BadRequest('"outputs" is a list of objects with a name') from None
+
+
+def _values_each(model: Model) -> int:
+    """About how many numbers a sample costs: those of JSON, and in their unit what the tables and the network do."""
+    of_tables = sum(table.num_floats + table.num_marks for table in model.tables)
+    of_json = len(model.slots) + sum(model.dense.values()) + len(model.outputs)
+    return of_json + (of_tables + model.graph.num_weights) // WEIGHTS_PER_VALUE
 
 
 def _offsets(tensor: Tensor, lengths: Tensor | None, num_samples: int, begin: int) -> Iterable[int]:
