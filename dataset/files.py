@@ -108,8 +108,10 @@ class Files:
             paths: Sequence[str] = pattern.matches(self._folder)
             if self._config.ready is not None:
                 paths = self._ready(pattern, paths)
-            if self.bounded and not paths and not again:
-                raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
+            if self.bounded and not paths:
+                if not again:
+                    raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
+                log.warning("%s any more", self._nothing(pattern))
             for path in paths:
                 self._pattern_of.setdefault(path, number)
                 self._add(path)

@@ -169,6 +169,18 @@ def test_a_file_cut_or_gone_after_it_was_read_is_named(path, caplog):
     assert "a.txt is no longer there; it was read up to 10" in caplog.text
 
 
+def test_a_job_file_that_names_the_next_day_trains_it_and_one_that_names_nothing_says_so(path, caplog):
+    job = side(path.parent, BOUNDED.model_copy(update={"paths": ("a.txt",)}))
+    assert len(job.trains()) == 10
+    (path.parent / "b.txt").write_bytes(b"b\n")
+    next_day = side(path.parent, BOUNDED.model_copy(update={"paths": ("b.txt", "c*.txt")}))
+    next_day.known, next_day.positions = job.known, job.positions
+    planner = next_day.start()
+    assert next_day.plans(planner).positions() == {"b.txt": 1}
+    planner.close()
+    assert f"no file matches 'c*.txt' in {path.parent} any more" in caplog.text
+
+
 def test_a_file_replaced_while_the_stream_is_read_to_its_end_is_named_too(path, caplog):
     job = side(path.parent, BOUNDED)
     (path.parent / "b.txt").write_bytes(b"b\n" * 5)
