@@ -102,7 +102,8 @@ class KafkaSource(SourceSection):
     start: str = "earliest"
     """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset."""
     end: str = "never"
-    """"never", "latest" (the offsets at start) or an ISO time with offset; all but never make the source bounded."""
+    """"never", "latest" (the offsets at start, or for a finished job at its next start) or an ISO time with
+    offset; all but never make the source bounded."""
     connect_deadline: PositiveDuration = 30.0
     """How long the broker may take to answer at start."""
 

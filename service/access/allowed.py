@@ -51,6 +51,7 @@ class Holds(Enum):
 HOLDS: Mapping[tuple[str, str], Holds] = {
     ("TrainerJob", "name"): Holds.NAME,
     ("FilesSource", "paths"): Holds.PATTERNS,
+    ("FilesSource", "partition_by"): Holds.NAME,
     ("FilesSource", "ready"): Holds.NAME,
     ("KafkaSource", "topics"): Holds.NAME,
     ("KafkaSource", "options"): Holds.KAFKA_OPTIONS,

@@ -132,10 +132,14 @@ def test_a_job_that_starts_at_the_latest_loses_nothing_of_what_came_while_it_was
 
 def test_a_stream_up_to_the_latest_ends_where_it_did_at_the_first_start(kafka, topic):
     job = side(kafka, topic, end="latest")
-    plan = job.plans()
+    planner = job.start()
+    plan = job.plans(planner)
     kafka.produce(topic, 0, [b"later"] * 5)
-    add_partition(kafka, topic, [b"later"])
-    assert isinstance(job.plans(), Drained)
+    add_partition(kafka, topic, [b"new"])
+    assert isinstance(job.plans(planner), Drained)
+    planner.close()
     job.positions, job.number = {}, 0
     assert job.plans() == plan
     assert job.reads(plan) == FIRST
+    assert sorted(job.trains()) == [*[b"later"] * 5, b"new"]  # the next run, of a stream that has ended
+    assert isinstance(job.plans(), Drained)

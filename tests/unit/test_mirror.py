@@ -12,7 +12,7 @@ from pyarrow import fs
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
-from trainer.commits import CommitDamaged, NewerFormat, read_commit
+from trainer.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
 from trainer.config import StoreSection
 from trainer.mirror import objects
 from trainer.mirror.address import Kind, parse
@@ -320,12 +320,12 @@ def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, ur
     mirror.upload(commit(tmp_path, 1), [], soon())
     mirror.upload(commit(tmp_path, 2), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000003-g1.json").write_bytes(
-        b'{"sha256": "", "manifest": {"format": 2, "other": []}}'
+        b'{"sha256": "", "manifest": {"format": %d, "other": []}}' % (FORMAT + 1)
     )
     before = files_below(tmp_path / "mirror")
-    with pytest.raises(NewerFormat, match="format 2"):
+    with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}"):
         mirror.prune(1, (), [], soon())
-    with pytest.raises(NewerFormat, match="format 2"):
+    with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}"):
         fetch(uri, tmp_path / "new", "job", soon())
     assert files_below(tmp_path / "mirror") == before and files_below(tmp_path / "new") == {}
 
