@@ -208,7 +208,7 @@ class PassCloser:
         if self._planner is not None:
             self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             self._said["jumped"] = self._planner.jumped
-            self._said["late"] = list(self._planner.late)
+            self._said["late"] = self._planner.num_late
         return self._said
 
     def _span(self, times_s: tuple[float, float] | None) -> dict[str, float] | None:

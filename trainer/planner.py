@@ -115,7 +115,7 @@ class Planner:
         self._looks_again = source.bounded and bool(self.known)
         self._at_end: frozenset[str] = frozenset()  # streams that the last pass read to their end, and more may come
         self._cells: dict[str, int] = {}  # see caps_by_time
-        self.late: tuple[str, ...] = ()
+        self.num_late = 0
         """Partitions found since the start that come before one of their stream that was begun already. Any thread."""
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
@@ -233,8 +233,8 @@ class Planner:
         if not new:
             return
         if in_order(known) and (late := came_late(self.known, new, positions)):
-            log.warning("late: %s; read next, after what comes later in its stream", ", ".join(late[:MAX_NAMED]))
-            self.late += tuple(late)
+            log.warning("late: %s; read next, after what comes later in its stream", _named(late))
+            self.num_late += len(late)
         messages = [each.message() for each in new]
         self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
         self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
@@ -248,12 +248,10 @@ class Planner:
         self._source.look_again(deadline)
         known, new, words = grown(self.known, self._source.partitions(deadline))
         for word in words:
-            log.warning(
-                "%s; it is not read again: give what is new a name of its own, or begin anew with --fresh", word
-            )
+            log.warning("%s; it is not read again: give what is new its own name, or begin anew with --fresh", word)
         num_new = sum((each.end or 0) - positions.get(each.name, each.start) for each in new)
         if new:
-            named = ", ".join(each.name for each in new[:MAX_NAMED]) + (", ..." if len(new) > MAX_NAMED else "")
+            named = _named([each.name for each in new])
             log.info("%d events are new since the stream was read to its end, in %s", num_new, named)
         self._take_in(known, new, positions)
         return bool(new)
@@ -331,3 +329,9 @@ class Planner:
             self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first names, for a line of the log."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

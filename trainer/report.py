@@ -46,7 +46,7 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "halves": metrics.get("halves"),
         "slots": status.get("slots", {}),
         "event_span_s": status.get("event_span_s"),
-        "late": status.get("late", []),
+        "late": status.get("late", 0),
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }

@@ -44,10 +44,10 @@ def heads(
 def caps_by_period(
     partitions: Sequence[Partition], waiting: Mapping[str, Head], holders: Collection[str]
 ) -> dict[str, int]:
-    """A cap that leaves nothing, for each partition of a later period than a pass may hold.
+    """A cap that leaves nothing, for each partition of a later period than the pass may hold.
 
-    That is the first period where some of `holders` (of at least two) are in it; where one of them is in it alone, all
-    periods before that of the next one.
+    The pass holds the first period in which one of `holders` (at least two streams) stands. Where only one of them
+    stands in it, the pass goes on up to the period of the next one.
     """
     first, second = sorted(_period(waiting[name].partition) for name in holders)[:2]
     return {
@@ -60,10 +60,11 @@ def caps_by_period(
 def caps_by_time(
     waiting: Mapping[str, Head], holders: Collection[str], max_skew_ms: int, ask: Ask, lowest: dict[str, int]
 ) -> dict[str, int]:
-    """Positions before which records are read: those of less than `max_skew_ms` after the first that waits.
+    """Up to which position each partition is read: records of less than `max_skew_ms` after the oldest that waits.
 
-    Where one of `holders` (of at least two) is alone with so old records, those before the first one of the next.
-    `lowest` is kept from call to call; it saves questions, and changes no answer. Streams are lone partitions here.
+    Where only one of `holders` (at least two streams) has such old records, the pass goes on up to the oldest one of
+    the next. `lowest` is kept from call to call; it saves questions, and changes no answer. Each stream is one
+    partition here.
     """
     cell_ms = max(1, max_skew_ms // CELLS)
     at = {head.partition.name: head.position for head in waiting.values()}
@@ -81,8 +82,8 @@ def caps_by_time(
 def first_cells(at: Mapping[str, int], cell_ms: int, ask: Ask, lowest: Mapping[str, int]) -> dict[str, int]:
     """The number of the cell of time in which the first record lies that is at or after a position, by partition.
 
-    Cell c begins at c * `cell_ms`. By doubling steps from `lowest`, which lies before it, and halving: each round asks
-    once, for all partitions that are not found yet.
+    Cell c begins at c * `cell_ms`. `lowest` is a cell at or before it. Steps double until they are past it, then they
+    halve; each step is one question, about all partitions that are not found yet.
     """
     low = {name: lowest.get(name, 0) for name in at}  # the record is of this cell or a later one
     high: dict[str, int] = {}  # it is of an earlier cell than this one

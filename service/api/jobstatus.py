@@ -69,7 +69,7 @@ class Figures(Described):
     """From an event's time to its being learnt."""
     event_span_s: dict[str, Number]
     """How far apart event times lay: in the "last" pass, and at most in any ("max"); {} without event time."""
-    late: list[str]
+    late: Number | None
     """Partitions found since the start that come before one of their stream that was begun already."""
     learning: bool
     """False: the job only predicts."""
@@ -116,7 +116,7 @@ def figures_of(status: Status) -> Figures:
         loss=status.number("loss"),
         freshness_s=status.number("freshness_s"),
         event_span_s=status.counts("event_span_s"),
-        late=[str(name) for name in status.raw.get("late") or ()],
+        late=status.number("late"),
         learning=status.raw.get("learning", True) is True,
         table_rows=status.table_rows(),
         restarts=status.number("restarts") or 0,
