@@ -8,7 +8,7 @@ import pytest
 
 from millrace.config import load_toml
 from millrace.points import Point
-from tests.integration.stream_job import LIVING, SPEC, millrace, write_job, write_living_job
+from tests.integration.stream_job import FIRST_S, LIVING, SPEC, millrace, write_job, write_living_job
 from tests.integration.trainer_here import closes, config_of, killed, run, torch_as_before
 from trainer.config import Rerun
 from trainer.history import History
@@ -76,6 +76,25 @@ def test_so_do_several_trainers_each_with_an_equal_part_of_every_pass(jobs, trai
 
 def test_the_report_says_how_far_event_times_lay_apart(jobs, whole):
     assert whole[0].span_s["last"] <= whole[0].span_s["max"] < 3 * 86_400
+
+
+def test_declared_files_of_unequal_rates_advance_together(jobs, tmp_path):
+    lines = (jobs[0].parent / "part-0.txt").read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        day = (int(line.rsplit(" ", 1)[1]) - FIRST_S) // 86_400
+        with (tmp_path / f"{'small' if number % 10 == 0 else 'large'}-{day}.txt").open("a") as file:
+            file.write(line)
+    ended = run(declared(tmp_path, "{shard}-{day}.txt", '"{shard}"'), tmp_path / "store", *SETTINGS)
+    assert ended.events == len(lines) and ended.span_s["max"] <= 86_400
+    by_name = run(declared(tmp_path, "{name}.txt", None), tmp_path / "by-name", *SETTINGS)
+    assert by_name.span_s["max"] > 5 * 86_400  # all of the large ones, then all of the small ones
+
+
+def declared(folder, path, by):
+    job = folder / "job.toml"
+    keys = f'kind = "files"\npartition_by = {by}' if by else 'kind = "files"'
+    job.write_text(HOURLY.replace("hours/{day}/{hour}.txt", path).replace('kind = "files"', keys))
+    return job
 
 
 def digests(found):
