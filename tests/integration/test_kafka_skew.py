@@ -48,7 +48,7 @@ def stamps(source, plan):
 
 
 @pytest.mark.parametrize("end", ["latest", "never"])
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_from_the_earliest_offset_no_pass_spans_more_than_is_allowed(kafka, topic, end, restarts):
     job = side(kafka, topic, end)
     planner, plans = job.start(), []

@@ -122,6 +122,7 @@ def log_of_before(job: Path, store: Path) -> None:
             file.write(b"1 %08x %s\n" % (zlib.crc32(content), content))
 
 
+@pytest.mark.long
 def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(tmp_path):
     job = write_job(tmp_path, num_lines=100)
     for name in ("undisturbed", "killed"):
