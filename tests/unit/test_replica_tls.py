@@ -1,5 +1,6 @@
 """A replica over HTTPS: a real handshake, and certificates that are refused before anything is served."""
 
+import socket
 import ssl
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 
 from millrace.config import validate
 from millrace.errors import SpecError
-from millrace.listening import listen
+from millrace.listening import Room, listen
 from tests.unit.test_access_exposure import write_pair
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
@@ -32,6 +33,22 @@ def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path
         assert httpx.get(f"https://localhost:{port}/v2/health/live", verify=trusting).json() == {"live": True}
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://localhost:{port}/v2/health/live")
+
+
+def test_connections_that_begin_no_handshake_take_places_too(tmp_path):
+    cert, key = write_pair(tmp_path, "ours")
+    told, state = config(tls_cert=str(cert), tls_key=str(key)), State(5, 1 << 30)
+    listener = listen(*told.address, "--listen")
+    listener.room = Room(answered=9, open=2)
+    with serving(gated(state, QUIET, Figures(state), told), listener, told.tls()):
+        silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(3)]
+        assert silent[2].recv(1) == b""
+        for each in silent:
+            each.close()
+        trusting = ssl.create_default_context(cafile=str(cert))
+        live = f"https://localhost:{listener.getsockname()[1]}/v2/health/live"
+        with httpx.Client(verify=trusting, transport=httpx.HTTPTransport(verify=trusting, retries=20)) as client:
+            assert client.get(live).json() == {"live": True}
 
 
 def test_without_files_there_is_none():
