@@ -27,7 +27,7 @@ class RepeatFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; it then says how often it came, and how many others were left out."""
-        told = self._occurrences.note((record.name, record.levelno, record.msg), self._now())
+        told = self._occurrences.note((record.name, record.levelno, str(record.msg)), self._now())
         if told is None:
             return False
         if told.times > 1:

@@ -127,10 +127,14 @@ def test_the_secret_is_in_no_process_list_environment_or_output(job):
     assert logs and not [path for path in logs for secret in secrets if secret in path.read_bytes()]
 
 
-def test_files_with_the_secret_are_their_owners_alone(job):
+def test_files_with_the_secret_and_sockets_are_their_owners_alone(job):
     for path in (job.store / "workers").glob("g*"):
         assert path.stat().st_mode & 0o077 == 0
-        assert all(file.stat().st_mode & 0o077 == 0 for file in path.glob("*.json"))
+        assert all(file.stat().st_mode & 0o077 == 0 for file in [*path.glob("*.json"), *path.glob("*.socket")])
+    addresses = {path.stem: path.read_text() for path in (job.store / "workers").glob("g*/*.address")}
+    assert len(addresses) == 4
+    for name, address in addresses.items():
+        assert address.startswith("unix:") and address.endswith(f"/{name}.socket")
 
 
 def test_a_pipe_command_sees_nothing_of_the_services_environment(job):
