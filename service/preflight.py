@@ -9,6 +9,7 @@ from dataset.schema import Schema
 from dataset.sources import open_source
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from service.begun import as_begun
 from service.predicting.after import check_before
 from service.spec import LoadedJob
 from service.store import check_free
@@ -25,9 +26,9 @@ def check_job(job: LoadedJob) -> str | None:
     That leaves a GPU that is not there, and tensors of the model that [predict] names. Data may still come: where it
     is missing, that is told, not raised.
     """
-    missing = None
+    job, missing = as_begun(job), None
     if _check_start(job, fresh=False):
-        replay_first(job.store, job.raw)  # raises where rows do not survive what has changed
+        replay_first(job.store, job.full)  # raises where rows do not survive what has changed
     else:
         try:
             _check_files(job)

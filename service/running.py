@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.lifecycle import ExitCode
+from service.begun import as_begun
 from service.launcher.local import Launcher
 from service.launcher.running import started
 from service.launcher.supervision import Outcome
@@ -88,6 +89,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
     `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts and the store is
     touched, where the pipe command, the store or that address cannot be used.
     """
+    job = job if fresh else as_begun(job)
     check_run(job, fresh=fresh)
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None

@@ -4,7 +4,7 @@ What sections say about each other is checked by service.checks; each section ch
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from millrace.config import load_toml, validate
 from millrace.secrecy import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
 from service.checks import check_places, check_references
 from service.config import ClusterSection
-from trainer.config import TrainerJob
+from trainer.config import NEWEST_DEFAULTS, TrainerJob
+from trainer.defaults import in_full
 from trainer.predict.after import check_after
 from trainer.predict.config import PredictionRequest
 
@@ -54,6 +55,12 @@ class LoadedJob:
         whole = with_secrets_of(logged, self.whole())
         return LoadedJob.of(validate(Job, whole), whole, self.folder, store)
 
+    @property
+    def full(self) -> dict[str, Any]:
+        """The spec with every default written out: what workers are given, and logs and commits hold."""
+        cluster = self.spec.cluster.model_dump(mode="json")
+        return in_full({**self.raw, "cluster": cluster}, unset=self.spec.defaults or NEWEST_DEFAULTS)
+
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
     """The job at `path`, with each `a.b=value` of `overrides` in its place. Raises SpecError."""
@@ -69,4 +76,14 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
         check_after(spec.predict, spec)
     store = (folder / spec.store.path).resolve()
     check_places(spec, store, folder)
-    return LoadedJob.of(spec, raw, folder, store)
+    loaded = LoadedJob.of(spec, raw, folder, store)
+    return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
+
+
+def with_defaults(job: LoadedJob, number: int) -> LoadedJob:
+    """The job with the defaults of that set for keys that its file leaves out. Raises SpecError.
+
+    Settings of the model stay as they are written: outputs of predictions are known by them.
+    """
+    full = {**in_full(job.raw, unset=number), "model": job.raw["model"]}
+    return replace(job, spec=validate(Job, with_secrets(full, job.secrets)))

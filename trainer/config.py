@@ -14,6 +14,9 @@ from pserver.config import Beta, NotNegative, Positive, TableName, TableSection
 from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
+NEWEST_DEFAULTS = 2
+"""The set of defaults that the classes of the spec hold, see trainer.defaults; a new store begins with it."""
+
 
 class TaskSection(Section):
     """One thing to predict."""
@@ -237,6 +240,9 @@ class TrainerJob(Section):
     """Name of the job: letters, digits, '.', '_', '-'."""
     seed: Seed = 1
     """Seed of everything that is drawn."""
+    defaults: int | None = Field(default=None, ge=1, le=NEWEST_DEFAULTS)
+    """Number of the set of defaults that holds for keys which are left out; unless set, the one that the store began
+    with, which is the newest for a new store."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
     """The stream; one source is built."""
     pipe: PipeSection
@@ -285,7 +291,7 @@ class WorkerConfig(Section):
     """What the launcher tells one trainer process, as JSON."""
 
     job: dict[str, Any]
-    """The whole spec, checked, as the user wrote it (overrides applied); the trainer reads its sections of it."""
+    """The whole spec, checked, with its defaults written out (trainer.defaults); the trainer reads its sections."""
     secrets: dict[str, Any] = Field(default={}, repr=False)
     """Secrets of the spec, by the path of their key; `job`, which is logged, has "***" in their place."""
     folder: Path

@@ -30,8 +30,9 @@ from trainer.batches import Batch, BatchMaker
 from trainer.close import PassCloser
 from trainer.commit import Committer, Origin
 from trainer.commits import Commit, Commits, read_commit
-from trainer.config import TrainerJob, TrainSection, WorkerConfig
+from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
 from trainer.default_rows import DefaultRows, widths_of
+from trainer.defaults import in_full
 from trainer.dense import DensePart
 from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
@@ -86,6 +87,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
     A `reader` given takes the place of the spec's source and pipe; the source still says what there is to read.
     """
     arm(config.faults)
+    config = config.model_copy(update={"job": in_full(config.job, unset=NEWEST_DEFAULTS)})
     job = validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
     schema = Schema.of(job.slots)
     device = pick_device(job.train.device, config.rank)
@@ -104,7 +106,6 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # plans are read by it, and none is made
-        bounded = source.bounded
         reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
@@ -113,7 +114,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         dense = DensePart(model, job.train, ranks, default_rows.parameters)
         threads = torch.get_num_threads()
         stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device, default_rows)
-        halves = config.store / HALVES if job.metrics.halves and bounded else None
+        halves = config.store / HALVES if job.metrics.halves and source.bounded else None
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)
         closer = PassCloser(

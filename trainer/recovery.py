@@ -21,6 +21,7 @@ from millrace.points import Point, reach
 from trainer import respec
 from trainer.chronicle import Logged
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
+from trainer.defaults import in_full
 from trainer.history import History, HistoryMissing, Pass
 from trainer.log import Kind, Log, Record, read
 from trainer.mirror.content import lookup
@@ -216,7 +217,7 @@ def overrides_of(commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, An
     if commit is None:
         return {}
     overrides: Mapping[str, Any] = commit.state.get("operations", {}).get("overrides", {})
-    return respec.kept(overrides, commit.state["spec"], spec)
+    return respec.kept(overrides, in_full(commit.state["spec"]), spec)
 
 
 def _under_spec(
@@ -259,12 +260,11 @@ def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] 
 
 
 def spec_at(history: History, commit: Commit | None, record: int) -> Mapping[str, Any] | None:
-    """The spec in force when the log's record number `record`, of after `commit`, was written."""
+    """The spec in force when the log's record number `record`, of after `commit`, was written, in full."""
     specs = [each for each in history.operations if each.body["op"] == "spec" and each.number < record]
     if not specs and commit is None:
         return None
-    spec: Mapping[str, Any] = specs[-1].body["spec"] if specs or commit is None else commit.state["spec"]
-    return spec
+    return in_full(specs[-1].body["spec"] if specs or commit is None else commit.state["spec"])
 
 
 def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:

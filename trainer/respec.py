@@ -5,7 +5,7 @@ key. Pure. The spec in force is what the log says; a new one is logged as an ope
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dataset.schema import Schema
@@ -14,11 +14,13 @@ from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from millrace.secrecy import SECRET_KEYS
 from trainer.config import TrainerJob
+from trainer.defaults import in_full
 from trainer.lives import check_lives
 
 AT_ONCE = (
     "commit",
     "store",
+    "defaults",
     "cluster.shards",
     "cluster.max_restarts",
     "cluster.restart_window",
@@ -67,19 +69,19 @@ def flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Keys that are not alike in two specs."""
-    before, after = dict(flat(old)), dict(flat(new))
+    """Keys that are not alike in two specs; a default that is written out is no change."""
+    before, after = dict(flat(in_full(old))), dict(flat(in_full(new)))
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Those that change what a pass gives, and so act between passes only.
 
-    Raises SpecError for one that rows made so far do not survive; a default that is written out is no such change.
+    Raises SpecError for one that rows made so far do not survive.
     """
     keys = [key for key in changed(old, new) if not _below(key, AT_ONCE)]
-    before, after = _written_out(old, new) if keys else (old, new)
-    for key in changed(before, after):
+    before, after = in_full(old), in_full(new)
+    for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
         lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
         if _below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out:
@@ -91,14 +93,6 @@ def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
                 key,
             )
     return keys
-
-
-def _written_out(*specs: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Specs with their defaults; as they are where one of them was written for another version of Millrace."""
-    try:
-        return [{**spec, **validate(TrainerJob, spec, only_known=True).model_dump(mode="json")} for spec in specs]
-    except SpecError:
-        return specs
 
 
 def _extends(spec: Mapping[str, Any], key: str) -> bool:

@@ -23,6 +23,7 @@ from service.api.operations import OperationEntry, begins, begun, said
 from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
+from service.begun import as_begun
 from service.operating import explaining, forgetting, shrinking
 from service.operating.signs import sign_of
 from service.past.wishes import ticked
@@ -126,7 +127,7 @@ def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
 @router.get("/tables", **door(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
 def list_tables(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[TableEntry]:
     """A job's tables, with what is in them, by slot."""
-    return page(_entries(statuses.loaded(job), statuses.of(job)), paging, lambda each: each.name)
+    return page(_entries(as_begun(statuses.loaded(job)), statuses.of(job)), paging, lambda each: each.name)
 
 
 @router.get("/tables/{table}", **door(Role.VIEWER, *GONE), operation_id="getTable", summary="What is in a table")
@@ -134,7 +135,7 @@ def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntr
     """What is in a table, by slot."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
-    return next(each for each in _entries(loaded, statuses.of(job)) if each.name == table)
+    return next(each for each in _entries(as_begun(loaded), statuses.of(job)) if each.name == table)
 
 
 @router.post("/tables/{table}/shrink", **begins(Role.OPERATOR), operation_id="shrinkTable", summary="Have rows go")

@@ -57,7 +57,7 @@ def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
 
 def _manifest(commit: Commit, twin: LoadedJob) -> Mapping[str, Any]:
     forked = {"job": commit.job, "commit": commit.name}
-    state = {**commit.state, "spec": dict(twin.raw), "forked": forked}
+    state = {**commit.state, "spec": twin.full, "forked": forked}
     return {**commit.manifest, "job": twin.spec.name, "parent": None, "state": state}
 
 

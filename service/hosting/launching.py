@@ -17,6 +17,7 @@ from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode
 from millrace.logs import setup
 from millrace.role import finite, serve_role
+from service.begun import as_begun
 from service.hosting.folder import JobFolder, Known, Told
 from service.hosting.host import Ending
 from service.hosting.output import Output
@@ -73,7 +74,7 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
 
 def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
     spec, base = folder.job()
-    job = job_of(spec, base)
+    job = as_begun(job_of(spec, base))
     with ExitStack() as held:
         late = _Lines()
         check_run(job)

@@ -110,7 +110,7 @@ def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: in
     cluster = job.spec.cluster
     config = {
         **told,
-        "job": job.raw,
+        "job": job.full,
         "secrets": job.secrets,
         "folder": str(job.folder),
         "store": str(job.store),

@@ -13,6 +13,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.lifecycle import ExitCode
+from service.begun import as_begun, told_once
 from service.config import ClusterSection
 from service.launcher.local import LAUNCHER, LocalLauncher, NextPlan
 from service.launcher.nursery import Nursery, able
@@ -69,6 +70,9 @@ def started(
         held.callback(clear_live, store)  # commits hold what is needed; disk is not kept for a job that has ended
         hold(store, paused)
         newest = 0 if fresh else fetch_from_mirror(job, on_line)
+        job = as_begun(job)
+        if text := told_once(job):
+            on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
         nursery = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else None
         limits = restart_limits(job.spec.cluster)
@@ -92,7 +96,7 @@ def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
 
     Where the spec has changed, what is logged is first trained under the old ones, which the log holds.
     """
-    while (old := replay_first(job.store, job.raw)) is not None:
+    while (old := replay_first(job.store, job.full)) is not None:
         yield partial(next_plan, job.under(old, job.store), folder, "logged", newest)
     yield partial(next_plan, job, folder, None, newest)
 

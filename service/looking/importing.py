@@ -56,10 +56,10 @@ def import_into(job: LoadedJob, asked: Asked) -> Imported:
             _check_empty(job)
             store = Path(scratch) / "store"
             store.mkdir()
-            done = make(store, job.spec, job.raw, source, choice, tensors)
+            done = make(store, job.spec, job.full, source, choice, tensors)
         else:
             with _taken(job) as store:
-                done = make(store, job.spec, job.raw, source, choice, tensors)
+                done = make(store, job.spec, job.full, source, choice, tensors)
     for line in told(done, asked, job.store):
         print(line)
     return done
@@ -67,7 +67,7 @@ def import_into(job: LoadedJob, asked: Asked) -> Imported:
 
 def _choose_tensors(job: LoadedJob, source: Source, glob: str) -> Tensors:
     theirs = {name: tuple(tensor.shape) for name, tensor in source.dense().items()}
-    return choose_tensors(glob, theirs, shapes_of(job.raw, job.folder) if theirs else {})
+    return choose_tensors(glob, theirs, shapes_of(job.full, job.folder) if theirs else {})
 
 
 def _check_empty(job: LoadedJob) -> None:

@@ -21,6 +21,7 @@ from pserver.operations import Cut
 from pserver.row_words import groups_of
 from trainer.commits import Commit, CommitDamaged
 from trainer.config import TrainerJob
+from trainer.defaults import in_full
 from trainer.exports.chunks import Chunk
 from trainer.exports.reading import DENSE, Export, chain_of, state_at
 from trainer.exports.rows import Selection, TableRows, weights_of
@@ -75,7 +76,7 @@ class CommitState:
 
     def __init__(self, commit: Commit, scratch: Path) -> None:
         self.name, self._commit, self._scratch = commit.name, commit, scratch
-        self._job = validate(TrainerJob, commit.state["spec"], only_known=True)
+        self._job = validate(TrainerJob, in_full(commit.state["spec"]), only_known=True)
         self._schema = Schema.of(self._job.slots)
 
     @property

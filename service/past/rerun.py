@@ -25,6 +25,7 @@ from service.spec import LoadedJob
 from service.store import REPORT, RERUNS, WORKERS
 from trainer import respec
 from trainer.commits import Commit, Commits
+from trainer.defaults import in_full
 from trainer.history import History, Pass
 from trainer.log import read
 from trainer.rewind import NotPossible
@@ -111,8 +112,7 @@ def _in_force(history: History, commit: Commit | None, record: int) -> Mapping[s
     if not specs and commit is None:
         raise NotPossible("the log has lost the spec of its first passes; begin at a commit")
     assert commit is not None or specs
-    found: Mapping[str, Any] = specs[-1] if specs else commit.state["spec"]  # type: ignore[union-attr]
-    return found
+    return in_full(specs[-1] if specs else commit.state["spec"])  # type: ignore[union-attr]
 
 
 def replace_store(job: LoadedJob, course: Course, store: Path) -> LoadedJob:

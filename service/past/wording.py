@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, assert_never
 
 from service.lines import count
 from trainer import respec
+from trainer.defaults import in_full
 from trainer.log import Kind, Record
 
 MAX_NAMED = 12
@@ -36,7 +37,8 @@ def told(records: Iterable[Record]) -> Iterator[Line]:
             words = _claim(body, generation, timeline)
             generation, timeline = body["generation"], body.get("timeline", timeline)
         elif record.kind is Kind.OPERATION and body.get("op") == "spec":
-            words, spec = _spec(spec, body["spec"]), body["spec"]
+            now = in_full(body["spec"])
+            words, spec = _spec(spec, now), now
         else:
             words = _words(record.kind, body)
         yield Line(record.number, str(body.get("at", "")), record.kind, words)

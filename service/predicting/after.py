@@ -60,7 +60,7 @@ def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -
         if manifest is not None and manifest["fingerprint"] != fingerprint_of(request, job.spec):
             raise SpecError(f"{folder} holds another prediction; choose another folder, or remove it", at)
     if tensors and names_tensors(request, job.spec):
-        try_outputs(job.raw, job.folder, request)
+        try_outputs(job.full, job.folder, request)
 
 
 class ThenPredict:

@@ -14,7 +14,7 @@ from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
 from millrace.lifecycle import ExitCode
-from millrace.secrecy import revealed
+from millrace.secrecy import revealed, with_secrets
 from pserver.remote import RemoteShards
 from service.launcher.child import Spawner
 from service.launcher.plan import PYTHON
@@ -80,7 +80,11 @@ class Crew:
         """Predict to the end. Raises what ended it; `tick` is called while it goes on."""
         addresses = self._start_shards(request, commit) if request.num_shards else []
         told = {
-            **{"job": self._job.whole(), "folder": str(self._job.folder), "output": str(output)},
+            **{
+                "job": with_secrets(self._job.full, self._job.secrets),
+                "folder": str(self._job.folder),
+                "output": str(output),
+            },
             **{"commit": str(commit), "request": revealed(request), "shards": addresses, "secret": self._secret},
             **{"cores": cores / request.trainers, "max_message": self._job.spec.cluster.max_message},
         }

@@ -22,14 +22,16 @@ from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, SpecError
 from millrace.locks import locked
 from millrace.secrecy import check_shown
+from service.begun import as_begun
 from service.checks import check_references
 from service.launcher.process import OnLine
 from service.launcher.run_folder import run_folder
 from service.predicting.crew import Crew, PredictionCancelled, WorkerDied
 from service.predicting.versions import Version, version_of
-from service.spec import Job, LoadedJob
+from service.spec import Job, LoadedJob, with_defaults
 from service.store import in_use
 from trainer.commits import hash_of
+from trainer.config import NEWEST_DEFAULTS
 from trainer.predict.config import PredictionRequest
 from trainer.predict.observing import measured
 from trainer.predict.parts import DEAD_LETTERS, METRICS, Mark, Output, part_name
@@ -75,7 +77,7 @@ def predict(
     1. The output is ours, and empty or of the same request. 2. The version is held. 3. The plan is fixed. 4. Workers
     make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
-    job = job or job_of(request)
+    job = as_begun(job) if job else job_of(request)
     request = placed(request, job.folder)
     check_command(job.spec.pipe, job.folder)
     output = Output(Path(request.output).absolute())
@@ -118,7 +120,8 @@ def job_of(request: PredictionRequest) -> LoadedJob:
     check_shown(raw)
     check_references(spec)
     folder = Path(request.base or ".").absolute()
-    return LoadedJob.of(spec, raw, folder, folder / spec.store.path)
+    loaded = LoadedJob.of(spec, raw, folder, folder / spec.store.path)
+    return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
 
 
 def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:

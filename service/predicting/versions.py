@@ -15,10 +15,11 @@ from millrace.config import validate
 from millrace.errors import SpecError
 from service.past.choosing import begins_at, chosen, lineage
 from service.past.leases import leased
-from service.spec import Job, LoadedJob
+from service.spec import LoadedJob
 from service.store import check_run
 from trainer.commits import Commit, CommitDamaged, Commits, hash_of
 from trainer.config import TrainerJob
+from trainer.defaults import in_full
 from trainer.predict.config import LIVE
 from trainer.predict.exported import as_commit
 from trainer.predict.plan import names_commit
@@ -45,7 +46,7 @@ def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scra
     Raises SpecError, CommitDamaged, ExportUnusable.
     """
     if not names_commit(text):
-        commit, told = as_commit(text, job.spec, job.raw, scratch)
+        commit, told = as_commit(text, job.spec, job.full, scratch)
         yield Version(commit, told)
         return
     check_run(job.store, job.spec.name)
@@ -58,7 +59,7 @@ def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scra
         )
     with leased(commits, name, f"predict{next(_numbers)}"):
         found = commits.read(name)
-        check_fits(found, job.spec)
+        check_fits(found, job)
         check_dense(found)
         facts = {"commit": name, "job": found.job, "timeline": found.timeline, "version": found.version}
         yield Version(found.folder, facts)
@@ -84,14 +85,15 @@ def check_dense(commit: Commit) -> None:
         raise CommitDamaged(f"{commit.name}: {DENSE} is not as it was written; `millrace commits verify` says more")
 
 
-def check_fits(commit: Commit, job: TrainerJob) -> None:
+def check_fits(commit: Commit, job: LoadedJob) -> None:
     """Raise SpecError where the commit was made under other slots, tables, tasks or another model."""
-    then = validate(Job, commit.state["spec"])
+    then = validate(TrainerJob, in_full(commit.state["spec"]), only_known=True)
+    now = validate(TrainerJob, job.full, only_known=True)
     for what, ours, theirs in (
-        ("slots", Schema.of(job.slots), Schema.of(then.slots)),
-        ("tasks", job.tasks, then.tasks),
-        ("model", job.model, then.model),
-        ("tables", _shapes(job), _shapes(then)),
+        ("slots", Schema.of(now.slots), Schema.of(then.slots)),
+        ("tasks", now.tasks, then.tasks),
+        ("model", now.model, then.model),
+        ("tables", _shapes(now), _shapes(then)),
     ):
         if ours != theirs:
             raise SpecError(f"commit {commit.name} was made with other {what}; give the job file of that time", what)

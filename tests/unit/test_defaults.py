@@ -1,0 +1,181 @@
+"""Sets of defaults: what is logged holds every default, and what was logged before means what it meant."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import service.config
+import trainer.exports.config
+import trainer.predict.config
+from millrace.config import Section, validate
+from millrace.errors import SpecError
+from service.begun import as_begun, kept_defaults, told_once
+from service.spec import Job, job_of, with_defaults
+from trainer import defaults, respec
+from trainer.config import NEWEST_DEFAULTS
+from trainer.defaults import FIRST, frozen, in_full
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
+MOVED: dict[str, tuple[object, object]] = {}
+"""Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
+LEFT_OUT = ("predict", "cluster")
+"""Sections of the service's own: requests are no part of a store's state, and the launcher writes out the cluster."""
+
+RAW = tomllib.loads("""
+name = "j"
+[sources.s]
+kind = "files"
+paths = ["x"]
+[pipe]
+command = ["cat"]
+[[slots]]
+name = "a"
+[[slots]]
+name = "click"
+kind = "meta"
+[[tasks]]
+name = "ctr"
+label = "click"
+[model]
+name = "deepfm"
+[store]
+path = "store"
+""")
+
+
+def raw(**more):
+    return {**RAW, **more}
+
+
+def sections(base=Section):
+    for each in base.__subclasses__():
+        yield each
+        yield from sections(each)
+
+
+def now():
+    """The present default of each key that the first set names, as JSON."""
+    found = {}
+    for section in sections():
+        for key in frozen(FIRST).get(section.__name__, ()):
+            field = next((f for name, f in section.model_fields.items() if (f.alias or name) == key), None)
+            if field is not None and not field.is_required():
+                value = section.model_construct(**{key: field.default}).model_dump(mode="json", by_alias=True)
+                found[f"{section.__name__}.{key}"] = value[key]
+    return found
+
+
+def test_every_key_of_the_frozen_set_is_there_under_its_name():
+    assert service.config and trainer.exports.config and trainer.predict.config  # so that all sections are known
+    named = {f"{section}.{key}" for section, keys in frozen(FIRST).items() for key in keys}
+    assert named - now().keys() == set()
+
+
+def test_a_default_moves_only_with_a_new_set():
+    """To move one: see trainer/defaults.py. A key that a default is nested in moves with it."""
+    first = {f"{section}.{key}": value for section, keys in frozen(FIRST).items() for key, value in keys.items()}
+    moved = {key: (first[key], value) for key, value in now().items() if first[key] != value}
+    plain = {key: pair for key, pair in moved.items() if not isinstance(pair[0], dict)}
+    assert plain == MOVED
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """A newest set that differs from the first in all that learning depends on."""
+    table = {
+        "TableSection": {"dim": 4, "init_range": 0.05},
+        "Adagrad": {"lr": 0.02},
+        "TrainSection": {"batch_size": 7},
+        "DenseAdam": {"lr": 0.01},
+    }
+    first = frozen(FIRST)
+    monkeypatch.setattr(defaults, "frozen", lambda number: first if number == FIRST else table)
+    defaults._in_full.cache_clear()
+    yield
+    defaults._in_full.cache_clear()
+
+
+def keys_of(spec):
+    return {key: json.loads(value) for key, value in respec.flat(spec)}
+
+
+def test_a_full_spec_holds_every_key_of_every_section():
+    spec = in_full(raw())
+    job = validate(Job, spec)
+    written = {key for key, _ in respec.flat(json.loads(job.model_dump_json(by_alias=True)))}
+    missing = {key for key in written - keys_of(spec).keys() if key.split(".")[0] not in LEFT_OUT}
+    assert missing == set()
+    assert spec["model"]["settings"] == {"hidden": [128, 64], "dropout": 0.0, "towers": []}
+    assert in_full(spec) == spec == in_full(spec, unset=NEWEST_DEFAULTS)
+
+
+def test_a_spec_without_a_number_has_the_defaults_of_the_first_set(newer):
+    keys = keys_of(in_full(raw()))
+    assert (keys["defaults"], keys["tables.default.dim"], keys["tables.default.init_range"]) == (1, 16, 0.01)
+    assert (keys["tables.default.optimizer.lr"], keys["train.batch_size"]) == (0.05, 1024)
+    assert keys["train.dense_optimizer.lr"] == 0.001
+
+
+def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(newer):
+    spec = raw(tables={"default": {"optimizer": {"kind": "adagrad", "per": "element"}}}, train={"accumulate": 2})
+    for number, dim, row_lr, batch_size in ((FIRST, 16, 0.05, 1024), (NEWEST_DEFAULTS, 4, 0.02, 7)):
+        keys = keys_of(in_full(spec, unset=number))
+        assert (keys["tables.default.dim"], keys["train.batch_size"]) == (dim, batch_size)
+        assert keys["tables.default.optimizer.lr"] == row_lr
+        assert keys["tables.default.optimizer.per"] == "element" and keys["train.accumulate"] == 2
+
+
+def test_what_is_written_holds_in_every_set(newer):
+    spec = raw(train={"batch_size": 1024}, tables={"default": {"dim": 16}})
+    for number in (FIRST, NEWEST_DEFAULTS):
+        keys = keys_of(in_full(spec, unset=number))
+        assert (keys["train.batch_size"], keys["tables.default.dim"]) == (1024, 16)
+
+
+def test_a_spec_that_this_version_does_not_know_stays_as_it_is():
+    assert in_full({"name": "golden"}) == {"name": "golden"}
+    assert in_full(raw(newer=1) | {"train": {"unheard": 1}})["train"] == {"unheard": 1}
+
+
+def test_an_unknown_set_is_refused():
+    with pytest.raises(SpecError, match="defaults: "):
+        job_of(raw(defaults=NEWEST_DEFAULTS + 1), Path("/"))
+
+
+def test_a_default_that_is_written_out_or_written_otherwise_is_no_change():
+    spec = raw(commit={"every": "1m"}, cluster={"trainers": 1})
+    assert respec.changed(raw(commit={"every": "60s"}), spec) == []
+    assert respec.changed(spec, in_full(spec)) == []
+
+
+def test_only_what_differs_from_the_defaults_of_its_time_is_a_change(newer):
+    old, job = raw(), with_defaults(job_of(raw(), Path("/")), FIRST)
+    assert respec.changed(old, job.full) == []
+    fresh = job_of(raw(), Path("/"))
+    assert "train.batch_size" in respec.changed(old, fresh.full)
+    with pytest.raises(SpecError, match=r"tables\.default\.dim: cannot change from 16 to 4"):
+        respec.significant(old, fresh.full)
+
+
+def test_a_job_file_takes_the_defaults_of_its_store_unless_it_names_a_set(newer, tmp_path):
+    here = {"store": {"path": str(GOLDEN / "store")}}
+    assert as_begun(job_of(raw(**here), tmp_path)).spec.train.batch_size == 1024
+    assert as_begun(job_of(raw(**here, defaults=NEWEST_DEFAULTS), tmp_path)).spec.train.batch_size == 7
+    assert as_begun(job_of(raw(), tmp_path)).spec.train.batch_size == 7
+    assert job_of(raw(), tmp_path).full["defaults"] == NEWEST_DEFAULTS
+
+
+def test_the_user_is_told_which_old_defaults_hold(newer, tmp_path):
+    spec = raw(store={"path": str(GOLDEN / "store")}, train={"batch_size": 1024})
+    job = as_begun(job_of(spec, tmp_path))
+    said = told_once(job) or ""
+    assert "keys that the job file leaves out: tables.default.dim = 16 (a new store: 4)," in said
+    assert "batch_size" not in said  # it is written in the file
+    assert kept_defaults(with_defaults(job, NEWEST_DEFAULTS)) == []
+
+
+def test_a_store_at_an_impossible_path_is_left_to_its_claim_to_refuse(tmp_path):
+    job = job_of(raw(store={"path": "x" * 300}), tmp_path)
+    assert as_begun(job) == job
