@@ -76,7 +76,7 @@ class DenseAdam(Section):
 
     kind: Literal["adam"] = "adam"
     """Adam."""
-    lr: Positive = 0.001
+    lr: Positive = 0.003
     """Learning rate."""
     beta1: Beta = 0.9
     """Decay of the first moment."""
@@ -113,7 +113,7 @@ class TrainSection(Section):
     """Steps a pull may lag behind; only 0 is built."""
     dense: Literal["allreduce", "ps"] = "allreduce"
     """"allreduce"; "ps" is not built yet."""
-    batch_size: int = Field(default=1024, ge=1, le=1 << 20)
+    batch_size: int = Field(default=64, ge=1, le=1 << 20)
     """Samples a step and trainer; the samples of one event stay together."""
     accumulate: int = Field(default=1, ge=1, le=1024)
     """Steps whose dense gradients are summed before the dense update."""

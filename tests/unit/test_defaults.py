@@ -18,7 +18,7 @@ from trainer.config import NEWEST_DEFAULTS
 from trainer.defaults import FIRST, frozen, in_full
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
-MOVED: dict[str, tuple[object, object]] = {}
+MOVED = {"TrainSection.batch_size": (1024, 64), "DenseAdam.lr": (0.001, 0.003)}
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
 LEFT_OUT = ("predict", "cluster")
 """Sections of the service's own: requests are no part of a store's state, and the launcher writes out the cluster."""
