@@ -4,7 +4,6 @@ Shapes: E events, B samples.
 """
 
 import io
-import json
 import math
 
 import numpy as np
@@ -15,6 +14,7 @@ from dataset.batch import F64, Samples
 from dataset.config import EventTime, MetaSlot, Protocol
 from dataset.schema import Schema
 from dataset.source import Events
+from millrace import documents
 from millrace.errors import SpecError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -76,8 +76,8 @@ def _fields(values: list[bytes], name: str) -> F64:
 
 def _field(value: bytes, name: str) -> float:
     try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
+        found = documents.parse(value, "an event")
+    except documents.NotReadable:
         return math.nan
     number = found.get(name) if isinstance(found, dict) else None
     if isinstance(number, bool) or not isinstance(number, int | float):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
+from millrace import documents
 from millrace.errors import SpecError
 from millrace.mistakes import mistakes
 
@@ -171,6 +172,8 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
     """
     if only_known:
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
+    if documents.nested_deeper(raw, documents.MAX_DEPTH):
+        raise SpecError(f"lists and sections are nested deeper than {documents.MAX_DEPTH}")
     try:
         # Strict, so that true is no 1 and "7" no 7; by way of JSON, so that a list may be a tuple and a text an enum.
         return model.model_validate_json(json.dumps(raw, default=str), strict=True)

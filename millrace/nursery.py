@@ -30,6 +30,8 @@ from typing import Any
 
 import setproctitle
 
+from millrace import documents
+
 MAX_MESSAGE_BYTES = 64 << 10
 """Bound of a request; a longer one is a bug."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -73,7 +75,7 @@ class Nursery:
                 message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
                 if not message:
                     self._end()
-                told = json.loads(message)
+                told = documents.parse_object(message, "the launcher's request")
                 request = Request(told["id"], told["module"], tuple(told["argv"]), told["cwd"])
                 if self._fork(request):
                     return request, descriptors

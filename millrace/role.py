@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from millrace import rpc, sockets
+from millrace import documents, rpc, sockets
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2, role_pb2_grpc
@@ -56,7 +56,7 @@ class _Servicer:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no job")
             return role_pb2.OperateReply()
         try:
-            reply = {"answer": finite(self._answer(json.loads(request.request_json)))}
+            reply = {"answer": finite(self._answer(documents.parse_object(request.request_json, "the request")))}
         except MillraceError as error:
             reply = {"error": str(error), "again": error.exit_code == NotYet.exit_code}
             reply["wrong"] = isinstance(error, SpecError)
@@ -124,10 +124,7 @@ class RoleClient:
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """How the worker is, as it says."""
         reply = self._call(self._stub.Status, role_pb2.StatusRequest(), deadline)
-        status = json.loads(reply.status_json)
-        if not isinstance(status, dict):
-            raise MillraceError(f"the worker at {self._address} gave a status that is no JSON object")
-        return status
+        return documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
 
     def drain(self, deadline: Deadline) -> None:
         """Ask the worker to finish its pass and end."""
@@ -143,7 +140,8 @@ class RoleClient:
         Raises NotYet where it is to be asked again, MillraceError where it says no: SpecError, if the wish is wrong.
         """
         asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
-        reply = json.loads(self._call(self._stub.Operate, asked, deadline).reply_json)
+        told = self._call(self._stub.Operate, asked, deadline).reply_json
+        reply = documents.parse_object(told, f"the answer of the worker at {self._address}")
         if "error" in reply:
             refusal = SpecError if reply.get("wrong") else MillraceError
             raise (NotYet if reply["again"] else refusal)(reply["error"])

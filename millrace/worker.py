@@ -1,14 +1,13 @@
 """A worker as a process: `python -m MODULE --config FILE`, where FILE is its configuration as JSON."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from millrace import lifecycle, logs
+from millrace import documents, lifecycle, logs
 from millrace.config import Model, validate
 from millrace.errors import SpecError
 
@@ -24,7 +23,7 @@ def main(description: str | None, start: Callable[[Path], None]) -> NoReturn:
 def config_of(path: Path, model: type[Model]) -> Model:
     """The file as a `model`. Raises SpecError."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = documents.read_object(path)
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
     return validate(model, raw)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace import documents
 from pserver.client import U64
 from pserver.errors import BadRequest
 from pserver.feed_table import Present, Told
@@ -105,7 +106,7 @@ def part_of(message: Any) -> Part:
     for each in message.tensors:
         tensors[each.name] = payload.take(_dtype(each.dtype), *each.shape)
     payload.end()
-    facts = json.loads(message.facts_json) if message.facts_json else {}
+    facts = documents.parse_object(message.facts_json, "what a feed tells") if message.facts_json else {}
     return Part(message.kind, message.version, message.whole, tables, tensors, facts, message.onnx)
 
 

@@ -4,7 +4,6 @@ Keys are split by shard, every shard is asked at once, rows are put together aga
 when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace import documents
 from millrace.deadline import Deadline
 from pserver import wire
 from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, TableStats
@@ -247,8 +247,8 @@ class RemoteShards:
         """See Shards. Also tells the "shard"."""
         shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
         request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
-        told: dict[str, Any] = json.loads(self._connections[shard].call("Explain", request, deadline).json)
-        return told | {"shard": shard}
+        reply = self._connections[shard].call("Explain", request, deadline)
+        return documents.parse_object(reply.json, f"the answer of shard {shard}") | {"shard": shard}
 
     # --- the live feed
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace import documents
 from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.errors import BadRequest
@@ -155,7 +156,7 @@ def operations_json(operations: Sequence[TableOperation]) -> bytes:
 
 def operations_from(text: bytes) -> list[TableOperation]:
     """The inverse of `operations_json`."""
-    return [of_message(message) for message in json.loads(text)]
+    return [of_message(message) for message in documents.parse(text, "operations")]
 
 
 def survey_json(survey: Survey | None) -> bytes:
@@ -167,7 +168,7 @@ def survey_from(text: bytes) -> Survey | None:
     """The inverse of `survey_json`."""
     if not text:
         return None
-    told = json.loads(text)
+    told = documents.parse_object(text, "a survey")
     below, unseen = ({int(group): count for group, count in told[why].items()} for why in ("below", "unseen"))
     return Survey(told["rows"], below, unseen)
 
@@ -190,7 +191,7 @@ def parts_json(parts: Sequence[ShardPart]) -> bytes:
 
 def parts_from(text: bytes) -> list[ShardPart]:
     """The inverse of `parts_json`."""
-    return [ShardPart.of_message(message) for message in json.loads(text)]
+    return [ShardPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
 
 
 def with_stats(stats: Mapping[str, TableStats]) -> Any:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.config import load_toml, validate
+from millrace.errors import SpecError
 from millrace.secrecy import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
 from service.checks import check_places, check_references
 from service.config import ClusterSection
@@ -69,6 +71,8 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
 
 def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
+    if documents.nested_deeper(raw, documents.MAX_SPEC_DEPTH):
+        raise SpecError(f"lists and sections are nested deeper than {documents.MAX_SPEC_DEPTH}")
     spec = validate(Job, raw)
     check_shown(raw)
     check_references(spec)

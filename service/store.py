@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import REAL, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
@@ -17,6 +18,10 @@ from millrace.locks import is_locked, locked
 
 MARKER = "millrace.json"
 """The file that says: this folder is a store. Without it nothing in a folder is ever removed."""
+FORMAT = 1
+"""Number of a store's layout; a program that meets a newer one says so and leaves it alone."""
+MAX_MARKER_BYTES = 1 << 20
+"""The longest marker, or note of a run, that is read."""
 LOCK = "lock"
 """Held, as long as it lives, by the launcher whose run this is."""
 LOOK_S = 0.2
@@ -66,6 +71,7 @@ def check_run(store: Path, job: str) -> None:
     """Raises SpecError where `store` holds no run of `job`."""
     if not (store / MARKER).exists() or not (store / RUN).exists():
         raise SpecError(f"{store} holds no run; `millrace run` begins one", "store.path")
+    _check_marker(store)
     _check_name(store, job)
 
 
@@ -87,6 +93,7 @@ def remove(store: Path, job: str) -> None:
     """
     if not (store / MARKER).exists():
         return
+    _check_marker(store)
     with _locked(store, "; stop it first"):
         if (store / RUN).exists():
             _check_name(store, job)
@@ -118,9 +125,10 @@ def _make(store: Path) -> None:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (store / MARKER).exists():
             _check_bare(store)
-            _write(store / MARKER, {"kind": "store", "format": 1})
+            _write(store / MARKER, {"kind": "store", "format": FORMAT})
         with suppress(PermissionError):  # a volume that somebody else has made for us
             store.chmod(0o700)
+    _check_marker(store)
 
 
 def check_free(store: Path, job: str, *, fresh: bool) -> bool:
@@ -136,6 +144,8 @@ def check_free(store: Path, job: str, *, fresh: bool) -> bool:
             return False
         if not (store / MARKER).exists():
             _check_bare(store)
+        else:
+            _check_marker(store)
         if fresh:
             return False
         if (store / RUN).exists():
@@ -165,10 +175,29 @@ def clear_live(store: Path) -> None:
     shutil.rmtree(store / LIVE, ignore_errors=True)  # what stays is in nobody's way: a generation's are its own
 
 
+def _check_marker(store: Path) -> None:
+    """Raise SpecError where the marker is damaged, of something else, or of a newer layout."""
+    path = store / MARKER
+    whole = json.dumps({"kind": "store", "format": FORMAT})
+    try:
+        told = documents.read_object(path, MAX_MARKER_BYTES)
+    except (OSError, documents.NotReadable) as error:
+        raise SpecError(f"{error}: {whole}", "store.path") from error
+    number = told.get("format")
+    if told.get("kind") != "store" or type(number) is not int or number < 1:
+        raise SpecError(f"{path} is damaged, or no store's; a store's holds {whole}", "store.path")
+    if number > FORMAT:
+        raise SpecError(
+            f"{path} is of format {number}, and this Millrace reads format {FORMAT}; run the newer one, or choose "
+            "another store.path",
+            "store.path",
+        )
+
+
 def _check_name(store: Path, job: str) -> None:
     try:
-        name = json.loads((store / RUN).read_text(encoding="utf-8"))["job"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        name = documents.read_object(store / RUN, MAX_MARKER_BYTES)["job"]
+    except (OSError, ValueError, LookupError) as error:
         raise SpecError(
             f"{store / RUN} cannot be read ({error}); give --fresh to remove its run, or choose another folder",
             "store.path",

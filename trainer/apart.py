@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from millrace import documents
 from millrace.errors import MillraceError, SpecError
 
 ASK_S = 300.0
@@ -20,7 +21,7 @@ def answer_of(module: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     command, text = [sys.executable, "-P", "-m", module], json.dumps(asked, default=str)
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False)
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        answer = documents.parse_object(done.stdout.splitlines()[-1], "the answer")
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise MillraceError(f"the model cannot be looked at: {error!r}") from error
     if "error" in answer:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from millrace import documents
 from millrace.durable import REAL, Disk, write_whole
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
@@ -136,7 +137,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL)
 def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
     """The manifest of the commit `name`, checked. Raises CommitDamaged, and NewerFormat."""
     try:
-        whole = json.loads(text)
+        whole = documents.parse_object(text, MANIFEST)
         manifest, sha256 = whole["manifest"], whole["sha256"]
         if int(manifest["format"]) > FORMAT:
             raise NewerFormat(f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}")
@@ -164,7 +165,8 @@ def _stays_inside(path: str) -> bool:
 def read_commit(folder: Path) -> Commit:
     """The commit in `folder`, its manifest checked, its files not. Raises CommitDamaged, and NewerFormat."""
     try:
-        text = (folder / MANIFEST).read_bytes()
+        with (folder / MANIFEST).open("rb") as file:
+            text = documents.read_bounded(file)
     except OSError as error:
         raise CommitDamaged(f"{folder.name}: its manifest cannot be read: {error.strerror}") from error
     return Commit(folder, parse_manifest(folder.name, text))

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.errors import MillraceError
 
 FORMAT = 2
@@ -134,8 +135,11 @@ def record_of(line: bytes, place: Place) -> Record | None:
     content = line[head.end() - 1 : -1]
     if int(head[1]) < 1 or not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
         return None
-    said = json.loads(content)
-    return Record(said.pop("n"), Kind(said.pop("kind")), said, place)
+    try:
+        said = documents.parse_object(content, place)
+        return Record(int(said.pop("n")), Kind(said.pop("kind")), said, place)
+    except (KeyError, TypeError, ValueError):  # its bytes are the ones written, and no record of ours
+        return None
 
 
 def read_files(folder: Path) -> list[LogFile]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from millrace import documents
 from millrace.errors import Unavailable
 
 Asked = ParamSpec("Asked")
@@ -198,8 +199,7 @@ class TorchRanks:
             torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
         )
         dist.broadcast(body, 0)
-        received: dict[str, Any] = json.loads(body.numpy().tobytes())
-        return received
+        return documents.parse_object(body.numpy().tobytes(), "the chief's message")
 
     def close(self) -> None:
         """See Ranks."""
@@ -219,7 +219,11 @@ def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, 
     """JSON messages of all ranks, on the chief."""
     text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
     gathered = ranks.gather({"json": text})
-    return None if gathered is None else [json.loads(columns["json"].tobytes()) for columns in gathered]
+    return (
+        None
+        if gathered is None
+        else [documents.parse_object(columns["json"].tobytes(), "a trainer's message") for columns in gathered]
+    )
 
 
 def by_chief(ranks: Ranks, work: Callable[[], Result]) -> Result | None:

@@ -101,7 +101,7 @@ class ArrowRunner:
             self._converse(Answers(child), work, requests, outcome)
         except BadAnswer as error:
             raise child.failure(str(error)) from error
-        except (pa.ArrowException, OSError) as error:  # pyarrow says OSError of bytes that are no message
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of bytes that are no message, or no name
             raise child.failure(f"printed a broken Arrow stream: {error}") from error
         outcome.rejections.sort(key=lambda rejection: rejection.offset)
         return outcome

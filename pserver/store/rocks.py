@@ -41,6 +41,7 @@ from rocksdict import (
     SstFileWriter,
 )
 
+from millrace import documents
 from millrace.keys import NUM_BUCKETS
 from millrace.points import Point, reach
 from pserver.errors import PserverError, StoreDamaged, StoreFailed
@@ -317,7 +318,7 @@ def _link(checkpoint: Path, live: Path, known: Mapping[str, StoredFile]) -> None
 
 def _check_header(path: Path, num_words: int) -> None:
     try:
-        header = json.loads(path.read_text())
+        header = documents.read_object(path)
         number, words = header["format"], header["words"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreDamaged(f"{path}: {error}") from error

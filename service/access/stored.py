@@ -7,7 +7,7 @@ from sqlalchemy import or_, select, update
 from service.access.roles import Role
 from service.access.tokens import Token, check_room
 from service.records.database import Records
-from service.records.tables import TokenRow
+from service.records.tables import TokenRow, of_row
 
 
 class StoredTokens:
@@ -54,6 +54,7 @@ class StoredTokens:
             session.execute(update(TokenRow).where(TokenRow.id == token_id).values(last_used_at=now))
 
 
+@of_row
 def _token(row: TokenRow) -> Token:
     return Token(
         id=row.id,

@@ -15,7 +15,7 @@ from service.api.answers import Asked, Described, finite
 from service.api.doors import Door, HostOf, door, note
 from service.api.paging import Page, Paged, cut, number_after, page
 from service.api.problems import refused
-from service.records.tables import AuditRow
+from service.records.tables import AuditRow, of_row
 
 router = APIRouter(prefix="/v1", tags=["administration"], route_class=Door)
 
@@ -87,6 +87,7 @@ def audit(
     return cut(found, paging, lambda each: str(each.id))
 
 
+@of_row
 def _entry(row: AuditRow) -> AuditEntry:
     return AuditEntry(
         id=row.id,

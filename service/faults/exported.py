@@ -3,12 +3,12 @@
 Two runs of which closes are alike have the same, where streams wait their turn (exports.<stream>.on_late).
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from service.spec import LoadedJob
 from trainer.commits import Commits, hash_of
 from trainer.exports.leases import HOLDER
@@ -68,7 +68,7 @@ def _incomplete(folder: Path) -> Iterator[str]:
         if name not in done:
             yield f"{name} has no {DONE}"
             continue
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = documents.read_object(path / MANIFEST)
         files = manifest["files"]
         if manifest["golden"]["ok"] is False:
             yield f"{name} does not give its golden predictions: {manifest['golden']['why']}"
@@ -77,10 +77,10 @@ def _incomplete(folder: Path) -> Iterator[str]:
             yield f"{name} has {sorted(there ^ set(files))} otherwise than its manifest"
         yield from (f"{name}/{file} is damaged" for file in there & set(files) if _differs(path / file, files[file]))
     lines = (folder / DONEFILE).read_text(encoding="utf-8").splitlines() if done else []
-    told = Counter(json.loads(line)["path"] for line in lines)
+    told = Counter(documents.parse_object(line, DONEFILE)["path"] for line in lines)
     yield from (f"{path} is in {DONEFILE} {count} times" for path, count in told.items() if count > 1)
     yield from (f"{path} is not in {DONEFILE}" for path in sorted(done - told.keys()))
-    chain = json.loads((folder / CURRENT).read_bytes())["chain"] if (folder / CURRENT).exists() else []
+    chain = documents.read_object(folder / CURRENT)["chain"] if (folder / CURRENT).exists() else []
     yield from (f"{CURRENT} names {path}, which is not there" for path in chain if path not in done)
 
 
@@ -92,10 +92,12 @@ def _differs(path: Path, told: Mapping[str, Any]) -> bool:
 def _content(path: Path) -> Any:
     """What two runs must have in common of a file."""
     if path.name in (MANIFEST, CURRENT):
-        told = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in TIMES + SAMPLED}
+        told = {key: value for key, value in documents.read_object(path).items() if key not in TIMES + SAMPLED}
         return told | {"gates": {name: gate for name, gate in told.get("gates", {}).items() if name != "golden"}}
     if path.name == DONEFILE:
-        return [json.loads(line)["path"] for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            documents.parse_object(line, DONEFILE)["path"] for line in path.read_text(encoding="utf-8").splitlines()
+        ]
     return hash_of(path).sha256
 
 

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.config import load_toml
 from millrace.errors import MillraceError, SpecError
 from millrace.points import Fault, Point
@@ -198,7 +199,7 @@ def report_of(store: Path) -> dict[str, Any]:
     """What of a run's report is compared."""
     report = {}
     with suppress(FileNotFoundError):
-        report = json.loads((store / REPORT).read_text(encoding="utf-8"))
+        report = documents.read_object(store / REPORT)
     return {key: report.get(key) for key in COMPARED}
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.durable import REAL, write_whole, writing
 from millrace.locks import is_locked
 from service.hosting.errors import HostingError
@@ -178,14 +179,13 @@ class JobFolder:
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
         try:
-            content = json.loads(path.read_bytes())
+            return documents.read_object(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except documents.NotReadable as error:
+            raise self._damaged(name, error.why) from error
+        except OSError as error:
             raise self._damaged(name, error) from error
-        if not isinstance(content, dict):
-            raise self._damaged(name, "no JSON object")
-        return content
 
     def _damaged(self, name: str, how: object) -> Broken:
         return Broken(f"{self.path / name} is damaged ({how}); put it back as it was, or delete the job")

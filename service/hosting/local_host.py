@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError
@@ -141,7 +142,10 @@ class LocalHost:
             return self._create(request, who)
 
     def _create(self, request: NewJob, who: str) -> HostedJob:
-        raw = {**json.loads(json.dumps(request.spec, default=str)), **({"name": request.name} if request.name else {})}
+        raw = {
+            **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
+            **({"name": request.name} if request.name else {}),
+        }
         folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
         base = folder.path if request.base is None else request.base
         loaded = job_of(_with_store(raw, folder), base)  # 1: its name is a folder's now

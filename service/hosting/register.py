@@ -18,7 +18,7 @@ from service.hosting.folder import JobFolder
 from service.hosting.host import Desired
 from service.launcher.restarts import Death
 from service.records.database import Records, utc_now
-from service.records.tables import JobRow
+from service.records.tables import JobRow, of_row
 
 BY_PEOPLE = ("desired", "ask")
 """Changes of these are counted as revisions; what the service notes for itself is not."""
@@ -130,6 +130,7 @@ def _revised(entry: Entry) -> Entry:
     return replace(entry, revision=entry.revision + 1, changed_at=utc_now())
 
 
+@of_row
 def _entry(row: JobRow) -> Entry:
     return Entry(
         name=row.name,

@@ -20,7 +20,7 @@ from sqlalchemy import select, update
 from millrace.errors import MillraceError
 from service.hosting.errors import Cancelled, TooMany, UnknownOperation
 from service.records.database import Records, utc_now
-from service.records.tables import OperationRow
+from service.records.tables import OperationRow, of_row
 
 log = logging.getLogger(__name__)
 
@@ -287,6 +287,7 @@ class Work:
             )
 
 
+@of_row
 def _operation(row: OperationRow) -> Operation:
     return Operation(
         id=row.id,

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
+from millrace import documents
 from millrace.nursery import MAX_MESSAGE_BYTES
 from service.launcher.child import Child, Spawner, unbuffered
 from service.launcher.plan import PYTHON
@@ -149,7 +150,7 @@ class _Running:
                 message = b""
             if not message:
                 break
-            self._take(json.loads(message), descriptors)
+            self._take(documents.parse_object(message, "the nursery's answer"), descriptors)
         with self._lock:
             self.gone = True
         for child in self._children.values():

@@ -3,13 +3,13 @@
 How it is shown is its caller's: a person's terminal (service.running), or the service (service.hosting.launching).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.lifecycle import ExitCode
@@ -144,7 +144,7 @@ def restart_limits(cluster: ClusterSection) -> RestartLimits:
 
 def read_report(path: Path) -> Mapping[str, Any]:
     """What the chief wrote at its end; empty where it did not come so far."""
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    report = documents.read_object(path) if path.exists() else {}
     return report
 
 

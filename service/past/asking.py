@@ -3,13 +3,13 @@
 The chief is found by the private files that its launcher keeps in the store: who may read them may ask.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
 from millrace.role import RoleClient
@@ -42,7 +42,7 @@ def chief(store: Path) -> Iterator[RoleClient]:
     folders = sorted((store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
     try:
         address = (folders[-1] / f"{CHIEF}.address").read_text(encoding="utf-8")
-        secret = json.loads((folders[-1] / f"{CHIEF}.json").read_bytes())["secret"]
+        secret = documents.read_object(folders[-1] / f"{CHIEF}.json")["secret"]
     except (IndexError, FileNotFoundError) as error:
         raise Unavailable(f"the chief of {store} is starting; ask again soon") from error
     client = RoleClient(address, secret)

@@ -3,12 +3,12 @@
 Opening goes by way of a restore: RocksDB writes to a folder that it opens, and a commit's must not change.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from millrace import documents
 from pserver.client import ShardPart
 from pserver.errors import PserverError
 from pserver.store.rocks import HEADER, RocksRows
@@ -33,7 +33,7 @@ def damage_of(commit: Commit, scratch: Path) -> dict[str, str]:
 
 def _problem_of_table(folder: Path, num_rows: int, part: ShardPart, scratch: Path) -> str | None:
     try:
-        num_words = json.loads((folder / HEADER).read_bytes())["words"]
+        num_words = documents.read_object(folder / HEADER)["words"]
         rows = RocksRows.open(scratch, folder, num_words=num_words)
         try:
             counted = sum(len(keys_U) for keys_U, _ in rows.scan())

@@ -6,10 +6,11 @@ SQLite unless the URL says otherwise. What the rows mean is their readers' busin
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from alembic import command
 from alembic.config import Config
@@ -20,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, Oper
 from sqlalchemy.orm import Session, sessionmaker
 
 from millrace.errors import MillraceError, SpecError, Unavailable
-from service.records.tables import AuditRow, OperationRow, RepeatRow
+from service.records.tables import AuditRow, Base, OperationRow, RepeatRow, RowDamaged, json_of_row
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_S = 5.0
@@ -33,6 +34,10 @@ KEEP_AUDIT = timedelta(days=400)
 """How long it is remembered who did what."""
 DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 """What SQLite says of a file that it cannot make out."""
+NO_TEXT = "Could not decode to UTF-8"
+"""What Python's sqlite3 says of a text whose bytes are none."""
+VERSIONS = "alembic_version"
+"""The table that says which version of the records a database holds."""
 WRITES = "millrace_writes"
 """Option of a connection: whether what it begins may write."""
 
@@ -118,16 +123,23 @@ class Records:
         """SQLAlchemy's errors as ours; `damaged` is that of a file that is no database, or none any more."""
         try:
             yield
+        except RowDamaged as error:
+            raise RecordsUnusable(self._damaged(error)) from error
         except OperationalError as error:
+            if NO_TEXT in str(error):
+                raise RecordsUnusable(self._damaged(error.orig)) from error
             raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
         except DatabaseError as error:
             if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:  # the rest says how
                 raise
-            raise damaged(
-                f"{self._engine.url.database} is damaged, or no database of the service ({error.orig}); put a copy of "
-                "it back, or move it away with its -wal and -shm: the service then knows no jobs and no tokens; the "
-                "jobs' folders and stores stay"
-            ) from error
+            raise damaged(self._damaged(error.orig)) from error
+
+    def _damaged(self, how: object) -> str:
+        return (
+            f"{self._engine.url.database} is damaged, or no database of the service ({how}); put a copy of it back, or "
+            "move it away with its -wal and -shm: the service then knows no jobs and no tokens; the jobs' folders and "
+            "stores stay"
+        )
 
     def close(self) -> None:
         """Let go of the database."""
@@ -144,10 +156,11 @@ def opened(url: str) -> Records:
     """The records at `url`, made if absent, brought to this version. Raises SpecError, RecordsUnusable, Unavailable."""
     try:
         parsed = make_url(url)
-        engine = create_engine(parsed)
+        engine = create_engine(parsed, json_deserializer=json_of_row)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise SpecError(f"{_first_line(error)}; as in sqlite:////var/lib/millrace/records.db", "database") from None
     if engine.dialect.name == "sqlite":
+        _check_ours(parsed.database)
         _keep_private(parsed.database)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
@@ -158,6 +171,24 @@ def opened(url: str) -> Records:
         records.close()
         raise
     return records
+
+
+def _check_ours(database: str | None) -> None:
+    """Raise RecordsUnusable for a file of SQLite that another program made, before anything in it is changed."""
+    if not database or not Path(database).is_file():
+        return
+    ours = set(Base.metadata.tables)
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(Path(database).absolute()))}?mode=ro", uri=True)) as file:
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return  # the migration says what is wrong with it
+    tables -= {name for name in tables if name.startswith("sqlite_")}
+    if tables and not (VERSIONS in tables and ours <= tables):
+        raise RecordsUnusable(
+            f"{database} is a database of another program (its tables: {', '.join(sorted(tables)[:5])}); name another "
+            "file in `database`, or put the service's own back"
+        )
 
 
 def _keep_private(database: str | None) -> None:

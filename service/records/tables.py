@@ -3,12 +3,54 @@
 How they are made and changed is service.records.migrations' work; a test holds both to each other.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar
 
-from sqlalchemy import JSON, DateTime, Float, Index, Integer, String, Text, TypeDecorator
+from sqlalchemy import JSON, DateTime, Float, Index, Integer, String, Text, TypeDecorator, inspect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from millrace import documents
+from millrace.errors import MillraceError
+
+
+class RowDamaged(MillraceError):
+    """A row of the records holds what the service never wrote."""
+
+
+def _or_damaged(process: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return process(value)
+    except (TypeError, ValueError) as error:
+        raise RowDamaged(f"{value!r} is no time") from error
+
+
+def json_of_row(text: str) -> Any:
+    """What a column of JSON holds. Raises RowDamaged."""
+    try:
+        return documents.parse(text, f"{text[:40]!r}")
+    except documents.NotReadable as error:
+        raise RowDamaged(str(error)) from error
+
+
+Row = TypeVar("Row", bound="Base")
+Read = TypeVar("Read")
+
+
+def of_row(read: Callable[[Row], Read]) -> Callable[[Row], Read]:
+    """`read`, which takes a row apart; RowDamaged names the row where that holds what nobody wrote."""
+
+    @wraps(read)
+    def reading(row: Row) -> Read:
+        try:
+            return read(row)
+        except (LookupError, TypeError, ValueError) as error:
+            keys = ", ".join(map(str, inspect(row).identity or ()))
+            raise RowDamaged(f"the row {keys!r} of {row.__tablename__} does not read: {error}") from error
+
+    return reading
 
 
 class Instant(TypeDecorator[datetime]):
@@ -28,6 +70,11 @@ class Instant(TypeDecorator[datetime]):
         if value is None or value.tzinfo is not None:
             return value
         return value.replace(tzinfo=UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
+        """As TypeDecorator's; RowDamaged for what is no time."""
+        process = super().result_processor(dialect, coltype)
+        return process and partial(_or_damaged, process)
 
 
 class Base(DeclarativeBase):

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 import millrace
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, SpecError, Unavailable
 from service.access.exposure import is_loopback
@@ -64,7 +65,7 @@ class Client:
 
     def get(self, path: str, **parameters: Any) -> Any:
         """What is at `path`."""
-        return self._asked("GET", path, parameters=parameters).json()
+        return _value(self._asked("GET", path, parameters=parameters))
 
     def items(self, path: str, **parameters: Any) -> Iterator[Any]:
         """All entries of a list, page by page."""
@@ -78,13 +79,13 @@ class Client:
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Have something done, once however often the request is sent: it has a key of its own."""
-        return self._asked("POST", path, body=body, headers={"Idempotency-Key": uuid.uuid4().hex}).json()
+        return _value(self._asked("POST", path, body=body, headers={"Idempotency-Key": uuid.uuid4().hex}))
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, **parameters: Any) -> Any:
         """PATCH or DELETE what is at `path` as it is now; somebody else's change in between is an error."""
         tag = self._asked("GET", path).headers.get("etag", "*")
         answer = self._asked(method, path, body=body, headers={"If-Match": tag}, parameters=parameters)
-        return answer.json() if answer.content else None
+        return _value(answer) if answer.content else None
 
     def done(self, operation: Mapping[str, Any], deadline: Deadline, say: Callable[[str], None] | None = None) -> Any:
         """The result of an operation, once it is over; `say` is called with what it says of itself, when that changes.
@@ -199,7 +200,7 @@ def parsed_events(lines: Iterator[str]) -> Iterator[Event]:
         value = value.removeprefix(" ")
         if not line:
             if data:
-                yield Event(number, name, json.loads("\n".join(data)))
+                yield Event(number, name, documents.parse("\n".join(data), "an event of the service"))
             name, data = "message", []
         elif key == "event":
             name = value
@@ -233,10 +234,15 @@ def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
+def _value(answer: httpx.Response) -> Any:
+    """What an answer's body says. Raises NotReadable."""
+    return documents.parse(answer.content, f"the answer of {answer.url}")
+
+
 def _problem(answer: httpx.Response) -> Mapping[str, Any]:
     try:
-        found = answer.json()
-    except ValueError:  # something between us and the service answered
+        found = _value(answer)
+    except documents.NotReadable:  # something between us and the service answered
         return {}
     return found if isinstance(found, dict) else {}
 

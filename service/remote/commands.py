@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from millrace import documents
 from millrace.config import load_toml
 from millrace.errors import SpecError
 from service.arguments import Json, Overrides
@@ -136,6 +137,6 @@ def delete(
 def _plain(raw: dict[str, object]) -> object:
     """A spec as JSON has it: TOML's times as text."""
     try:
-        return json.loads(json.dumps(raw, default=str, allow_nan=False))
+        return documents.parse(json.dumps(raw, default=str, allow_nan=False), "the spec")
     except ValueError as error:
         raise SpecError(f"a number of the spec is none: {error}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from millrace import documents
 from service.operating.shrinking import told as told_of_dry_run
 from service.ui.wording import number
 from trainer.respec import HOT, flat, is_hot
@@ -86,7 +87,7 @@ def value_of(text: str) -> Any:
     if text.lower() in ("none", "null"):
         return None
     try:
-        return json.loads(text)
+        return documents.parse(text, "the value")
     except ValueError:
         return text
 

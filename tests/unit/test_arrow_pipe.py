@@ -278,10 +278,23 @@ def test_a_try_that_failed_is_made_again_with_a_new_process(tmp_path):
     assert tally.num_samples == 3
 
 
-def test_wrong_offsets_inside_an_answer_are_found_before_they_are_followed(tmp_path):
+BROKEN = {
+    "wrong offsets": (
+        "b''.join(n.to_bytes(4, 'little') for n in (0, 1, 3))",
+        "b''.join(n.to_bytes(4, 'little') for n in (0, 1, 1 << 20))",
+    ),
+    "a name that is no UTF-8": ("b'error'", "b'err\\xff\\xfe'"),
+    "an unknown name that is no UTF-8": ("b'event'", "b'\\xc3(\\xe2\\x80'"),
+}
+"""What bytes of an answer become what others."""
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_answer_of_broken_bytes_is_told_as_such(tmp_path, how):
+    found, put = BROKEN[how]
     command = script(
         tmp_path,
-        """
+        f"""
         def write_broken():
             requests = pa.ipc.open_stream(pa.PythonFile(Pipe(), mode="r"))
             sink = pa.BufferOutputStream()
@@ -289,8 +302,7 @@ def test_wrong_offsets_inside_an_answer_are_found_before_they_are_followed(tmp_p
                 for request in requests:
                     writer.write_batch(answer(request))
             stream = sink.getvalue().to_pybytes()
-            offsets = b"".join(n.to_bytes(4, "little") for n in (0, 1, 3))
-            sys.stdout.buffer.write(stream.replace(offsets, offsets[:8] + (1 << 20).to_bytes(4, "little"), 1))
+            sys.stdout.buffer.write(stream.replace({found}, {put}, 1))
             Out().flush()
             sys.stdin.buffer.read()
         write_broken()

@@ -1,7 +1,9 @@
 """The service's records: their tables are what the migrations make, writers wait for each other, what is old goes."""
 
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -10,8 +12,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 
 from millrace.errors import SpecError, Unavailable
+from service.hosting.register import Register
+from service.records import database
 from service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, Records, RecordsUnusable, opened
-from service.records.tables import AuditRow, Base, Instant, OperationRow, RepeatRow
+from service.records.tables import AuditRow, Base, Instant, JobRow, OperationRow, RepeatRow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
@@ -115,7 +119,8 @@ def test_records_that_are_damaged_while_the_service_runs_are_unavailable(url, tm
                 asked.scalars(select(AuditRow)).all()
 
 
-def test_a_migration_that_fails_leaves_nothing_half_made(url):
+def test_a_migration_that_fails_leaves_nothing_half_made(url, monkeypatch):
+    monkeypatch.setattr(database, "_check_ours", lambda path: None)  # which would refuse it before
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE repeats (key INTEGER)"))  # in the way of the fourth table
@@ -123,6 +128,50 @@ def test_a_migration_that_fails_leaves_nothing_half_made(url):
         opened(url)
     assert inspect(engine).get_table_names() == ["repeats"]
     engine.dispose()
+
+
+@pytest.mark.parametrize("tables", [("wine", "alembic_version"), ("jobs",), ("wine",)])
+def test_a_database_of_another_program_is_refused_by_name_and_left_alone(url, tmp_path, tables):
+    path = tmp_path / "records.db"
+    with closing(sqlite3.connect(path)) as foreign:
+        for table in tables:
+            foreign.execute(f"CREATE TABLE {table} (version_num VARCHAR(32))")
+        foreign.commit()
+    before = path.read_bytes()
+    with pytest.raises(RecordsUnusable, match=f"{path} is a database of another program .*{tables[0]}.*name another"):
+        opened(url)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["records.db"]
+
+
+def test_an_empty_file_becomes_the_records(url, tmp_path):
+    (tmp_path / "records.db").touch()
+    opened(url).close()
+
+
+FLIPPED = {
+    "spec": '\'{"name": "cli\'',
+    "deaths": "'[{\"reason\": 1}]'",
+    "desired": "'runnjng'",
+    "created_at": "'2026-x3-04 05:06:07'",
+    "folder": "CAST(X'ff2f6a' AS TEXT)",
+}
+
+
+@pytest.mark.parametrize("column", FLIPPED)
+def test_a_record_that_was_changed_from_outside_is_refused_by_name(url, tmp_path, column):
+    path = tmp_path / "records.db"
+    with opened(url) as records, records.session() as session:
+        words = {"folder": "/f", "base": "/b", "desired": "running", "created_by": "ann"}
+        times = {"asked_at": NOW, "created_at": NOW, "changed_at": NOW}
+        session.add(JobRow(name="clicks", spec={"name": "clicks"}, ask=1, deaths=[], revision=1, **words, **times))
+        session.flush()
+        session.execute(text(f"UPDATE jobs SET {column} = {FLIPPED[column]}"))
+    with opened(url) as records, pytest.raises(RecordsUnusable) as refused:
+        Register(records)
+    assert str(refused.value).startswith(f"{path} is damaged")
+    assert "put a copy of it back" in str(refused.value)
+    assert refused.value.exit_code == 1
 
 
 @pytest.mark.parametrize("url", ["nonsense", "oracle+none://x", "postgresql+nodriver://x/y"])

@@ -117,7 +117,7 @@ def changed(at, **changes):
 LENGTHS = {"name": "a.lengths", "datatype": "INT64", "shape": [1], "data": [3]}
 WRONG = {
     "no JSON": (b"{", "the body is no JSON"),
-    "deep": (b"[" * 100_000, "the body is no JSON"),
+    "deep": (b"[" * 100_000, "the body has lists and objects nested deeper than 100"),
     "a list": ([], '"inputs", a list of tensors'),
     "no inputs": ({"inputs": []}, '"inputs", a list of tensors'),
     "unknown": (changed(0, name="aa"), "there is no input 'aa'; did you mean 'a'"),

@@ -4,7 +4,6 @@ Its input is an ExporterConfig as a line of JSON, then an ExportRequest a line; 
 output. It ends with its input: when the chief closes it, or dies, however it does. Never imports torch.
 """
 
-import json
 import logging
 import os
 import queue
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millrace import documents
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.durable import writing
@@ -116,10 +116,9 @@ def _read(requests: "queue.SimpleQueue[str]") -> None:
 
 def _json(line: str) -> dict[str, object]:
     try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise SpecError(f"the first line of the exporter's input is no JSON: {error}") from error
-    return dict(found)
+        return documents.parse_object(line, "the first line of the exporter's input")
+    except documents.NotReadable as error:
+        raise SpecError(str(error)) from error
 
 
 if __name__ == "__main__":

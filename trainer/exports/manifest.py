@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import millrace
+from millrace import documents
 from millrace.errors import MillraceError
 from trainer.exports.gates import Gate
 from trainer.exports.places import ExportUnusable
@@ -109,7 +110,7 @@ def _check_format(number: int, what: str) -> None:
 
 def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
     """In what the export that is there is not the one asked for; None where it is."""
-    asked = json.loads(as_bytes(identity(request)))
+    asked = documents.parse_object(as_bytes(identity(request)), "what is asked for")
     for name in IDENTITY:
         if there.get(name) != asked[name]:
             return f"its {name} is {json.dumps(there.get(name))[:200]}, not {json.dumps(asked[name])[:200]}"

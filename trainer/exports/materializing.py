@@ -4,7 +4,6 @@ The state comes from trainer.exports.reading; tensors, model and golden predicti
 the chain. The order of writing is that of an export: rows, model, manifest, _DONE.
 """
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millrace import documents
 from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
 from trainer.exports import manifest
@@ -53,7 +53,7 @@ def _told_names(donefile: bytes, timeline: str) -> list[str]:
     names = []
     for line in donefile.splitlines():
         try:
-            names.append(str(json.loads(line)["path"]))
+            names.append(str(documents.parse_object(line, timeline)["path"]))
         except (ValueError, KeyError, TypeError):
             continue
     return [name.rpartition("/")[2] for name in dict.fromkeys(names) if name.startswith(f"{timeline}/")]

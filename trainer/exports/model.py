@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from millrace import documents
 from millrace.errors import BadInput
 from trainer.commits import CommitDamaged
 from trainer.exports.outlet import Sink
@@ -74,14 +75,14 @@ def write_model(commit: Path, stage: Path, open_file: OpenFile, served: Served) 
     described = _prepared(stage, MODEL)
     if described is not None:
         _put(open_file, MODEL, described)
-    why = json.loads(_prepared(stage, WHY) or json.dumps({"onnx": LOST, "golden": LOST}))
+    why = documents.parse_object(_prepared(stage, WHY) or json.dumps({"onnx": LOST, "golden": LOST}), stage / WHY)
     onnx, onnx_why = _onnx(_prepared(stage, TEMPLATE), tensors, why["onnx"])
     if onnx is not None:
         _put(open_file, ONNX, onnx)
     golden = _prepared(stage, GOLDEN)
     if golden is None or described is None:
         return Model(onnx is not None, onnx_why, None, why["golden"] or LOST)
-    kept, ok, golden_why, difference = _golden(golden, onnx, json.loads(described), served)
+    kept, ok, golden_why, difference = _golden(golden, onnx, documents.parse_object(described, stage / MODEL), served)
     if kept is not None:
         _put(open_file, GOLDEN, kept)
     return Model(onnx is not None, onnx_why, ok, golden_why, difference)

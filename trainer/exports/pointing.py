@@ -3,11 +3,11 @@
 All of it may be asked for again after a crash, and then does what is left of it.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millrace import documents
 from trainer.exports import manifest as manifests
 from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.outlet import Outlet
@@ -69,8 +69,8 @@ def tell(outlet: Outlet, manifest: Mapping[str, Any], *, passed: bool) -> None:
 
 def _path_in(line: bytes) -> object:
     try:
-        told = json.loads(line)
-    except ValueError:
+        told = documents.parse(line, DONEFILE)
+    except documents.NotReadable:
         return None
     return told.get("path") if isinstance(told, dict) else None
 
@@ -103,7 +103,7 @@ def _present(outlet: Outlet) -> list[Present]:
 def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
     """Whether a manifest says so; one that is damaged or not there says nothing."""
     try:
-        told = json.loads(outlet.get(f"{path}/{MANIFEST}") or b"{}")
-    except (ValueError, RecursionError):
+        told = documents.parse(outlet.get(f"{path}/{MANIFEST}") or b"{}", path)
+    except documents.NotReadable:
         return False
     return isinstance(told, dict) and told.get("stream", stream) != stream

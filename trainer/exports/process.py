@@ -5,7 +5,6 @@ process, so that nothing of it can hold up training. What the process does is tr
 """
 
 import contextlib
-import json
 import logging
 import os
 import select
@@ -18,6 +17,7 @@ import time
 from pydantic import ValidationError
 
 from dataset.pipe.process import Stderr
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.points import LAST_WORDS
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
@@ -66,7 +66,7 @@ class Child:
         while True:
             line = self._line(deadline)
             try:
-                return ExportAnswer.model_validate(json.loads(line))
+                return ExportAnswer.model_validate(documents.parse(line, "the exporter's answer"))
             except (ValueError, ValidationError):
                 self._pass_on(line)
 

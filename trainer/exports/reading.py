@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from millrace import documents
 from millrace.mistakes import nearest
 from trainer.commits import hash_of
 from trainer.exports.chunks import Chunk, Stream, replayed
@@ -206,12 +207,9 @@ def opened(place: Place) -> Export:
 def object_of(text: bytes, what: str) -> dict[str, Any]:
     """The JSON object that `what` holds. Raises ExportUnusable."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ExportUnusable(f"{what} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ExportUnusable(f"{what} is no JSON object")
-    return found
+        return documents.parse_object(text, what)
+    except documents.NotReadable as error:
+        raise ExportUnusable(str(error)) from error
 
 
 def check_fields(told: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace import documents
 from trainer.metrics.samples import Columns
 from trainer.metrics.slices import Candidates
 from trainer.metrics.tensors import TensorTotal
@@ -28,8 +29,7 @@ def columns_of(
 
 
 def _said(columns: Columns) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(columns["said"].tobytes())
-    return said
+    return documents.parse_object(columns["said"].tobytes(), "what a trainer measured")
 
 
 def merge_tensors(ranks: Sequence[Columns]) -> dict[str, TensorTotal]:

@@ -4,12 +4,12 @@ Importing is trainer.importing's work. Here it is made sure that the export is w
 a warm start may take what fits, a prediction may not.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dataset.schema import Schema
+from millrace import documents
 from millrace.errors import SpecError
 from trainer.config import TrainerJob
 from trainer.exports.config import ExportSection
@@ -40,7 +40,7 @@ def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Pa
 
 def check_fits(export: Export, job: TrainerJob, schema: Schema) -> None:
     """Raise SpecError where the export was made for other slots, tables or tasks than the job's."""
-    model: dict[str, Any] = json.loads(export.file(MODEL).read_bytes())
+    model = documents.parse_object(export.file(MODEL).read_bytes(), f"{export.place.address}: {MODEL}")
     wanted = describe(schema, job.tables, job.tasks, ExportSection())
     where = export.place.address
     for what in ("slots", "tasks"):

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millrace import documents
 from millrace.durable import REAL, write_whole, writing
 from trainer.commits import hash_of
 from trainer.markers import DONE, SUCCESS, is_done
@@ -67,9 +68,9 @@ class Output:
     def mark(self, number: int) -> Mark | None:
         """That of a finished part whose file is there; None for any other."""
         try:
-            mark = Mark(**json.loads(self._mark(number).read_bytes()))
+            mark = Mark(**documents.read_object(self._mark(number)))
             size = (self.folder / part_name(number)).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, documents.NotReadable, TypeError):  # one that is damaged: the part is made again
             return None
         return mark if size == mark.num_bytes else None
 
@@ -129,8 +130,7 @@ class Output:
     def _read(self, name: str) -> dict[str, Any] | None:
         for path in (self.folder / name, self.folder / _old(name)):
             if path.exists():
-                found: dict[str, Any] = json.loads(path.read_bytes())
-                return found
+                return documents.read_object(path)
         return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from dataset.config import AnySource, FilesSource, KafkaSource
 from dataset.source import Partition, Segment, Source
 from dataset.sources import open_source
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from millrace.errors import BadInput, MillraceError, SpecError
@@ -68,10 +69,13 @@ class Plan:
     def read(cls, folder: Path) -> "Plan | None":
         """The one that was fixed; None where there is none."""
         try:
-            message = json.loads((folder / PLAN).read_bytes())
+            message = documents.read_object(folder / PLAN)
+            segments = tuple(Segment(**each) for each in message["segments"])
+            return cls(message["fingerprint"], message["version"], segments)
         except FileNotFoundError:
             return None
-        return cls(message["fingerprint"], message["version"], tuple(Segment(**each) for each in message["segments"]))
+        except (KeyError, TypeError) as error:
+            raise documents.NotReadable(folder / PLAN, f"is no plan: {error!r}") from error
 
 
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:

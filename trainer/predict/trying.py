@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.errors import MillraceError
 from trainer.apart import answer_of
 from trainer.predict.config import PredictionRequest
@@ -43,4 +44,4 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(json.load(sys.stdin))))
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the question"))))

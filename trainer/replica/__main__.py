@@ -1,9 +1,8 @@
 """`python -m trainer.replica CONFIG`: a replica, told by a ReplicaConfig as JSON. `millrace replica` does the same."""
 
-import json
 import sys
 
-from millrace import logs
+from millrace import documents, logs
 from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import exit_code_of
@@ -16,9 +15,9 @@ def main() -> None:
     if len(sys.argv) != 2:
         raise SpecError("needs one argument: a ReplicaConfig as JSON")
     try:
-        told = json.loads(sys.argv[1])
-    except ValueError as error:
-        raise SpecError(f"the argument is no JSON: {error}") from error
+        told = documents.parse_object(sys.argv[1], "the argument")
+    except documents.NotReadable as error:
+        raise SpecError(str(error)) from error
     logs.setup("replica")
     run(validate(ReplicaConfig, told))
 

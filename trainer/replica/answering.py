@@ -10,6 +10,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
+from millrace import documents
 from millrace.errors import BadInput
 from trainer.replica.figures import Figures
 from trainer.replica.gate import answer, refuse
@@ -136,9 +137,9 @@ def check_name(state: State, name: str, version: str | None = None) -> None:
 def _read(body: bytes) -> object:
     """The JSON of a body; BadRequest, not raised, where it is none."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        return BadRequest(f"the body is no JSON: {error}")
+        return documents.parse(body, "the body")
+    except documents.NotReadable as error:
+        return BadRequest(str(error))
 
 
 def _error(error: Exception) -> bytes:

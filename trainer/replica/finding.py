@@ -3,7 +3,6 @@
 Addresses and secret hold for one generation of the job's workers: after a crash they are asked for again.
 """
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, Unavailable
 from millrace.role import RoleClient
@@ -60,7 +60,7 @@ def in_store(store: Path) -> Find:
         folders = sorted((store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
         try:
             address = (folders[-1] / f"{CHIEF}.address").read_text(encoding="utf-8")
-            secret = json.loads((folders[-1] / f"{CHIEF}.json").read_bytes())["secret"]
+            secret = documents.read_object(folders[-1] / f"{CHIEF}.json")["secret"]
         except (IndexError, FileNotFoundError) as error:
             raise Unavailable(f"no run is going on in {store}, or it is just starting") from error
         client = RoleClient(address, secret)
@@ -84,7 +84,7 @@ def at_url(job_url: str, token: str | None = None) -> Find:
             request.add_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=max(0.001, deadline.left_s())) as reply:  # noqa: S310
-                return Whereabouts.of_message(json.loads(reply.read(MAX_ANSWER_BYTES)))
+                return Whereabouts.of_message(documents.parse(reply.read(MAX_ANSWER_BYTES), url))
         except urllib.error.HTTPError as error:
             raise _refusal(error, url) from error
         except (OSError, ValueError) as error:
@@ -100,7 +100,7 @@ def _refusal(error: urllib.error.HTTPError, url: str) -> MillraceError:
     with error:
         said = error.read(MAX_ANSWER_BYTES).decode(errors="replace")
     try:
-        said = str(json.loads(said)["detail"])
+        said = str(documents.parse_object(said, url)["detail"])
     except (ValueError, LookupError, TypeError):
         said = said[:200]
     return kind(f"{url} answered {error.code}: {said}")

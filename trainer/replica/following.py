@@ -7,7 +7,6 @@ used. Whether the model answers as it should is asked by who holds it, with `Upd
 Shapes: U unique keys of one table.
 """
 
-import json
 import logging
 import shutil
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from trainer.exports.chunks import Chunk, NotInOrder, Stream, replayed
@@ -190,9 +190,9 @@ def _model(export: Export) -> Mapping[str, Any]:
     if content is None:
         raise ExportUnusable(f"{export.place.address} has no {MODEL}")
     try:
-        return dict(json.loads(content))
-    except ValueError as error:
-        raise ExportUnusable(f"{export.place.address}: {MODEL} cannot be read: {error}") from error
+        return documents.parse_object(content, f"{export.place.address}: {MODEL}")
+    except documents.NotReadable as error:
+        raise ExportUnusable(str(error)) from error
 
 
 def _bytes(export: Export, path: str) -> bytes | None:
