@@ -17,6 +17,7 @@ from millrace.deadline import Deadline
 from millrace.errors import BadInput, MillraceError
 from millrace.points import Point, reach
 from pserver.client import Shards, TableStats
+from pserver.config import LAST_DAY
 from pserver.digest import add
 from trainer.batches import Batch
 from trainer.dense import DensePart
@@ -38,18 +39,26 @@ class RanksDiffer(MillraceError):
 
 
 class DayJumps(BadInput):
-    """The median event time of a pass is days ahead of the pass before: rows would age by days that never were."""
+    """The median event time of a pass is days ahead of the pass before: rows would age by days that never were.
 
-    def __init__(self, plan: Plan, days: int, day: int, max_days: int) -> None:
+    Or it is a day of the job that rows cannot hold.
+    """
+
+    def __init__(self, plan: Plan, days: int, day: int, max_days: int, job_day: int) -> None:
+        """`days` ahead, of `max_days` allowed; `day` of the epoch, `job_day` of the job."""
         segments = [segment for rank in plan.segments for segment in rank]
         where = ", ".join(f"{s.partition} {s.begin}-{s.end}" for s in segments[:MAX_NAMED])
         more = f" and {len(segments) - MAX_NAMED} more" if len(segments) > MAX_NAMED else ""
         found = date.fromordinal(EPOCH + day) if 0 <= EPOCH + day <= date.max.toordinal() else f"day {day} of the epoch"
+        why = f"passes.max_day_jump is {max_days}, and rows must not age by days that never were"
+        right = f"set passes.max_day_jump={days} for one run"
+        if job_day > LAST_DAY:
+            why = f"that is day {job_day:,} of the job, and rows hold days up to {LAST_DAY:,}"
+            right = "begin a new job, for its first pass is day 0"
         super().__init__(
             f"pass {plan.number}: half of its events are of {found} or later, {days} days after the day of the pass "
-            f"before; passes.max_day_jump is {max_days}, and rows must not age by days that never were. It read "
-            f"{where}{more}. Probably one clock upstream is wrong: go past its events with `millrace skip`; or, if the "
-            f"days are right, set passes.max_day_jump={days} for one run"
+            f"before; {why}. It read {where}{more}. Probably one clock upstream is wrong: go past its events with "
+            f"`millrace skip`; or, if the days are right, {right}"
         )
 
 
@@ -84,9 +93,10 @@ def advanced(plan: Plan, day: int, first_day: int | None, found: int | None, max
     if found is None:
         return day, first_day
     first_day = found if first_day is None else first_day
-    if found - first_day - day > max_jump:
-        raise DayJumps(plan, found - first_day - day, found, max_jump)
-    return max(day, found - first_day), first_day
+    job_day = found - first_day
+    if job_day - day > max_jump or job_day > LAST_DAY:
+        raise DayJumps(plan, job_day - day, found, max_jump, job_day)
+    return max(day, job_day), first_day
 
 
 def merge_times(messages: Sequence[Sequence[float] | None]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
 from millrace.points import Fault
-from pserver.config import Beta, NotNegative, Positive, TableName, TableSection
+from pserver.config import LAST_DAY, Beta, NotNegative, Positive, TableName, TableSection
 from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
@@ -168,7 +168,7 @@ class PassesSection(Section):
     max_skew: PositiveDuration = 3_600.0
     """How far apart in time the events of parallel partitions may lie in a pass, by their records' time stamps: those
     ahead wait for those behind. A gap within one partition, and one where nothing waits, holds nobody."""
-    max_day_jump: int = Field(default=7, ge=1, le=32_000)
+    max_day_jump: int = Field(default=7, ge=1, le=LAST_DAY)
     """Days by which one pass may be ahead of the one before; more stop the job: somebody's clock is wrong."""
     max_outage: Duration = 600.0
     """How long a source may be away before the job stops."""

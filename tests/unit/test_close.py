@@ -41,6 +41,21 @@ def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
         advanced(plan, 2, 20_000, 99_999_999, 7)
 
 
+def test_a_day_that_rows_cannot_hold_stops_the_job_however_it_was_reached():
+    plan = Plan(3, ((Segment("t/0", 0, 5, 9),),))
+    day, first = advanced(plan, 0, 20_000, 52_000, 32_000)
+    assert advanced(plan, day, first, 52_767, 32_000) == (32_767, 20_000), "the last one"
+    for found, days in ((52_768, 768), (84_000, 32_000)):
+        with pytest.raises(DayJumps) as caught:
+            advanced(plan, day, first, found, 32_000)
+        said = str(caught.value)
+        assert (
+            f"{days} days after" in said
+            and f"day {found - first:,} of the job, and rows hold days up to 32,767" in said
+        )
+        assert "`millrace skip`" in said and "begin a new job" in said and "max_day_jump" not in said
+
+
 def test_event_times_of_ranks_become_one_range():
     assert merge_times([None, [3.0, 9.0], None, [1.0, 4.0]]) == (1.0, 9.0)
     assert merge_times([None, None]) is None
