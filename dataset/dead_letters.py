@@ -19,13 +19,14 @@ from typing import Any
 from dataset.config import DeadLettersSection
 from dataset.errors import TooManyBadEvents
 from dataset.rejection import Rejection
-from millrace.durable import REAL, writing
+from millrace.durable import REAL, check_no_link, writing
 
 
 class DeadLetters:
     """Dead letters of one rank in `folder`, which is made when there is a first one. Any thread may call.
 
-    Raises Unwritable where there is no room; what is not published is no letter, and goes at `close`.
+    Raises Linked where the folder is a symbolic link, Unwritable where there is no room; what is not published is no
+    letter, and goes at `close`.
     """
 
     def __init__(self, folder: Path, rank: int, config: DeadLettersSection) -> None:
@@ -42,6 +43,7 @@ class DeadLetters:
         with self._lock:
             if pass_number in self._open:
                 self._open.pop(pass_number)[0].close()
+            check_no_link(self._folder)
             with writing(self._temporary(pass_number)):
                 self._temporary(pass_number).unlink(missing_ok=True)
 
@@ -91,7 +93,7 @@ class DeadLetters:
 
     def _file(self, pass_number: int) -> FileIO:
         if pass_number not in self._open:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            check_no_link(self._folder).mkdir(parents=True, exist_ok=True)
             self._open[pass_number] = REAL.create(self._temporary(pass_number)), 0
         return self._open[pass_number][0]
 

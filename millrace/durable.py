@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol, cast
 
-from millrace.errors import Unwritable
+from millrace.errors import MillraceError, Unwritable
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers that say: nothing is broken, the disk or the quota is full."""
@@ -152,6 +152,25 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Unwritable(path, error) from error
+
+
+class Linked(MillraceError):
+    """What should lie here is a symbolic link to somewhere else."""
+
+    exit_code = 2
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} is a symbolic link, and what a job makes stays in its store; move what it names to this place, or "
+            "remove the link"
+        )
+
+
+def check_no_link(path: Path) -> Path:
+    """`path`, which need not exist. Raises Linked."""
+    if path.is_symlink():
+        raise Linked(path)
+    return path
 
 
 def unfinished_name(path: Path) -> Path:

@@ -4,6 +4,7 @@ What workers write into it is theirs; nothing here reads it.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from millrace import documents
 from millrace.deadline import Deadline
-from millrace.durable import REAL, unfinished_name, write_whole, writing
+from millrace.durable import REAL, Linked, check_no_link, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
 from millrace.locks import is_locked, locked
 
@@ -58,6 +59,7 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
     with _locked(store, ""):
         if fresh:
             _clear(store)
+        check_no_links(store)
         if (store / RUN).exists():
             _check_name(store, job)
             (store / REPORT).unlink(missing_ok=True)  # it tells of an end that is none
@@ -72,6 +74,7 @@ def check_run(store: Path, job: str) -> None:
     if not (store / MARKER).exists() or not (store / RUN).exists():
         raise SpecError(f"{store} holds no run; `millrace run` begins one", "store.path")
     _check_marker(store)
+    check_no_links(store)
     _check_name(store, job)
 
 
@@ -94,6 +97,7 @@ def remove(store: Path, job: str) -> None:
     if not (store / MARKER).exists():
         return
     _check_marker(store)
+    check_no_link(store / LOCK)
     with _locked(store, "; stop it first"):
         if (store / RUN).exists():
             _check_name(store, job)
@@ -121,6 +125,8 @@ def _locked(store: Path, hint: str) -> Iterator[None]:
 
 def _make(store: Path) -> None:
     """Make sure that `store` is a folder with our marker, for its owner only; one with other things is left alone."""
+    check_no_link(store / MARKER)
+    check_no_link(store / LOCK)
     with _usable(store):
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (store / MARKER).exists():
@@ -142,12 +148,14 @@ def check_free(store: Path, job: str, *, fresh: bool) -> bool:
             raise SpecError(f"{store} cannot be used: {above} is a file", "store.path")
         if above != store:
             return False
+        check_no_link(store / MARKER)
         if not (store / MARKER).exists():
             _check_bare(store)
         else:
             _check_marker(store)
         if fresh:
             return False
+        check_no_links(store)
         if (store / RUN).exists():
             _check_name(store, job)
             return True
@@ -173,6 +181,17 @@ def _check_bare(store: Path) -> None:
 def clear_live(store: Path) -> None:
     """Remove the live rows of generations that are gone. Call it while none runs."""
     shutil.rmtree(store / LIVE, ignore_errors=True)  # what stays is in nobody's way: a generation's are its own
+
+
+def check_no_links(store: Path) -> None:
+    """Raise Linked where something of a store, or of one of its folders, is a symbolic link."""
+    for name in (MARKER, LOCK, *MADE_BY_A_RUN):
+        path = check_no_link(store / name)
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                linked = sorted(entry.name for entry in entries if entry.is_symlink())
+            for entry in linked[:1]:
+                raise Linked(path / entry)
 
 
 def _check_marker(store: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millrace import documents
-from millrace.durable import REAL, Disk, write_whole
+from millrace.durable import REAL, Disk, check_no_link, write_whole
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from pserver.client import ShardPart
@@ -209,8 +209,9 @@ class Commits:
         self._holds = store / "holds"
 
     def names(self) -> list[str]:
-        """Folders that have a manifest, whole or not, in order of time."""
-        found = (path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
+        """Folders that have a manifest, whole or not, in order of time. Raises Linked."""
+        paths = check_no_link(self.folder).glob(f"*/{MANIFEST}")
+        found = (path.parent.name for path in paths if not path.parent.is_symlink())
         return sorted((name for name in found if NAME.fullmatch(name)), key=order_of)
 
     def read(self, name: str) -> Commit:

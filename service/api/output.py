@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 
+from millrace.durable import check_no_link
 from service.access.roles import Role
 from service.api.answers import Described
 from service.api.doors import Door, HostOf, door, downloads
@@ -80,7 +81,7 @@ def log(
 
     Of a damaged log, what is good, and then what is wrong.
     """
-    folder = statuses.job(job).store / "log"
+    folder = check_no_link(statuses.job(job).store / "log")
     lines = statuses.kept.get(("log", job, str(folder)), LOG_S, lambda: _lines(folder))
     if last is not None:
         return Page(items=lines[-last:], next=None)
@@ -119,7 +120,7 @@ def output(
 )
 def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[LettersFile]:
     """Files of events that gave no sample, by pass; they hold what the events held."""
-    folder = statuses.job(job).store / LETTERS
+    folder = check_no_link(statuses.job(job).store / LETTERS)
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and _is_plain(path)]
     entries = []
@@ -149,7 +150,7 @@ def dead_letter_file(
     file: Annotated[str, InPath(max_length=64, description="As the list names it.")],
 ) -> FileResponse:
     """One file: a JSON line for each event, with its partition, position, reason and bytes."""
-    path = statuses.job(job).store / LETTERS / file
+    path = check_no_link(statuses.job(job).store / LETTERS) / file
     if FILE.fullmatch(file) is None or not _is_plain(path):
         raise refused(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
     return FileResponse(path, media_type=LINES, filename=file)

@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace import documents
 from millrace.deadline import Deadline
-from millrace.durable import writing
+from millrace.durable import check_no_link, writing
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError
 from millrace.locks import locked
 from millrace.secrecy import secrets_of, without_secrets
@@ -101,7 +101,7 @@ class LocalHost:
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[Line]:
         """See Host."""
-        return output.lines(self._register.get(name).store / OUTPUT, worker, after, limit)
+        return output.lines(check_no_link(self._register.get(name).store / OUTPUT), worker, after, limit)
 
     def _told(self, entry: Entry, seen: Observed) -> Status:
         """What its launcher said last, or wrote when it ended."""

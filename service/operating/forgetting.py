@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millrace import documents
 from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole, writing
+from millrace.durable import REAL, check_no_link, write_whole, writing
 from millrace.locks import locked
 from service.lines import count
 from service.operating.signs import sign_of
@@ -31,7 +31,8 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
     yield f"slot {slot}: sign {sign} has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
     with locked(job.store / "log" / LOCK, deadline):
-        dropped = sum(drop(path, value) for path in sorted((job.store / LETTERS).glob("pass-*.jsonl")))  # 3
+        letters = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))
+        dropped = sum(drop(path, value) for path in letters)  # 3
     yield f"dead letters with this value, dropped: {count(dropped)}"
     yield from still_held(job, version)
 

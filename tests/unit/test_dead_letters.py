@@ -9,6 +9,7 @@ from dataset.config import DeadLettersSection
 from dataset.dead_letters import BadFraction, DeadLetters, letter
 from dataset.errors import TooManyBadEvents
 from dataset.rejection import Reason, Rejection
+from millrace.durable import Linked
 
 
 def rejection(offset: int, data: bytes | None = b"\xffoops", line: int | None = None) -> Rejection:
@@ -133,3 +134,16 @@ def test_a_limit_of_1_never_stops_and_one_of_0_at_the_first():
     BadFraction(1.0).add(5000, {"unparsable": 5000})
     with pytest.raises(TooManyBadEvents):
         BadFraction(0.0).add(5000, {"unparsable": 1})
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_folder_that_is_a_link_is_refused_and_nothing_is_written_behind_it(tmp_path, when):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "dead_letters"
+    elsewhere.mkdir()
+    letters = DeadLetters(folder, 0, DeadLettersSection())
+    if when == "between":
+        letters.begin(1)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(Linked, match="dead_letters is a symbolic link"):
+        letters.begin(1) if when == "before" else letters.add(1, [rejection(7)])
+    assert list(elsewhere.iterdir()) == []

@@ -6,9 +6,10 @@ import stat
 
 import pytest
 
+from millrace.durable import Linked
 from millrace.errors import SpecError
 from service.launcher.run_folder import run_folder, worker_folder, write_private
-from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, claimed
+from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, check_run, claimed
 
 
 def names(folder):
@@ -109,6 +110,34 @@ def test_fresh_removes_a_link_and_not_what_it_points_to(tmp_path):
     claim(store, fresh=True)
     assert names(elsewhere) == ["kept"]
     assert not (store / "model").is_symlink()
+
+
+@pytest.mark.parametrize("act", ["run", "look"])
+@pytest.mark.parametrize(
+    "name", [*MADE_BY_A_RUN, LOCK, MARKER, "commits/t1-0000000001-g1", "log/00000001-0001.log", "live/g1-shard-0"]
+)
+def test_what_a_store_holds_is_no_link_to_somewhere_else(tmp_path, name, act):
+    elsewhere, store = tmp_path / "elsewhere", tmp_path / "store"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_text("secret")
+    claim(store)
+    path = store / name
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(elsewhere / "its")
+    path.symlink_to(elsewhere / "its" if (elsewhere / "its").exists() else elsewhere)
+    before = {each.name: each.read_bytes() for each in elsewhere.iterdir()}
+    with pytest.raises(Linked, match=f"{path} is a symbolic link, .* move what it names to this place") as refused:
+        claim(store) if act == "run" else check_run(store, "news")
+    assert refused.value.exit_code == 2
+    assert {each.name: each.read_bytes() for each in elsewhere.iterdir()} == before
+
+
+def test_links_that_are_no_part_of_a_run_stay_as_they_are(tmp_path):
+    claim(tmp_path / "store")
+    (tmp_path / "store" / "notes").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    claim(tmp_path / "link")
 
 
 @pytest.mark.parametrize("fresh", [False, True])
