@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import FrameType
 
 from millrace.errors import MillraceError
+from millrace.printable import say
 
 
 class ExitCode(IntEnum):
@@ -80,9 +81,9 @@ def exit_code_of(main: Callable[[], None]) -> int:
     try:
         main()
     except MillraceError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:  # noqa: BLE001  # the rim of every process: nothing is swallowed, the end says what it was
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         return ExitCode.BUG
     return ExitCode.DRAINED

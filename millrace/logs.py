@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from millrace.occurrences import Occurrences
+from millrace.printable import printable
+
+
+class _Harmless(logging.Formatter):
+    """Lines quote what events and pipe commands hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As Formatter."""
+        return printable(super().format(record))
 
 
 def setup(role: str, level: str = "INFO") -> None:
     """Send log records to stderr as `12:00:01 INFO  trainer-0: text`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-5s {role}: %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_Harmless(f"%(asctime)s %(levelname)-5s {role}: %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

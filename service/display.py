@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from millrace.printable import printable
 from service.alarms import alarms
 from service.lines import age, count, export_line, labelled, ratio, restarts_text
 from service.running import PlainShow, Show
@@ -109,7 +110,7 @@ class LiveShow:
 
     def on_line(self, worker: str, text: str) -> None:
         """Keep a worker's line for the next picture."""
-        self._lines.append(labelled(worker, text))
+        self._lines.append(printable(labelled(worker, text)))
 
     @contextmanager
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> Iterator[None]:

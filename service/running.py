@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.lifecycle import ExitCode
+from millrace.printable import say
 from service.begun import as_begun
 from service.launcher.local import Launcher
 from service.launcher.running import started
@@ -58,7 +59,7 @@ class PlainShow:
         return status
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr, flush=True)
 
 
 class _Ticking:
@@ -102,7 +103,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
             outcome = both.run()
         code = tell_end(outcome, run.launcher, run.report, run.store / REPORT)
         for line in told(both.predicted) if both.predicted else ():
-            print(line)
+            say(line)
         return code
 
 
@@ -134,14 +135,14 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
 def tell_end(outcome: Outcome, launcher: Launcher, report: Mapping[str, Any], path: Path) -> int:
     """Say how the run ended, on standard output if well, else on standard error with the first death's last lines."""
     if outcome.code == ExitCode.DRAINED:
-        print(f"done: {outcome.reason}")
+        say(f"done: {outcome.reason}")
         for line in summary_lines(report) if report else ():
-            print(line)
+            say(line)
         if report:
             print(f"report    {path}")
         return outcome.code
     if outcome.first_dead is not None:
         lines = launcher.last_lines(outcome.first_dead)
-        print(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
-    print(f"error: {outcome.reason}", file=sys.stderr)
+        say(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
+    say(f"error: {outcome.reason}", file=sys.stderr)
     return outcome.code

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.printable import printable
+
 Number = int | float
 
 
@@ -27,7 +29,7 @@ class Status:
     def text(self, key: str, default: str = "") -> str:
         """A top-level text."""
         value = self.raw.get(key)
-        return value if isinstance(value, str) else default
+        return printable(value) if isinstance(value, str) else default
 
     def number(self, key: str) -> Number | None:
         """A top-level number."""
@@ -48,7 +50,7 @@ class Status:
 
     def texts(self, key: str) -> dict[str, str]:
         """A top-level mapping of names to texts."""
-        return {str(name): str(text) for name, text in _mapping(self.raw.get(key)).items()}
+        return {printable(str(name)): printable(str(text)) for name, text in _mapping(self.raw.get(key)).items()}
 
     def counts(self, key: str) -> dict[str, Number]:
         """A top-level mapping of names to numbers, without those that are none."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from millrace.errors import MillraceError
+from millrace.printable import say
 from trainer.log import Superseded, newest_generation
 
 LOOK_S = 5.0
@@ -38,7 +39,7 @@ def end_when_replaced(
         error = Superseded(folder, generation, newest)
         try:
             with suppress(OSError):  # nobody may read it any more
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                say(f"error: {error}", file=sys.stderr, flush=True)
         finally:
             end(error.exit_code)
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from dataset.pipe.command import Command
+from millrace.printable import printable
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20
@@ -51,16 +52,16 @@ class Stderr:
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-MAX_LINE_BYTES:]
         for line in lines:
-            self._take(line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip(), now_s)
+            self._take(_text(line[:MAX_LINE_BYTES]).rstrip(), now_s)
 
     def tail(self) -> str:
         """The last lines."""
-        return "\n".join([*self._lines, *filter(None, [self._rest.decode("utf-8", "replace")])])
+        return "\n".join([*self._lines, *filter(None, [_text(self._rest)])])
 
     def close(self) -> None:
         """Log what is left, and how much was not."""
         if self._rest:
-            self._take(self._rest.decode("utf-8", "replace"), time.monotonic())
+            self._take(_text(self._rest), time.monotonic())
             self._rest = b""
         self._report()
 
@@ -79,6 +80,10 @@ class Stderr:
         if self._num_silent:
             log.info("%s: %d more lines on stderr were not logged", self._name, self._num_silent)
             self._num_silent = 0
+
+
+def _text(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace"))
 
 
 class Child:

@@ -24,6 +24,7 @@ from millrace.durable import writing
 from millrace.errors import SpecError
 from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.locks import is_locked
+from millrace.printable import say
 from service.demo.forking import fork
 from service.demo.plan import FREEZE_AFTER, NAME, STOP_S, TWIN, demo_job, service_of, twin_of
 from service.demo.showing import Standing, ahead_of, ahead_text, frozen_text, shown
@@ -140,11 +141,11 @@ class Demo:
         """Say how it ended; the exit code."""
         for job in self._jobs():
             if job.outcome is not None and job.outcome.code != ExitCode.DRAINED:
-                print(f"{job.name}:", *job.outcome.lines, sep="\n  ", file=sys.stderr)
-                print(f"error: {job.name}: {job.outcome.reason}", file=sys.stderr)
+                say(f"{job.name}:", *job.outcome.lines, sep="\n  ", file=sys.stderr)
+                say(f"error: {job.name}: {job.outcome.reason}", file=sys.stderr)
                 return job.outcome.code
             if job.phase is Phase.BROKEN:
-                print(f"error: {job.name}: {job.trouble}", file=sys.stderr)
+                say(f"error: {job.name}: {job.trouble}", file=sys.stderr)
                 return ExitCode.FAILED
         standing = self.standing()
         print(f"done: {NAME} has ended after {count(standing.job.number('events'))} events")

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from millrace.printable import say
 from service.demo.plan import FREEZE_AFTER, NAME, TWIN
 from service.display import REFRESH_PER_S, render
 from service.lines import count, ratio
@@ -120,4 +121,4 @@ class _Lines:
         self._at_s = time.monotonic() + LINE_EVERY_S
         if (line := race_line(self._look())) != self._last:
             self._last = line
-            print(line, file=sys.stderr, flush=True)
+            say(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import typer
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
+from millrace.printable import say
 from service.arguments import Json, Overrides, SpecFile
 from service.exports import listing
 from service.exports.wishing import make_export
@@ -66,7 +67,7 @@ def point(job: SpecFile, stream: StreamName, name: Name, overrides: Overrides = 
     pointed = listing.point_to(load_job(job, overrides), stream, name)
     print(f"{pointed.url} is current")
     if pointed.failed_gates:
-        print(f"it failed its gates: {', '.join(pointed.failed_gates)}")
+        say(f"it failed its gates: {', '.join(pointed.failed_gates)}")
 
 
 @exporting.command()

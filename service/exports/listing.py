@@ -17,6 +17,7 @@ from rich.table import Table
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
+from millrace.printable import say
 from service.lines import count, pending_text
 from service.spec import LoadedJob
 from trainer.exports import pointing
@@ -161,7 +162,7 @@ def show_export(job: LoadedJob, stream: str, text: str, *, as_json: bool) -> Non
     """Print what one holds; as JSON, its whole manifest."""
     found = shown(job, stream, text)
     for line in [json.dumps(found.manifest, indent=2)] if as_json else _told(found):
-        print(line)
+        say(line)
 
 
 @dataclass(frozen=True)

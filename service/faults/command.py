@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from millrace.printable import say
 from service.arguments import Overrides, SpecFile
 from service.faults.rounds import FaultRuns, Round
 from service.faults.table import table_of, total_line
@@ -26,7 +27,7 @@ class _Quiet:
         self._file = path.open("a", encoding="utf-8")
 
     def on_line(self, worker: str, text: str) -> None:
-        print(labelled(worker, text), file=self._file, flush=True)
+        say(labelled(worker, text), file=self._file, flush=True)
 
     def watching(self, _status: Callable[[], Mapping[str, Any]]) -> nullcontext[None]:
         return nullcontext()

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from millrace.printable import printable
 from service.launcher.child import Child
 
 MAX_LINE_CHARACTERS = 4096
@@ -45,7 +46,7 @@ class Worker:
     def _read(self) -> None:
         with self._child.output as output:
             while line := output.readline(MAX_LINE_CHARACTERS):
-                text = line.rstrip("\n")
+                text = printable(line.rstrip("\n"))
                 self.tail.append(text)
                 self._on_line(self.name, text)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from millrace.errors import MillraceError
+from millrace.printable import say
 from service.arguments import Json, Overrides, SpecFile
 from service.looking import difference, inspection
 from service.looking.importing import Asked, import_into
@@ -51,7 +52,7 @@ def diff(
     try:
         differs = difference.diff(Where(_job(job, overrides)), old, new, top, as_json=as_json)
     except MillraceError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     raise typer.Exit(int(differs))
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+from millrace.printable import say
 from service.lines import count
 from service.looking.comparing import Counts, Difference, TensorDifference, compare
 from service.looking.places import Where
@@ -16,7 +17,7 @@ def diff(where: Where, old: str, new: str, top: int, *, as_json: bool) -> bool:
         print(json.dumps(found.message(), indent=2))
     else:
         for line in told(found):
-            print(line)
+            say(line)
     return found.differs
 
 

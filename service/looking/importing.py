@@ -12,6 +12,7 @@ from pathlib import Path
 from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.printable import say
 from service.lines import count
 from service.spec import LoadedJob
 from service.store import RUN, claimed
@@ -61,7 +62,7 @@ def import_into(job: LoadedJob, asked: Asked) -> Imported:
             with _taken(job) as store:
                 done = make(store, job.spec, job.full, source, choice, tensors)
     for line in told(done, asked, job.store):
-        print(line)
+        say(line)
     return done
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from millrace.printable import say
 from service.lines import count, pending_text
 from service.looking.comparing import TableDifference
 from service.looking.places import commit_of, exports
@@ -33,7 +34,7 @@ def inspect(job: LoadedJob | None, name: str, top: int, *, as_json: bool) -> boo
         print(json.dumps(found, indent=2))
     else:
         for line in lines:
-            print(line)
+            say(line)
     return bool(found["sound"])
 
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from millrace.errors import SpecError
+from millrace.printable import say
 from service.lines import count
 from service.looking.places import exports
 from trainer.exports.materializing import at_time, at_version, materialize
@@ -22,7 +23,7 @@ def write_base(address: str, out: Path, to: int | None, at: str | None) -> None:
             export = at_time(export, seconds_of(at))
         told = materialize(export, out.absolute())
     rows = sum(int(table["rows"]) for table in told["tables"].values())
-    print(f"{out}: {told['name']}, {count(rows)} rows, {told['why']}")
+    say(f"{out}: {told['name']}, {count(rows)} rows, {told['why']}")
 
 
 def seconds_of(text: str) -> float:

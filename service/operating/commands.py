@@ -11,6 +11,7 @@ import typer
 from millrace.config import value_of
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.printable import say
 from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking
@@ -101,7 +102,7 @@ def shrink(
         shrinking.print_dry_run(store, tables, rule, deadline, as_json=as_json)
     else:
         for shrunk in shrinking.shrink(store, tables, {**rule, "allow": allow}, deadline):
-            print(shrunk)
+            say(shrunk)
 
 
 @operating.command()
@@ -114,7 +115,7 @@ def forget(
 ) -> None:
     """Delete one value's row from a running job, and the dead letters that hold it; say what holds it still."""
     for line in forgetting.forget(ran(job, overrides), slot, value, Deadline.after(timeout)):
-        print(line)
+        say(line)
 
 
 @operating.command("day-tick")
@@ -142,4 +143,4 @@ def explain(
 ) -> None:
     """Print all that a running job knows of one sign: where its row is, why it has one or none, and when that goes."""
     known = explaining.explained(ran(job, overrides), slot, sign, Deadline.after(timeout))
-    print(json.dumps(known) if as_json else "\n".join(explaining.told(known)))
+    say(json.dumps(known) if as_json else "\n".join(explaining.told(known)))

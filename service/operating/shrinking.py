@@ -9,6 +9,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.mistakes import nearest
+from millrace.printable import say
 from service.lines import count
 from service.past.wishes import answered, carried_out
 
@@ -66,7 +67,7 @@ def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Dead
     """Print what would go now."""
     for table in tables:
         answer = dry_run(store, table, rule, deadline)
-        print(json.dumps(answer) if as_json else "\n".join(told(answer)))
+        say(json.dumps(answer) if as_json else "\n".join(told(answer)))
 
 
 def told(answer: Mapping[str, Any]) -> list[str]:

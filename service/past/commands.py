@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from millrace.deadline import Deadline
+from millrace.printable import say
 from service.arguments import Json, Overrides, SpecFile
 from service.display import show_here
 from service.past import commits as work
@@ -117,7 +118,7 @@ def rewind(
 ) -> None:
     """Have a stopped job go on from a commit, on a new timeline: what came after it is trained again as new passes."""
     for line in steering.told_rewound(steering.rewind_job(ran(job, overrides), to)):
-        print(line)
+        say(line)
 
 
 @past.command()
@@ -132,7 +133,7 @@ def skip(
     """Have a stopped job go past a bad range of a partition, which it has not trained yet."""
     wanted = Skip(partition, begin, end)
     for line in steering.told_skipped(wanted, steering.skip_job(ran(job, overrides), wanted, reason)):
-        print(line)
+        say(line)
 
 
 @past.command()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from millrace.errors import MillraceError
+from millrace.printable import say
 from millrace.secrecy import without_secrets
 from service.past.wording import told
 from trainer.log import LogDamaged, Place, Record, read
@@ -33,7 +34,7 @@ def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
     else:
         lines = [str(line) for line in told(records)][begin:]
     for line in lines:
-        print(line)
+        say(line)
     if damage is not None:
         raise damage
 

@@ -14,6 +14,7 @@ import typer
 from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import on_stop_signal
+from millrace.printable import say
 from service.arguments import Json, Overrides
 from service.lines import count, labelled
 from service.predicting.running import predict
@@ -111,7 +112,7 @@ def predict_(
         return
     print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
     for line in lines_of(manifest, Output(output).metrics() if there is None else None):
-        print(line)
+        say(line)
 
 
 @predicting.command()
@@ -142,7 +143,7 @@ def evaluate(
         print(json.dumps({"version": manifest["version"], "metrics": found}, indent=2))
         return
     for line in lines_of(manifest, found):
-        print(line)
+        say(line)
 
 
 def _common(version: str, export: str | None, trainers: int, shards: int | None, share: float | None) -> dict[str, Any]:
@@ -216,10 +217,10 @@ def _called_off() -> Iterator[threading.Event]:
 
 def _told() -> Callable[[float | None, str], None]:
     def tell(_share: float | None, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr, flush=True)
 
     return tell
 
 
 def _print_line(worker: str, text: str) -> None:
-    print(labelled(worker, text), file=sys.stderr, flush=True)
+    say(labelled(worker, text), file=sys.stderr, flush=True)

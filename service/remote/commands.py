@@ -5,7 +5,6 @@ service.remote.acting.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import typer
 from millrace import documents
 from millrace.config import load_toml
 from millrace.errors import SpecError
+from millrace.printable import say
 from service.arguments import Json, Overrides
 from service.remote import showing
 from service.remote.asking import JobName, Token, Url, path_of, service_at
@@ -49,7 +49,8 @@ def list_(url: Url = None, token: Token = None, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(jobs, indent=2))
     else:
-        sys.stdout.writelines(f"{line}\n" for line in showing.job_lines(jobs))
+        for line in showing.job_lines(jobs):
+            say(line)
 
 
 @remote.command()
@@ -60,7 +61,7 @@ def status(job: JobName, url: Url = None, token: Token = None, as_json: Json = F
     if as_json:
         print(json.dumps(told, indent=2))
     else:
-        sys.stdout.writelines(f"{line}\n" for line in showing.status_lines(told))
+        say(*showing.status_lines(told), sep="\n")
 
 
 @remote.command()
@@ -68,7 +69,7 @@ def watch(job: JobName, url: Url = None, token: Token = None) -> None:
     """Print a job's progress as it comes, until the job ends; exit code 1 where it failed."""
     with service_at(url, token) as client:
         for line in showing.watched(client, job):
-            print(line, flush=True)
+            say(line, flush=True)
         phase = client.get(path_of("jobs", job))["phase"]
     raise typer.Exit(1 if phase in ("failed", "broken") else 0)
 
@@ -86,14 +87,14 @@ def logs(
     """Print what a job's processes printed."""
     with service_at(url, token) as client:
         for line in showing.output_lines(client, job, worker, None if everything else last, follow=follow):
-            print(line, flush=follow)
+            say(line, flush=follow)
 
 
 def _action(name: str, told: str) -> None:
     def act(job: JobName, url: Url = None, token: Token = None) -> None:
         with service_at(url, token) as client:
             done = client.post(path_of("jobs", job, name))
-        print(showing.stands(done))
+        say(showing.stands(done))
 
     act.__doc__ = told
     remote.command(name)(act)
@@ -114,7 +115,8 @@ def tables(job: JobName, url: Url = None, token: Token = None, as_json: Json = F
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        sys.stdout.writelines(f"{line}\n" for line in showing.table_lines(found))
+        for line in showing.table_lines(found):
+            say(line)
 
 
 @remote.command()

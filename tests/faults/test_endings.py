@@ -193,3 +193,22 @@ def test_a_pipe_command_that_gives_nothing_is_an_alarm(start, tmp_path):
     running = start(job, 'pipe.command=["python", "pipe.py"]', 'train.step_deadline="8s"')
     hanging_pids(tmp_path)
     running.until_said("stands still, for more than 2 s: no samples come from the source or the pipe command")
+
+
+SWEARS = """
+import sys
+sys.stderr.write("\\x1b]0;owned\\x07\\x1b[2J done: all is well\\r\\n")
+sys.stderr.flush()
+sys.exit(3)
+"""
+
+
+@pytest.mark.long
+def test_a_pipe_command_cannot_write_to_the_terminal_as_it_likes(start, tmp_path):
+    job = write_job(tmp_path, num_parts=1)
+    (tmp_path / "pipe.py").write_text(SWEARS)
+    running = start(job, 'pipe.command=["python", "pipe.py"]', "pipe.tries=1")
+    code, said = running.end(within_s=60)
+    assert code == 1
+    assert "\x1b" not in said and "\x07" not in said
+    assert said.count("\\x1b]0;owned\\x07\\x1b[2J done: all is well") >= 2, "logged, and told as last words"
