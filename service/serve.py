@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from service.hosting.config import ServiceConfig
     from service.hosting.host import Host
 
+log = logging.getLogger(__name__)
+
 Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
 
 
@@ -37,6 +39,12 @@ def serve_until_stopped(path: Path) -> None:
     from service.hosting.config import load_service
 
     config = load_service(path)
+    for script in config.allow.relative_scripts():
+        log.warning(
+            "allow: the script %r is found below the base of each spec, and whoever may write there chooses what runs; "
+            "name it by an absolute path",
+            script,
+        )
     with stop_flag() as stopping, served(config) as service:
         gc.collect()
         gc.freeze()  # else all requests wait, for a third of a second, each time all that is loaded is looked through

@@ -11,6 +11,8 @@ from trainer.mirror.address import parse as parse_address
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."
 """Last word of an allowed command: whatever arguments may follow."""
+SCRIPTS = (".py", ".sh", ".js", ".pl", ".rb")
+"""Endings of words of a command that name a script."""
 CommandWords = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -63,6 +65,12 @@ class AllowSection(Section):
     """Environment variables of the service that specs may name as secrets: { env = "NAME" }."""
     secret_files: tuple[str, ...] = ()
     """Files that specs may name as secrets: { file = "/path" }; no input or output may reach them."""
+
+    def relative_scripts(self) -> list[str]:
+        """Words of allowed commands that name a file below a spec's base, which others may be able to write."""
+        words = (word for command in (*self.pipe_commands, *self.export_commands) for word in command[1:])
+        named = (word for word in words if word != ANY_MORE and not word.startswith(("-", "/")))
+        return sorted({word for word in named if "/" in word or Path(word).suffix in SCRIPTS})
 
     @field_validator("roots")
     @classmethod

@@ -28,6 +28,16 @@ def test_relative_paths_start_at_the_files_folder_and_addresses_stay(tmp_path):
     assert config.database_url == f"sqlite:///{tmp_path}/r/records.db"
 
 
+def test_the_example_allows_no_script_that_others_may_write():
+    assert load_service(EXAMPLE).allow.relative_scripts() == []
+
+
+def test_scripts_below_a_specs_base_are_told(tmp_path):
+    allowed = '[["python", "generator.py"], ["python", "-m", "towers", "..."], ["/opt/run", "bin/push", "/opt/a.sh"]]'
+    config = loaded(tmp_path, f'root = "r"\n[allow]\npipe_commands = {allowed}\nexport_commands = [["sh", "push.sh"]]')
+    assert config.allow.relative_scripts() == ["bin/push", "generator.py", "push.sh"]
+
+
 def test_another_database_is_a_change_of_its_address(tmp_path):
     config = loaded(tmp_path, 'root = "r"\ndatabase = "postgresql+psycopg://db/millrace"')
     assert config.database_url == "postgresql+psycopg://db/millrace"
