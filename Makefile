@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOCK := requirements.lock
+LOCKED ?=
 EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
 LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threads=1
 
-.PHONY: demo test check bench soak faults proto format clean
+.PHONY: demo test check bench soak faults lock proto format clean
 
 demo: $(READY)
 	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
@@ -43,6 +45,12 @@ faults: $(READY)
 	$(BIN)/millrace faults build/living/job.toml --rounds 2 --set 'cluster={trainers=3,shards=2}' $(LIVING)
 	$(BIN)/millrace faults build/living/job.toml --rounds 1 --operator $(LIVING)
 
+# What the environment holds now, version by version. `make test LOCKED=1` begins by making an environment of these.
+lock: $(READY)
+	{ echo "# Written by \`make lock\`: what a run of CI had. pyproject.toml says what is needed."; \
+	  $(BIN)/pip freeze --exclude-editable; } > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+
 proto: $(READY)
 	$(BIN)/python -m millrace.proto.generate
 
@@ -54,7 +62,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev,ui]'
+	$(BIN)/pip install --quiet --editable '.[dev,ui]' $(if $(LOCKED),--constraint $(LOCK))
 	touch $@
 
 clean:
