@@ -41,9 +41,11 @@ OUTPUT = "output"
 """What the workers of a job that the service hosts print, see service.hosting.output."""
 PAUSED = "paused"
 """While it is there the chief plans no pass of events (trainer.planner)."""
+LETTERS = "dead_letters"
+"""Events that were rejected, see dataset.dead_letters."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
-    *("log", "log.begun", "commits", "holds", LIVE, RERUNS, "dead_letters", "halves", "model"),
+    *("log", "log.begun", "commits", "holds", LIVE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED),
 )
 """All that a run leaves in its store, and all that `--fresh` removes."""
@@ -184,10 +186,14 @@ def clear_live(store: Path) -> None:
 
 
 def check_no_links(store: Path) -> None:
-    """Raise Linked where something of a store, or of one of its folders, is a symbolic link."""
-    for name in (MARKER, LOCK, *MADE_BY_A_RUN):
+    """Raise Linked where something of a store, or of one of its folders, is a symbolic link.
+
+    But WORKERS, which may be the launcher's own link to a private folder: it replaces whatever lies there, and follows
+    nothing (service.launcher.run_folder). Files of LETTERS are replaced, never followed, by all who write or read them.
+    """
+    for name in (name for name in (MARKER, LOCK, *MADE_BY_A_RUN) if name != WORKERS):
         path = check_no_link(store / name)
-        if path.is_dir():
+        if path.is_dir() and name != LETTERS:
             with os.scandir(path) as entries:
                 linked = sorted(entry.name for entry in entries if entry.is_symlink())
             for entry in linked[:1]:

@@ -18,9 +18,9 @@ from service.api.jobs import JobName
 from service.api.paging import Page, Paged, cut, encoded, number_after, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
-from service.operating.forgetting import LETTERS
 from service.past.records import good_records
 from service.past.wording import told
+from service.store import LETTERS
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
 

@@ -13,11 +13,9 @@ from service.operating.signs import sign_of
 from service.past.asking import make_commit
 from service.past.wishes import carried_out
 from service.spec import LoadedJob
+from service.store import LETTERS
 from trainer.commits import Commits
 from trainer.log import LOCK
-
-LETTERS = "dead_letters"
-"""Folder of the store: see dataset.dead_letters."""
 
 
 def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterator[str]:
@@ -31,7 +29,8 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
     yield f"slot {slot}: sign {sign} has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
     with locked(job.store / "log" / LOCK, deadline):
-        letters = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))
+        there = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))
+        letters = [path for path in there if not path.is_symlink()]
         dropped = sum(drop(path, value) for path in letters)  # 3
     yield f"dead letters with this value, dropped: {count(dropped)}"
     yield from still_held(job, version)

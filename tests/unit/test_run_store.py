@@ -9,7 +9,7 @@ import pytest
 from millrace.durable import Linked
 from millrace.errors import SpecError
 from service.launcher.run_folder import run_folder, worker_folder, write_private
-from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, check_run, claimed
+from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, WORKERS, check_run, claimed
 
 
 def names(folder):
@@ -112,9 +112,12 @@ def test_fresh_removes_a_link_and_not_what_it_points_to(tmp_path):
     assert not (store / "model").is_symlink()
 
 
+FOLLOWED = sorted({*MADE_BY_A_RUN} - {WORKERS})
+
+
 @pytest.mark.parametrize("act", ["run", "look"])
 @pytest.mark.parametrize(
-    "name", [*MADE_BY_A_RUN, LOCK, MARKER, "commits/t1-0000000001-g1", "log/00000001-0001.log", "live/g1-shard-0"]
+    "name", [*FOLLOWED, LOCK, MARKER, "commits/t1-0000000001-g1", "log/00000001-0001.log", "live/g1-shard-0"]
 )
 def test_what_a_store_holds_is_no_link_to_somewhere_else(tmp_path, name, act):
     elsewhere, store = tmp_path / "elsewhere", tmp_path / "store"
@@ -131,6 +134,18 @@ def test_what_a_store_holds_is_no_link_to_somewhere_else(tmp_path, name, act):
         claim(store) if act == "run" else check_run(store, "news")
     assert refused.value.exit_code == 2
     assert {each.name: each.read_bytes() for each in elsewhere.iterdir()} == before
+
+
+def test_a_link_in_place_of_the_workers_folder_is_replaced_and_not_followed(tmp_path):
+    elsewhere, store = tmp_path / "elsewhere", tmp_path / "store"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("kept")
+    claim(store)
+    (store / WORKERS).symlink_to(elsewhere)
+    claim(store)
+    with worker_folder(store / WORKERS, None):
+        assert not (store / WORKERS).is_symlink()
+    assert names(elsewhere) == ["kept"]
 
 
 def test_links_that_are_no_part_of_a_run_stay_as_they_are(tmp_path):
