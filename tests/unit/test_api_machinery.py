@@ -65,6 +65,8 @@ def test_mistakes_of_a_body_are_told_by_their_keys(served):
     problem(served.post("/v1/jobs", {"toml": "a = "}), 422, "not TOML", "toml")
     answer = served.ask("POST", "/v1/jobs", content=b"{", headers={"content-type": "application/json"})
     problem(answer, 422, "JSON decode error")
+    answer = served.ask("POST", "/v1/jobs", content=b"[" * 4000, headers={"content-type": "application/json"})
+    problem(answer, 400, "error parsing the body")
     answer = served.ask("POST", "/v1/jobs", content='{"toml": ""}', headers={"content-type": "text/plain"})
     problem(answer, 422, 'send it with the header "Content-Type: application/json"')
 
