@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from millrace import documents
 from millrace.config import Section, validate
 from millrace.errors import SpecError
 from trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
@@ -31,13 +32,12 @@ def in_full(spec: Mapping[str, Any], *, unset: int = FIRST) -> dict[str, Any]:
 
     Sections that a trainer does not know stay as they are, and so does a spec that is not valid in this version.
     """
-    found: dict[str, Any] = json.loads(_in_full(json.dumps(spec, default=str), unset))
-    return found
+    return documents.parse_object(_in_full(json.dumps(spec, default=str), unset), "a spec")
 
 
 @lru_cache(MAX_REMEMBERED)
 def _in_full(text: str, unset: int) -> str:
-    spec = json.loads(text)
+    spec = documents.parse_object(text, "a spec")
     number = spec.get("defaults") or unset
     try:
         job = validate(TrainerJob, {**spec, "defaults": number}, only_known=True)
@@ -55,8 +55,7 @@ def frozen(number: int) -> Frozen:
     """The defaults of a set that classes do not hold any more; empty for the newest."""
     if number == NEWEST_DEFAULTS:
         return {}
-    table: Frozen = json.loads(Path(__file__).with_name(f"defaults_{number}.json").read_text(encoding="utf-8"))
-    return table
+    return documents.read_object(Path(__file__).with_name(f"defaults_{number}.json"))
 
 
 def _written_out(section: Section, dumped: dict[str, Any], table: Frozen) -> dict[str, Any]:
