@@ -102,6 +102,24 @@ SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
 """Number of a slot group; rows hold it in 16 bits."""
 
 
+MAX_PATH_BYTES, MAX_NAME_BYTES = 4_095, 255
+"""Of a path and of each name in it: what Linux takes."""
+
+
+def _path_of_a_folder(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("is empty, or holds a NUL character, which no path may")
+    if len(text.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"has {len(text.encode())} bytes; a path has at most {MAX_PATH_BYTES}")
+    if longest := max((name for name in text.split("/") if len(name.encode()) > MAX_NAME_BYTES), default=""):
+        raise ValueError(f"has a name of {len(longest.encode())} bytes; a file system takes at most {MAX_NAME_BYTES}")
+    return text
+
+
+FolderPath = Annotated[str, AfterValidator(_path_of_a_folder)]
+"""The path of a folder that may be made."""
+
+
 def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` put in its place.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.config import AnySlot, AnySource, PipeSection, SampleSection
-from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
+from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
 from millrace.points import Fault
 from pserver.config import LAST_DAY, Beta, NotNegative, Positive, TableName, TableSection
@@ -214,7 +214,7 @@ class CommitSection(Section):
 class StoreSection(Section):
     """Where a job keeps what it makes."""
 
-    path: str
+    path: FolderPath
     """Folder, relative to the spec's."""
     mirror: str | None = None
     """Where commits and log are copied to: "s3://bucket/prefix", "file:///folder" or a folder, relative to the spec's.

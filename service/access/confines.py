@@ -4,7 +4,6 @@ Links are followed before the answer, so that none leads out of a root. Who may 
 so the same is asked again whenever a job's workers are started.
 """
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -14,14 +13,17 @@ from pathlib import Path, PurePosixPath
 
 from dataset.path_parts import Part
 from dataset.path_search import DEEP
-from millrace.errors import SpecError
+from dataset.paths import Pattern
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, SpecError
 from service.access.kept import NOTHING, Kept, store_around
 from trainer.exports.ordering import EXPORTS
 from trainer.mirror.address import Address, Kind, parse
 
 MAX_LOOKED = 1000
 """Of the files that a pattern matches now, so many are looked at."""
-FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+LOOK_S = 5.0
+"""How long all patterns of a spec may take to be looked up."""
 WILD = re.compile(r"[*?\[{]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -40,14 +42,17 @@ class Confines:
     """Folders and files that no spec may reach, be they below a root: the service's records, its key."""
     kept: Kept = NOTHING
     """What other jobs keep."""
+    deadline: Deadline | None = None
+    """Until when patterns may be looked up; None: as long as it takes."""
 
     @classmethod
     def of(
         cls, roots: Sequence[str], own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
     ) -> "Confines":
-        """From texts as in `allow.roots`, which are absolute."""
+        """From texts as in `allow.roots`, which are absolute; for one check, which is to end after LOOK_S."""
         own = None if own is None else _resolved(own)
-        return cls(own, tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private), kept)
+        places, hidden = tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private)
+        return cls(own, places, hidden, kept, Deadline.after(LOOK_S))
 
     def check_base(self, folder: Path, at: str) -> None:
         """The folder where relative paths start. Raises SpecError at the key `at`."""
@@ -78,8 +83,12 @@ class Confines:
         parts = Path(_plain(text, at)).parts
         wild = next((number for number, part in enumerate(parts) if WILD.search(part)), len(parts))
         self._check_path(str(Path(*parts[:wild])) if wild else ".", folder, at, below=parts[wild:])
-        for match in islice(glob.iglob(FIELD.sub("*", text), root_dir=folder, recursive=True), MAX_LOOKED):
-            self.check_match(match, folder, at)
+        try:
+            for match in islice(Pattern(text).find(folder, self.deadline), MAX_LOOKED):
+                self.check_match(match, folder, at)
+        except DeadlineExceeded as error:
+            told = f"{text!r} takes longer than {LOOK_S:g} s to look up ({error}); name folders nearer to the files"
+            raise SpecError(told, at) from None
 
     def check_match(self, path: str, folder: Path, at: str) -> None:
         """A file that a pattern matches. Raises SpecError at the key `at`."""

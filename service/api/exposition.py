@@ -1,5 +1,6 @@
 """Jobs' statuses as Prometheus reads them. Names and labels are frozen by tests/golden/metrics.txt."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -9,6 +10,9 @@ from prometheus_client.registry import Collector
 from service.alarms import Alarm, alarms
 from service.status import Status
 
+log = logging.getLogger(__name__)
+
+BROKEN = Status({"state": "broken"})
 COUNTERS = {
     "events": "Events trained on",
     "samples": "Samples trained on",
@@ -56,7 +60,25 @@ TASK_METRICS = {
 
 
 def exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
-    """The text of /metrics, of jobs by name and what each said."""
+    """The text of /metrics, of jobs by name and what each said; of one that makes no sense, only that it is broken."""
+    try:
+        return _exposition(statuses)
+    except Exception as error:  # of whatever kind: one job's must not hide the others'
+        log.debug("figures of some job cannot be told", exc_info=error)
+        return _exposition([(job, status if _is_sound(job, status) else BROKEN) for job, status in statuses])
+
+
+def _is_sound(job: str, status: Status) -> bool:
+    """Whether the figures of one job can be told."""
+    try:
+        _exposition([(job, status)])
+    except Exception as error:
+        log.debug("figures of job %s cannot be told", job, exc_info=error)
+        return False
+    return True
+
+
+def _exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
     registry = CollectorRegistry()
     registry.register(_JobCollector(statuses))
     return generate_latest(registry)
@@ -106,7 +128,7 @@ def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
         family = GaugeMetricFamily(name, text, labels=["job", "partition"])
         for job, status in statuses:
             for partition, value in status.counts(key).items():
-                family.add_metric([job, partition], value)
+                family.add_metric([job, partition.encode(errors="backslashreplace").decode()], value)
         yield family
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
-from millrace.config import validate
+from millrace.config import FolderPath, validate
 from millrace.errors import SpecError
 from service.access.roles import Role
 from service.api import etags
@@ -86,7 +86,7 @@ class CreateJob(Asked):
     """The spec as TOML text."""
     name: str | None = Field(default=None, max_length=64)
     """Stands before the spec's name."""
-    base: str | None = Field(default=None, max_length=4096)
+    base: FolderPath | None = Field(default=None, max_length=4096)
     """The folder where relative paths start: below an allowed root. Unless given, the job's own folder."""
     start: bool = True
     """Whether it begins at once."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from millrace.errors import SpecError
 from service.access.asked_predictions import Ground
+from service.access.background import in_background
 from service.access.roles import Role
 from service.access.sizes import check_size
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -92,7 +93,7 @@ def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest,
     """
     ground: Ground = request.app.state.ground
     private: Path | None = request.app.state.predicting
-    ground.check(asked, job, host.jobs(), hosted)
+    in_background(lambda: ground.check(asked, job, host.jobs(), hosted))
 
     def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
         allowed = ground.check(asked, job, host.jobs(), hosted)

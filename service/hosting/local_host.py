@@ -15,10 +15,11 @@ from typing import Any
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import check_no_link, writing
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unwritable
 from millrace.locks import locked
 from millrace.secrecy import secrets_of, without_secrets
 from service.access.allowed import check_spec
+from service.access.background import in_background
 from service.access.kept import stores_kept
 from service.access.sizes import check_size
 from service.hosting import output
@@ -35,7 +36,7 @@ from service.launcher.restarts import RestartLimits
 from service.records.database import Records, opened, utc_now
 from service.spec import LoadedJob, job_of
 from service.status import Status
-from service.store import OUTPUT, in_use, remove
+from service.store import OUTPUT, check_free, in_use, remove
 
 log = logging.getLogger(__name__)
 
@@ -91,13 +92,20 @@ class LocalHost:
     def status(self, name: str) -> Status:
         """See Host. "phase" is the job's; "state" its launcher's, or what is known of the end."""
         entry = self._register.get(name)
+        try:
+            return self._status(entry)
+        except Exception as error:  # of whatever kind: what is wrong with one job is told as its trouble
+            log.debug("job %s cannot be looked at", name, exc_info=error)
+            return Status({"job": name, "state": Phase.BROKEN.value, "phase": Phase.BROKEN.value})
+
+    def _status(self, entry: Entry) -> Status:
         seen = self._supervisor.observed(entry)
         told = self._told(entry, seen)
         phase = phase_of(entry.wanted, seen, told.text("state"))
         state = phase.value if phase is Phase.DRAINING or not told.text("state") else told.text("state")
         if not seen.alive and seen.ending is None:
             state = phase.value  # what it said last is of a launcher that is gone
-        return Status({**told.raw, "job": name, "state": state, "phase": phase.value})
+        return Status({**told.raw, "job": entry.name, "state": state, "phase": phase.value})
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[Line]:
         """See Host."""
@@ -110,8 +118,14 @@ class LocalHost:
         return Status(self._supervisor.status(entry.name))
 
     def _hosted(self, entry: Entry) -> HostedJob:
-        seen = self._supervisor.observed(entry)
-        phase = phase_of(entry.wanted, seen, self._told(entry, seen).text("state"))
+        """The job as it stands; whatever goes wrong with one is its own trouble, and no other's."""
+        try:
+            seen = self._supervisor.observed(entry)
+            phase = phase_of(entry.wanted, seen, self._told(entry, seen).text("state"))
+        except Exception as error:
+            log.debug("job %s cannot be looked at", entry.name, exc_info=error)
+            seen = Observed(broken=f"it cannot be looked at ({type(error).__name__}: {error}); delete it, or mend it")
+            phase = Phase.BROKEN
         return HostedJob(
             name=entry.name,
             spec=without_secrets(entry.spec),
@@ -138,21 +152,31 @@ class LocalHost:
         there, and begins. A folder that was left between 2 and 3 is taken over.
         """
         check_size(request.spec)
+        loaded = in_background(lambda: self._checked(request))  # 1
         with self._creating:
-            return self._create(request, who)
+            return self._create(loaded, request, who)
 
-    def _create(self, request: NewJob, who: str) -> HostedJob:
+    def _checked(self, request: NewJob) -> LoadedJob:
+        """The job asked for. Raises SpecError, JobExists, TooMany."""
         raw = {
             **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
             **({"name": request.name} if request.name else {}),
         }
         folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
-        base = folder.path if request.base is None else request.base
-        loaded = job_of(_with_store(raw, folder), base)  # 1: its name is a folder's now
-        folder = JobFolder(self._config.jobs / loaded.spec.name)
-        self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
+        loaded = job_of(_with_store(raw, folder), folder.path if request.base is None else request.base)
+        self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)  # its name is a folder's now
         self._check_apart(loaded)
         self._check(loaded, folder)
+        check_free(loaded.store, loaded.spec.name, fresh=False)
+        if request.base is not None and not loaded.folder.is_dir():
+            raise SpecError(f"{loaded.folder} is no folder; relative paths of the spec start there", "base")
+        return loaded
+
+    def _create(self, loaded: LoadedJob, request: NewJob, who: str) -> HostedJob:
+        """Steps 2 and 3."""
+        folder, base = JobFolder(self._config.jobs / loaded.spec.name), loaded.folder
+        self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
+        self._check_apart(loaded)
         _make_folder(folder)  # 2
         folder.write_job(loaded.whole(), base)
         now = utc_now()
@@ -172,7 +196,7 @@ class LocalHost:
         return self._hosted(entry)
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """See Host.
+        """See Host. A store that cannot be removed stays where it is, and the log says so: a broken job can be deleted.
 
         1. Nobody starts it meanwhile. 2. What it made elsewhere goes, unless it is to be kept. 3. Its folder has
         another name. 4. The records forget it. 5. Its folder goes. A folder that was left after 3 is broken until it is
@@ -180,10 +204,10 @@ class LocalHost:
         """
         with self._supervisor.looking:  # 1
             entry = self._register.get(name)
-            with self._still(entry):
-                own = entry.folder.path in (entry.store, *entry.store.parents)
+            own = entry.folder.path in (entry.store, *entry.store.parents)
+            with self._still(entry, uses_store=own or not keep_store):
                 if not keep_store and not own:
-                    remove(entry.store, name)  # 2
+                    _remove_store(entry)  # 2
                 gone = self._moved(entry, KEPT if keep_store and own else TRASH)  # 3
             self._register.remove(name)  # 4
             self._supervisor.forget(name)
@@ -223,8 +247,11 @@ class LocalHost:
                 raise SpecError(f"{job.store} is of job {other.name!r}; choose another folder", "store.path")
 
     @contextmanager
-    def _still(self, entry: Entry) -> Iterator[None]:
-        """The job does not run, and does not begin meanwhile. Raises StillRunning."""
+    def _still(self, entry: Entry, *, uses_store: bool) -> Iterator[None]:
+        """The job does not run, nor, with `uses_store`, anything in its store; none begins meanwhile.
+
+        Raises StillRunning.
+        """
         if self.work.going(entry.name):
             raise StillRunning(entry.name, "has an operation that is not over")
         if not entry.folder.path.exists():
@@ -235,7 +262,9 @@ class LocalHost:
                 held.enter_context(locked(entry.folder.lock, Deadline.after(IN_USE_S)))
             except DeadlineExceeded:
                 raise StillRunning(entry.name, "still runs") from None
-            if in_use(entry.store):
+            except Unwritable as error:  # so none runs there, and `looking` is held: none begins
+                log.warning("job %s is deleted without its lock: %s", entry.name, error)
+            if uses_store and _in_use(entry.store):
                 raise StillRunning(entry.name, "has its store in use by another run")
             yield
 
@@ -258,6 +287,20 @@ class LocalHost:
                 log.warning("what is old is forgotten later: %s", error)
             if self._closing.wait(PRUNE_S):
                 return
+
+
+def _in_use(store: Path) -> bool:
+    try:
+        return in_use(store)
+    except OSError:  # nothing can use it either
+        return False
+
+
+def _remove_store(entry: Entry) -> None:
+    try:
+        remove(entry.store, entry.name)
+    except (MillraceError, OSError) as error:
+        log.warning("job %s is deleted, its store %s stays: %s", entry.name, entry.store, error)
 
 
 def _with_store(raw: dict[str, Any], folder: JobFolder) -> dict[str, Any]:

@@ -9,15 +9,24 @@ from service.store import PAUSED, RUN, in_use
 
 
 def observed(entry: Entry, *, draining: bool = False, dead_since_s: float | None = None) -> Observed:
-    """The job now; `draining` and `dead_since_s` are what the supervisor remembers."""
-    folder = entry.folder
-    alive = folder.alive()
+    """The job now, broken where it cannot be seen; `draining` and `dead_since_s` are what the supervisor remembers."""
+    alive = False
     try:
-        told = folder.told()
-        outcome = folder.outcome(entry.ask)
-        broken = "" if alive else _what_is_wrong(entry, folder)
+        alive = entry.folder.alive()
+        return _observed(entry, alive, draining, dead_since_s)
     except Broken as error:
         return Observed(alive=alive, broken=str(error))
+    except (OSError, ValueError) as error:
+        told = f"its folder {entry.folder.path} or its store {entry.store} cannot be used ({error})"
+        return Observed(alive=alive, broken=f"{told}; mend it, or delete the job")
+
+
+def _observed(entry: Entry, alive: bool, draining: bool, dead_since_s: float | None) -> Observed:
+    """Raises Broken, OSError, ValueError."""
+    folder = entry.folder
+    told = folder.told()
+    outcome = folder.outcome(entry.ask)
+    broken = "" if alive else _what_is_wrong(entry, folder)
     return Observed(
         alive=alive,
         ask=None if told is None else told.ask,

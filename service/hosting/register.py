@@ -44,8 +44,11 @@ class Entry:
 
     @property
     def store(self) -> Path:
-        """Its store."""
-        return (self.base / str(self.spec["store"]["path"])).resolve()
+        """Its store; of a damaged record, where it would be if the spec named none."""
+        try:
+            return (self.base / str(self.spec["store"]["path"])).resolve()
+        except (LookupError, TypeError, OSError, RuntimeError, ValueError):  # no such key; no path that can be
+            return self.folder.own_store
 
     @property
     def wanted(self) -> Wanted:

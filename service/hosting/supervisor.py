@@ -14,6 +14,7 @@ from typing import Any, assert_never
 
 from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode
+from service.access.background import Background
 from service.hosting import detached, observing
 from service.hosting.desired import (
     Act,
@@ -42,6 +43,8 @@ TICK_S = 0.5
 """How often every job is looked at; a wish of somebody's is seen at once."""
 STATUS_S = 0.5
 """How often a launcher is asked for its status."""
+CHECK_S = 60.0
+"""How long it may take to look up what a job's spec names, before it is started."""
 SERVICE = "service"
 """Who did what nobody asked for, in the audit log."""
 LAST_PRINTED = 20
@@ -66,6 +69,8 @@ class _Watched:
     """Where this service started it: to be reaped."""
     said: str = ""
     """The last thing that was logged of it."""
+    check: Background[None] | None = None
+    """Whether it may be started, while that is looked up."""
 
 
 class Supervisor:
@@ -169,6 +174,8 @@ class Supervisor:
             watched.line.start()
 
     def _carry_out(self, entry: Entry, watched: _Watched, act: Act) -> None:
+        if not isinstance(act, Start):
+            watched.check = None  # what was allowed then may not be later
         match act:
             case Start():
                 self._start(entry, watched, act)
@@ -190,11 +197,19 @@ class Supervisor:
                 assert_never(act)
 
     def _start(self, entry: Entry, watched: _Watched, act: Start) -> None:
-        """Start a launcher, if the service (still) allows the job."""
+        """Start a launcher, once it is looked up, aside from other jobs, that the service (still) allows the job."""
+        if watched.check is None:
+            watched.check = Background(lambda: self._check(entry), within_s=CHECK_S, at_end=self.wake)
+        if not watched.check.ended():
+            return
+        check, watched.check = watched.check, None
         try:
-            self._check(entry)
+            check.result()
         except MillraceError as error:
             self._give_up(entry, error.exit_code, str(error))
+            return
+        except OSError as error:
+            self._give_up(entry, ExitCode.FAILED, f"what its spec names cannot be looked at: {error}")
             return
         if act.death is not None:  # first: a service that dies here has counted it
             self._register.change(entry.name, {"deaths": (*entry.deaths, act.death)})

@@ -30,9 +30,10 @@ def until(host, *phases):
 def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
     store = tmp_path / "data" / "store"
     store.mkdir(parents=True)
-    (store / "mine").touch()
     with hosting(config_of(tmp_path)) as host:
-        host.create(NewJob(spec=spec_of(store={"path": str(store)}), name="one"), "ann")
+        host.create(NewJob(spec=spec_of(store={"path": str(store)}), name="one", start=False), "ann")
+        (store / "mine").touch()
+        host.act("one", Action.RESUME, "ann")
         job = until(host, Phase.FAILED)
         assert job.outcome.code == 2 and "is not empty and no store of Millrace" in job.outcome.reason
         assert host.status("one").text("state") == "failed"

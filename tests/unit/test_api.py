@@ -210,6 +210,26 @@ def test_exports_that_fail_are_told_and_counted(get):
     )
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"learning_delay": {"sum_s": 1, "buckets": [7]}},
+        {"tables": {"default": {"rows": 10**400}}},
+    ],
+)
+def test_figures_of_one_job_that_are_none_hide_no_others(told):
+    good, bad = Status({"state": "training", "version": 3}), Status({"state": "training", **told})
+    text = exposition([("good", good), ("bad", bad)]).decode()
+    assert 'millrace_version{job="good"} 3.0' in text
+    assert 'millrace_state{job="bad",state="broken"} 1.0' in text
+
+
+def test_a_file_whose_name_is_no_text_is_a_label_all_the_same():
+    status = Status({"state": "training", "positions": {"part-\udcff.txt": 7}})
+    text = exposition([("news", status)]).decode()
+    assert r'millrace_position{job="news",partition="part-\\udcff.txt"} 7.0' in text
+
+
 def test_metrics_are_served_as_prometheus_text(get):
     answer = get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")

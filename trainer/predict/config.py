@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from dataset.paths import PathPattern
-from millrace.config import Count, PositiveSize, Section
+from millrace.config import Count, FolderPath, PositiveSize, Section
 from millrace.secrecy import Options
 
 LIVE = "live"
@@ -47,7 +47,7 @@ class PredictionRequest(Section):
 
     input: InputSection
     """Which events."""
-    output: str
+    output: FolderPath
     """Folder of the Parquet files; made if absent. A rerun of the same request goes on in it."""
     version: str = LIVE
     """"live" (the newest commit), a commit's name, a version's number, or an export: its folder or s3:// address."""
@@ -71,7 +71,7 @@ class PredictionRequest(Section):
     store at the start, else all; below all, every other process goes first, too."""
     spec: dict[str, Any] | None = None
     """The sections of a job spec, where no job is named: an export does not say how its events are parsed."""
-    base: str | None = None
+    base: FolderPath | None = None
     """With `spec`: the folder where its relative paths start."""
 
     @field_validator("output")
