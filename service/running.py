@@ -124,7 +124,7 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
         with hosted(job, status, problem_of) as host:
             terms = Terms.of_a_run()
             api = app(host, terms)
-            mount(api, terms.limits.max_streams)
+            mount(api, terms.limits.max_streams, terms.limits.max_streams_each)
             with serving(api, listener):
                 yield
 

@@ -94,7 +94,7 @@ def served(config: "ServiceConfig") -> Iterator[Served]:
         )
         listener = held.enter_context(listen(exposure.host, exposure.port, "listen"))
         api = app(host, terms)
-        mount(api, config.limits.max_streams)
+        mount(api, config.limits.max_streams, config.limits.max_streams_each)
         held.enter_context(ahead_of_others())  # for the threads that answer; those that start jobs are there already
         held.enter_context(serving(api, listener, exposure.cert, exposure.key))  # 3
         address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one

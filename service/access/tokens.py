@@ -198,7 +198,12 @@ class Tokens:
         return token, text
 
     def revoke(self, which: str) -> Token:
-        """Let the token with this id, or the live one with this name, open nothing any more. Raises SpecError."""
+        """Let the token with this id, or the live one with this name, open nothing any more. Raises SpecError.
+
+        The text of a token stands for its id: whoever revokes one has it at hand, and may paste it.
+        """
+        if (text := FORM.fullmatch(which)) is not None:
+            which = text[1]
         now, there = self._clock(), self.rows.all()
         found = [token for token in there if token.id == which or (token.name == which and token.live(now))]
         if not found:

@@ -75,7 +75,7 @@ def app(host: Host, terms: Terms) -> FastAPI:
     api.state.predicting = terms.predicting
     api.state.statuses, api.state.repeats, api.state.turns = Statuses(host), Repeats(host.records), Turns()
     host.work.on_end = api.state.statuses.forget
-    api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams)
+    api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams, terms.limits.max_streams_each)
     api.add_middleware(Outer, names=terms.names, max_body=terms.limits.max_body)
     for error in (HTTPException, RequestValidationError, MillraceError, Exception):
         api.add_exception_handler(error, on_error)

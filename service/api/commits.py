@@ -204,7 +204,7 @@ def _keeping(word: str, act: Callable[[Path, str, str], object], summary: str, t
         request: Request,
         asked: Pin | None = None,
     ) -> Pinned:
-        store, who = statuses.job(job).store, _holder(asked, caller)
+        store, who = statuses.job(job).store, work.check_person(_holder(asked, caller))
         note(request, name=name, holder=who)
         with named():
             found = chosen(store, name).name

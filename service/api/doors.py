@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from millrace.errors import MillraceError
 from service.access.guard import SAFE_METHODS, Guard, Refusal, address_of, entered, entered_at_once
+from service.access.masking import without_tokens
 from service.access.roles import Caller, Role
 from service.api import problems, repeats
 from service.api.answers import finite
@@ -179,14 +180,13 @@ class _Line:
 
 
 def _write(request: Request, line: _Line) -> None:
-    """What cannot be written down has happened all the same: the log says so."""
+    """What cannot be written down has happened all the same: the log says so. Tokens are written down nowhere."""
     host: Host = request.app.state.host
+    path, job, detail = without_tokens(line.path), without_tokens(line.job), without_tokens(line.detail)
     try:
-        host.records.audit(
-            line.who, line.method, line.job, line.detail, role=line.role, path=line.path, status=line.status
-        )
+        host.records.audit(line.who, line.method, job, detail, role=line.role, path=path, status=line.status)
     except MillraceError as error:
-        log.error("%s %s by %s cannot be written down: %s", line.method, line.path, line.who, error)
+        log.error("%s %s by %s cannot be written down: %s", line.method, path, line.who, error)
 
 
 # What takes no time is async: FastAPI has a thread do what is not.

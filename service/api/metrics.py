@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 
 from millrace.errors import SpecError
+from service.access.guard import address_of
 from service.access.roles import Role
+from service.access.shares import sharer
 from service.api.answers import Described, finite
-from service.api.doors import Door, door
+from service.api.doors import CallerOf, Door, door
 from service.api.jobs import JobName
 from service.api.paging import Page, Paged, Paging, cut
 from service.api.statuses import StatusesOf
@@ -143,6 +145,7 @@ def close_entry(close: Close) -> CloseEntry:
 )
 async def stream(
     request: Request,
+    caller: CallerOf,
     job: JobName,
     last_event_id: Annotated[
         str | None, Header(description="The last event seen: closes since are told first.", max_length=64)
@@ -156,4 +159,4 @@ async def stream(
     Comments keep the line open.
     """
     streams: Streams = request.app.state.streams
-    return await streams.open(job, last_event_id)
+    return await streams.open(job, last_event_id, sharer(caller, address_of(request)))

@@ -22,8 +22,8 @@ REPLAYED = "Idempotency-Replayed"
 MAX_KEY = 200
 MAX_BODY = 64 << 10
 """Of an answer that is kept: none of ours is as long."""
-MAX_REPEATS = 10_000
-"""Beyond it the oldest are forgotten."""
+MAX_REPEATS, MAX_REPEATS_EACH = 10_000, 2_000
+"""In all and of one caller. Beyond it the oldest are forgotten: of the caller who has so many, else of all."""
 UNANSWERED = timedelta(minutes=5)
 """After so long a request that has no answer is taken for one that never will."""
 KEPT_HEADERS = ("location", "etag", "content-type")
@@ -77,7 +77,7 @@ class Repeats:
                 if row is not None:
                     session.delete(row)
                     session.flush()
-                _make_room(session)
+                _make_room(session, request.who)
                 session.add(
                     RepeatRow(
                         key=request.key,
@@ -113,13 +113,13 @@ class Repeats:
         return row.status is None and (row.at < self._begun or row.at < now - UNANSWERED)
 
 
-def _make_room(session: Session) -> None:
-    """Forget the oldest ones where there are MAX_REPEATS."""
-    if (session.scalar(select(func.count()).select_from(RepeatRow)) or 0) < MAX_REPEATS:
-        return
-    oldest = select(RepeatRow).order_by(RepeatRow.at).limit(MAX_REPEATS // 10)
-    for row in session.scalars(oldest):
-        session.delete(row)
+def _make_room(session: Session, who: str) -> None:
+    """Forget the oldest ones where there are as many as there may be."""
+    theirs = select(RepeatRow).where(RepeatRow.who == who)
+    for rows, most in ((theirs, MAX_REPEATS_EACH), (select(RepeatRow), MAX_REPEATS)):
+        if (session.scalar(select(func.count()).select_from(rows.subquery())) or 0) >= most:
+            for row in session.scalars(rows.order_by(RepeatRow.at).limit(most // 10)):
+                session.delete(row)
 
 
 def _answer_of(row: RepeatRow, request: Request) -> Answer:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from millrace.errors import MillraceError
+from service.access.shares import Shares
 from service.api.problems import refused
 from service.hosting.host import AT_REST, Phase
 from service.past.closes import Moment
@@ -114,35 +115,41 @@ class _Watched:
 class Streams:
     """See module docstring. On the event loop, but for `close`."""
 
-    def __init__(self, look: Looker, max_streams: int) -> None:
-        self._look, self._max_streams = look, max_streams
+    def __init__(self, look: Looker, max_streams: int, max_each: int) -> None:
+        self._look, self._max_streams, self._shares = look, max_streams, Shares(max_each)
         self._watched: dict[str, _Watched] = {}
         self._num_streams = 0
         self._closing = False
 
-    async def open(self, job: str, last_id: str | None) -> "EventStream":
-        """A stream of one job's events. Raises 429 where there are `max_streams`, UnknownJob."""
+    async def open(self, job: str, last_id: str | None, who: str) -> "EventStream":
+        """A stream of one job's events for `who`. Raises 429 where there, or theirs, are too many, UnknownJob."""
         if self._closing or self._num_streams >= self._max_streams:
             raise refused(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{self._num_streams} streams are open, limits.max_streams = {self._max_streams} may be",
+            )
+        if not self._shares.take(who):
+            raise refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{self._shares.max_each} streams of yours are open, as many as limits.max_streams_each allows",
             )
         since = Moment.of(last_id or "")
         self._num_streams += 1  # from here on it counts
         try:
             first = await run_in_threadpool(self._look, job, since)
         except BaseException:
-            self._num_streams -= 1
+            self._release(who)
             raise
         begin = [_close(*each) for each in first.closes[-MAX_CAUGHT_UP:]] if since is not None else []
-        return EventStream(self._events(job, begin, first, _Listener(first.at)), self._release)
+        return EventStream(self._events(job, begin, first, _Listener(first.at)), lambda: self._release(who))
 
     def close(self) -> None:
         """End all streams soon; from any thread."""
         self._closing = True
 
-    def _release(self) -> None:
+    def _release(self, who: str) -> None:
         self._num_streams -= 1
+        self._shares.give_back(who)
 
     async def _events(
         self, job: str, begin: list[Event], first: Look, listener: _Listener

@@ -15,7 +15,9 @@ from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import NotYet
 from pserver.config import LAST_DAY, Days, NotNegative
+from service.access.guard import address_of
 from service.access.roles import Role
+from service.access.shares import Shares, sharer
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
@@ -35,12 +37,12 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=Door)
 ACT_S = 600.0
 """How long an operation waits until it has acted."""
 EXPLAIN_S = 20.0
-MAX_EXPLAINING = 4
-"""Explanations at a time: each asks shards, and may fetch from an object store."""
+MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
+"""Explanations at a time, in all and of one caller: each asks shards, and may fetch from an object store."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
-_explaining = threading.BoundedSemaphore(MAX_EXPLAINING)
+_explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), Shares(MAX_EXPLAINING_EACH)
 
 
 class TableEntry(Described):
@@ -172,6 +174,8 @@ def shrink(
     summary="What is known of a sign",
 )
 def explain(
+    request: Request,
+    caller: CallerOf,
     statuses: StatusesOf,
     job: JobName,
     table: TableName,
@@ -182,7 +186,7 @@ def explain(
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
     sign_of(loaded.spec, slot, sign)
-    with _one_of_few():
+    with _one_of_few(sharer(caller, address_of(request))):
         known = finite(explaining.explained(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
     if known["table"] != table:
         raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} is of table {known['table']!r}")
@@ -234,13 +238,19 @@ def day_tick(
 
 
 @contextmanager
-def _one_of_few() -> Iterator[None]:
-    if not _explaining.acquire(timeout=EXPLAIN_S / 2):
-        raise NotYet(f"{MAX_EXPLAINING} explanations are being looked up; ask again")
+def _one_of_few(who: str) -> Iterator[None]:
+    """Room for one more explanation. Nobody waits for it: who waits keeps a thread from all others."""
+    if not _shares.take(who):
+        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations that you asked for are being looked up; ask again")
     try:
-        yield
+        if not _explaining.acquire(blocking=False):
+            raise NotYet(f"{MAX_EXPLAINING} explanations are being looked up; ask again")
+        try:
+            yield
+        finally:
+            _explaining.release()
     finally:
-        _explaining.release()
+        _shares.give_back(who)
 
 
 def _check_table(job: LoadedJob, table: str) -> None:

@@ -19,7 +19,9 @@ class LimitsSection(Section):
     max_body: PositiveSize = 1 << 20
     """Of a request."""
     max_streams: int = Field(default=64, ge=0, le=10_000)
-    """Server-sent event streams at a time."""
+    """Server-sent event streams at a time, and as many pages."""
+    max_streams_each: int = Field(default=16, ge=1, le=10_000)
+    """Of these, what one caller may have open: one token, or, without one, one address."""
     max_operations: int = Field(default=64, ge=1, le=10_000)
     """Operations that wait or run at a time."""
     operations: int = Field(default=4, ge=1, le=64)

@@ -109,7 +109,8 @@ class Work:
         problem_of: ProblemOf = plain_problem,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`threads` operations at a time; with those that wait `max_operations`."""
+        """`threads` operations at a time; with those that wait `max_operations`, three quarters of one caller."""
+        self._max_each = max_operations - max_operations // 4
         self._records, self._max_operations, self._problem_of, self._now = records, max_operations, problem_of, now
         self._lock = threading.Lock()
         self._going: dict[str, _Asked] = {}
@@ -131,6 +132,9 @@ class Work:
                     f"{len(self._going)} operations wait or run, at most {self._max_operations} may; "
                     "ask again when some have ended"
                 )
+            if (theirs := sum(asked.operation.who == who for asked in self._going.values())) >= self._max_each:
+                told = f"{theirs} operations of {who!r} wait or run, three quarters of limits.max_operations"
+                raise TooMany(f"{told}; ask again when some have ended")
             operation = Operation(
                 id=f"{int(time.time() * 1000):011x}-{secrets.token_hex(6)}",
                 kind=kind,

@@ -19,14 +19,14 @@ from trainer.log import LOCK
 
 
 def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterator[str]:
-    """Delete the row of `value` in `slot`, then letters that hold its text; a line as each is done.
+    """Delete the row of `value` in `slot`, then letters that hold its text; a line as each is done, without the value.
 
     1. The row goes at a close. 2. A commit is made: no restart reads the passes before it again, and makes their
     letters anew. 3. Letters go. Raises MillraceError.
     """
     sign = sign_of(job.spec, slot, value)
     version = carried_out(job.store, {"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
-    yield f"slot {slot}: sign {sign} has no row from version {version} on, unless it is seen again"
+    yield f"slot {slot}: the value has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
     with locked(job.store / "log" / LOCK, deadline):
         there = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))

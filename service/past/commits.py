@@ -28,6 +28,8 @@ WIDE = 240
 PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
 """Counters of a manifest, and what they count."""
 HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+OF_WORK = re.compile(r"(?:export|verify|rerun|predict\d*)-.*")
+"""Holders that are exports and commands at work: they let go by themselves, and nobody else in their name."""
 
 
 def list_commits(store: Path, *, as_json: bool) -> None:
@@ -225,7 +227,7 @@ def _tell_verdict(found: Verdict) -> None:
 def pin(store: Path, name: str, who: str) -> str:
     """Keep a commit from being pruned until it is unpinned; its name."""
     commit = chosen(store, name)
-    hold(Commits(store), commit.name, _holder(who))
+    hold(Commits(store), commit.name, check_person(_holder(who)))
     return commit.name
 
 
@@ -251,6 +253,14 @@ def remove(store: Path, job: str, text: str) -> str:
         lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
         commits.prune(0, lock, held=[each for each in commits.names() if each != name])
     return name
+
+
+def check_person(who: str) -> str:
+    """`who`, where that is no name of an export or a command at work. Raises SpecError."""
+    if OF_WORK.fullmatch(who):
+        told = f"{who!r} is the name of an export or a command at work, which lets go by itself; choose another"
+        raise SpecError(told, "holder")
+    return who
 
 
 def _holder(who: str) -> str:

@@ -3,7 +3,7 @@
 A session's token is asked for its role at each page and each connection; each later request asks again by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.access.guard import SAFE_METHODS, Guard, Refusal, check_site
 from service.access.roles import Caller
+from service.access.shares import sharer
 from service.ui.sessions import COOKIE, Sessions
 
 ROOT = "/ui"
@@ -44,6 +45,11 @@ class Visit:
     """The token they signed in with, until they sign out."""
     address: str
     caller: Caller
+
+    @property
+    def sharer(self) -> str:
+        """Whose share their pages are of."""
+        return sharer(self.caller, self.address)
 
 
 class Door:
@@ -76,9 +82,12 @@ class Door:
 class Gate:
     """In front of NiceGUI's application: see module docstring."""
 
-    def __init__(self, pages: ASGIApp, door: Door, max_pages: int, num_pages: Callable[[], int]) -> None:
-        """No page is made beyond `max_pages` that are open, which `num_pages` counts."""
-        self._pages, self._door, self._max_pages, self._num_pages = pages, door, max_pages, num_pages
+    def __init__(
+        self, pages: ASGIApp, door: Door, max_pages: int, max_each: int, open_pages: Callable[[], Sequence[str]]
+    ) -> None:
+        """No page is made beyond `max_pages` that are open, nor `max_each` of one visitor; `open_pages` says whose."""
+        self._pages, self._door, self._max_pages, self._max_each = pages, door, max_pages, max_each
+        self._open_pages = open_pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -103,13 +112,19 @@ class Gate:
             return PlainTextResponse(refusal.detail, refusal.status, refusal.headers)
         if visit.caller.role is None:
             return RedirectResponse(f"{ROOT}/login?to={quote(ROOT + path)}", HTTPStatus.SEE_OTHER)
-        if not path.startswith(SOCKET) and scope["type"] == "http" and self._num_pages() >= self._max_pages:
-            told = (
-                f"{self._max_pages} pages are open, which is limits.max_streams; close one, and try again in a minute"
-            )
+        if not path.startswith(SOCKET) and scope["type"] == "http" and (told := self._no_room(visit)):
             return PlainTextResponse(told, HTTPStatus.TOO_MANY_REQUESTS)
         scope[VISIT] = visit
         return None
+
+    def _no_room(self, visit: Visit) -> str:
+        """Why no page can be made for them now; empty where one can."""
+        pages = self._open_pages()
+        if len(pages) >= self._max_pages:
+            return f"{len(pages)} pages are open, which is limits.max_streams; close one, and try again in a minute"
+        if (theirs := pages.count(visit.sharer)) >= self._max_each:
+            return f"{theirs} pages of yours are open, which is limits.max_streams_each; close one, and try again"
+        return ""
 
 
 def address_of(connection: HTTPConnection) -> str:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -19,18 +20,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.ui.downloading import Download
-from service.ui.gate import ROOT, Door, Gate
+from service.ui.gate import ROOT, VISIT, Door, Gate, Visit
 from service.ui.recording import Recorder
 from service.ui.sessions import Sessions
 from service.ui.signing_in import SigningIn
+
+if TYPE_CHECKING:
+    from nicegui import Client
 
 MISSING = "The live page is not installed: pip install 'millrace[ui]' adds it. The API is at /v1/openapi.json.\n"
 RECONNECT_S = 15.0
 """How long a page that lost its connection is kept."""
 
 
-def mount(api: FastAPI, max_pages: int) -> None:
-    """Add the live page to `api`, for at most `max_pages` browser tabs at a time.
+def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
+    """Add the live page to `api`, for at most `max_pages` browser tabs at a time, `max_each` of one visitor.
 
     Whoever serves it has to serve websockets then, and tell it when it starts and ends: `api.state.live` says so.
     """
@@ -45,7 +49,7 @@ def mount(api: FastAPI, max_pages: int) -> None:
         *SigningIn(door, sessions).routes(),
         Download(api, door).route(),
     ]
-    api.mount(ROOT, Gate(pages, door, max_pages, pages.num_open))
+    api.mount(ROOT, Gate(pages, door, max_pages, max_each, pages.whose))
     api.state.live = True
 
     @asynccontextmanager
@@ -68,6 +72,15 @@ async def _home(_request: Request) -> Response:
     return RedirectResponse(f"{ROOT}/", HTTPStatus.TEMPORARY_REDIRECT)
 
 
+def _sharer(client: "Client") -> str:
+    """Whose share a page is of; empty where it is NiceGUI's own."""
+    try:
+        visit: Visit = client.request.scope[VISIT]
+    except (RuntimeError, KeyError):
+        return ""
+    return visit.sharer
+
+
 class Pages:
     """NiceGUI's application, from the first request on: see module docstring. On the event loop."""
 
@@ -82,13 +95,13 @@ class Pages:
         app = self._app or await self._loaded()
         await app(scope, receive, send)
 
-    def num_open(self) -> int:
-        """Pages that are open, or were a moment ago."""
+    def whose(self) -> list[str]:
+        """Of each page that is open, or was a moment ago, whose share it is of."""
         if self._app is None:
-            return 0
+            return []
         from nicegui import Client
 
-        return len(Client.instances)
+        return [_sharer(client) for client in Client.instances.values()]
 
     async def end(self) -> None:
         """Let go of all pages."""

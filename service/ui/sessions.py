@@ -12,6 +12,8 @@ from collections.abc import Callable
 COOKIE = "millrace_session"
 MAX_SESSIONS = 1_000
 """Beyond it the one is forgotten that was used longest ago."""
+MAX_EACH = 20
+"""Sessions of one token; beyond it its own oldest is forgotten, and nobody else's."""
 IDLE_S = 12 * 3_600.0
 """After so long without use a session is over."""
 
@@ -28,6 +30,9 @@ class Sessions:
         """A new session of who has this token: its name, which nobody can guess."""
         name = secrets.token_urlsafe(32)
         with self._lock:
+            theirs = [other for other, (held, _) in self._tokens.items() if held == token]
+            if len(theirs) >= MAX_EACH:
+                del self._tokens[theirs[0]]
             self._tokens[name] = (token, self._now())
             if len(self._tokens) > self._max_sessions:
                 self._tokens.popitem(last=False)

@@ -15,6 +15,7 @@ from service.ui.style import STYLE
 
 HOME = f"{ROOT}/"
 MAX_TOKEN = 512
+MAX_FIELDS = 8
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Millrace: sign in</title>
@@ -52,7 +53,10 @@ class SigningIn:
 
     async def sign_in(self, request: Request) -> Response:
         """Begin a session, where the token opens anything."""
-        told = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=8)
+        try:
+            told = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=MAX_FIELDS)
+        except ValueError:
+            return _page(f"Refused: a form of more than {MAX_FIELDS} fields.", HOME, HTTPStatus.BAD_REQUEST)
         token, to = told.get("token", [""])[0].strip(), place_of(told.get("to", [""])[0])
         try:
             check_site(request.headers)

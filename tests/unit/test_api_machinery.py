@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from millrace.errors import NotYet, SpecError, Unavailable
 from service.access.roles import Role
@@ -15,7 +16,7 @@ from service.api.paging import MAX_LIMIT, Paging, decoded, encoded, page
 from service.api.repeats import Answer, Repeats
 from service.hosting.config import LimitsSection
 from service.records.database import utc_now
-from service.records.tables import RepeatRow
+from service.records.tables import AuditRow, RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
 
@@ -260,6 +261,18 @@ def test_what_is_remembered_of_requests_is_bounded(served, monkeypatch):
     assert kept.begin(asked("k11")) is None  # too long to be kept
 
 
+def test_the_requests_of_one_caller_push_out_their_own_alone(served, monkeypatch):
+    monkeypatch.setattr(repeats, "MAX_REPEATS_EACH", 10)
+    kept, answer = Repeats(served.records), Answer(200, {}, "{}")
+    assert kept.begin(asked("k", who="bob")) is None
+    kept.end(asked("k", who="bob"), answer)
+    for number in range(12):
+        assert kept.begin(asked(f"k{number}")) is None
+        kept.end(asked(f"k{number}"), answer)
+    assert kept.begin(asked("k0")) is None
+    assert kept.begin(asked("k", who="bob")) == answer
+
+
 # -- what is written down, and what is not asked twice
 
 
@@ -284,6 +297,24 @@ def test_every_change_is_written_down_with_who_what_and_its_status(served):
     assert served.ask("DELETE", "/v1/tokens/ann").json()["revoked"]
     assert served.get("/v1/jobs", token=secret).status_code == 401
     problem(served.ask("DELETE", "/v1/tokens/ann"), 404, "there is no token 'ann'")
+
+
+def test_a_token_that_stands_in_an_address_or_a_body_is_written_down_nowhere(served):
+    made = served.post("/v1/tokens", {"name": "ann", "role": "viewer"}).json()
+    secret = made["token"].rpartition("_")[2]
+    assert served.ask("DELETE", f"/v1/tokens/{made['token']}").json()["id"] == made["id"]  # whole, it means its id
+    assert served.get("/v1/jobs", token=made["token"]).status_code == 401
+    problem(served.ask("DELETE", f"/v1/tokens/{made['token'][:-4]}"), 404, "there is no token")
+    served.post(f"/v1/jobs/{made['token'][:60]}/pause")
+    served.ask("PATCH", "/v1/jobs/news", json={"keys": {"a": [{made["token"]: made["token"]}]}})
+    served.post(f"/v1/jobs/news/commits/{made['token']}/pin", {"holder": "ann"})
+    served.post("/v1/jobs", {"spec": {}, "name": made["token"][:64]})
+    served.post(f"/v1/operations/{made['token']}/cancel", token=served.tokens[Role.VIEWER])  # refused
+    with served.records.reading() as session:
+        rows = [(row.path, row.job, json.dumps(row.detail)) for row in session.scalars(select(AuditRow))]
+    assert len(rows) == 9
+    assert secret[:8] not in str(rows)
+    assert f"/v1/tokens/mlr_{made['id']}_***" in [path for path, _, _ in rows]
 
 
 def test_clients_that_ask_often_do_not_ask_the_job_as_often(served):

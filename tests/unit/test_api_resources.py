@@ -17,6 +17,7 @@ from service.hosting.host import Line
 from tests.fakes.asked_api import PROBLEM, api
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
+from trainer.commits import Commits
 from trainer.log import read
 
 FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
@@ -86,6 +87,13 @@ def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
     assert served.post(f"/v1/jobs/small/commits/{FIRST}/pin").json() == {"name": FIRST, "held_by": ["admin"]}
     both = served.post(f"/v1/jobs/small/commits/{FIRST}/pin", {"holder": "night"}).json()["held_by"]
     assert both == ["admin", "night"]
+    Commits(served.host.job("small").store).hold(FIRST, "export-main")
+    for act in ("pin", "unpin"):  # what an export holds, it lets go itself
+        for holder in ("export-main", "verify-here-7", "predict2-here-7"):
+            answer = served.post(f"/v1/jobs/small/commits/{FIRST}/{act}", {"holder": holder})
+            assert answer.status_code == 422 and answer.json()["path"] == "holder", answer.text
+    assert "export-main" in Commits(served.host.job("small").store).holders()[FIRST]
+    Commits(served.host.job("small").store).release(FIRST, "export-main")
     done = served.done(served.post(f"/v1/jobs/small/commits/{FIRST}/verify"))
     assert done["result"] == {"name": FIRST, "damage": {}, "shared": {}, "files": 5, "rows": 100, "sound": True}
     answer = served.ask("DELETE", f"/v1/jobs/small/commits/{FIRST}")

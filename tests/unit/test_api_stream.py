@@ -87,13 +87,13 @@ async def until(true):
 
 def test_every_listener_is_told_each_close_once_and_the_end(job):
     async def scenario():
-        streams = Streams(job.look, 10)
+        streams = Streams(job.look, 10, 10)
         job.closes = [1, 2]
-        first = Client(await streams.open("news", None))
+        first = Client(await streams.open("news", None, "ann"))
         await until(lambda: first.of("figures"))
         job.closes = [1, 2, 3]
         await until(lambda: first.versions == [3])
-        second = Client(await streams.open("news", "1"))
+        second = Client(await streams.open("news", "1", "ann"))
         await until(lambda: second.versions == [2, 3])
         job.closes = [1, 2, 3, 4, 5]
         await until(lambda: first.versions[-1:] == second.versions[-1:] == [5])
@@ -109,15 +109,18 @@ def test_every_listener_is_told_each_close_once_and_the_end(job):
 
 def test_closes_of_a_new_timeline_are_told_though_their_versions_come_again(job):
     async def scenario():
-        streams = Streams(job.look, 10)
+        streams = Streams(job.look, 10, 10)
         job.closes = list(range(1, 23))
-        there = Client(await streams.open("news", None))
+        there = Client(await streams.open("news", None, "ann"))
         await until(lambda: there.of("figures"))
         job.rewind(20)
         job.closes += [21]
         await until(lambda: there.of("close"))
         job.closes += [22, 23]
-        clients = [there, *[Client(await streams.open("news", each)) for each in ("t1-22", "t1-9", "t2-21", "22")]]
+        clients = [
+            there,
+            *[Client(await streams.open("news", each, "ann")) for each in ("t1-22", "t1-9", "t2-21", "22")],
+        ]
         await until(lambda: all(client.of("close")[-1:] and client.versions[-1] == 23 for client in clients))
         job.phase = Phase.ENDED
         await asyncio.wait_for(asyncio.gather(*(client.task for client in clients)), 10)
@@ -131,10 +134,10 @@ def test_closes_of_a_new_timeline_are_told_though_their_versions_come_again(job)
 
 def test_who_comes_late_while_the_job_is_looked_at_is_told_what_the_others_had(job):
     async def scenario():
-        streams = Streams(job.look, 10)
+        streams = Streams(job.look, 10, 10)
         job.closes = [1, 2, 3]
-        first = Client(await streams.open("news", None))
-        late = await streams.open("news", None)  # which is read later
+        first = Client(await streams.open("news", None, "ann"))
+        late = await streams.open("news", None, "ann")  # which is read later
         job.closes = [1, 2, 3, 4, 5]
         await until(lambda: first.versions == [4, 5])
         job.open.clear()
@@ -154,8 +157,8 @@ def test_who_comes_late_while_the_job_is_looked_at_is_told_what_the_others_had(j
 
 def test_a_job_is_looked_at_once_for_all_who_listen_and_not_when_nobody_does(job):
     async def scenario():
-        streams = Streams(job.look, 50)
-        clients = [Client(await streams.open("news", None)) for _ in range(20)]
+        streams = Streams(job.look, 50, 50)
+        clients = [Client(await streams.open("news", None, "ann")) for _ in range(20)]
         before = job.looks
         await asyncio.sleep(0.2)
         assert 0 < job.looks - before <= 45  # one task at 200 looks a second at most
@@ -172,19 +175,37 @@ def test_a_job_is_looked_at_once_for_all_who_listen_and_not_when_nobody_does(job
 
 def test_streams_are_bounded_and_one_that_ends_makes_room(job):
     async def scenario():
-        streams = Streams(job.look, 1)
-        client = Client(await streams.open("news", None))
+        streams = Streams(job.look, 1, 1)
+        client = Client(await streams.open("news", None, "ann"))
         with pytest.raises(HTTPException) as caught:
-            await streams.open("news", None)
+            await streams.open("news", None, "ann")
         assert caught.value.status_code == 429
         client.gone.set()
         await client.task
         for error, wanted in ((None, UnknownJob), (Unavailable("away"), Unavailable)):
             job.error = error
             with pytest.raises(wanted):  # which takes no room
-                await streams.open("nws", None)
+                await streams.open("nws", None, "ann")
         job.error = None
-        await streams.open("news", None)
+        await streams.open("news", None, "ann")
+
+    asyncio.run(scenario())
+
+
+def test_the_streams_of_one_caller_leave_room_for_others(job):
+    async def scenario():
+        streams = Streams(job.look, 10, 2)
+        clients = [Client(await streams.open("news", None, "ann")) for _ in range(2)]
+        with pytest.raises(HTTPException) as caught:
+            await streams.open("news", None, "ann")
+        assert caught.value.status_code == 429 and "2 streams of yours" in caught.value.detail
+        clients.append(Client(await streams.open("news", None, "bob")))
+        clients[0].gone.set()
+        await clients[0].task
+        clients.append(Client(await streams.open("news", None, "ann")))
+        for client in clients:
+            client.gone.set()
+            await client.task
 
     asyncio.run(scenario())
 
@@ -193,8 +214,8 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(job, monkey
     monkeypatch.setattr(streaming, "SLOW_S", 0.05)
 
     async def scenario():
-        streams = Streams(job.look, 10)
-        slow, good = Client(await streams.open("news", None)), Client(await streams.open("news", None))
+        streams = Streams(job.look, 10, 10)
+        slow, good = Client(await streams.open("news", None, "ann")), Client(await streams.open("news", None, "ann"))
         await until(lambda: slow.events and good.events)
         slow.stalled = True
         job.closes = [1]
@@ -211,7 +232,7 @@ def test_a_line_that_is_silent_is_kept_open(job, monkeypatch):
     monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.02)
 
     async def scenario():
-        client = Client(await Streams(job.look, 1).open("news", None))
+        client = Client(await Streams(job.look, 1, 1).open("news", None, "ann"))
         await until(lambda: len([event for event in client.events if "" in event]) >= 2)
         client.gone.set()
         await client.task
@@ -221,18 +242,18 @@ def test_a_line_that_is_silent_is_kept_open(job, monkeypatch):
 
 def test_streams_end_when_the_service_does_and_when_a_job_is_gone(job):
     async def scenario():
-        streams = Streams(job.look, 10)
-        client = Client(await streams.open("news", None))
+        streams = Streams(job.look, 10, 10)
+        client = Client(await streams.open("news", None, "ann"))
         await until(lambda: client.events)
         job.error = UnknownJob("news", [])
         await asyncio.wait_for(client.task, 10)
         job.error = None
-        client = Client(await streams.open("news", None))
+        client = Client(await streams.open("news", None, "ann"))
         await until(lambda: client.events)
         streams.close()
         await asyncio.wait_for(client.task, 10)
         with pytest.raises(HTTPException):
-            await streams.open("news", None)
+            await streams.open("news", None, "ann")
 
     asyncio.run(scenario())
 
@@ -240,7 +261,7 @@ def test_streams_end_when_the_service_does_and_when_a_job_is_gone(job):
 def test_who_comes_again_after_long_is_told_the_newest_closes(job):
     async def scenario():
         job.closes, job.phase = list(range(1, 2 * streaming.MAX_CAUGHT_UP)), Phase.STOPPED
-        client = Client(await Streams(job.look, 10).open("news", "1"))
+        client = Client(await Streams(job.look, 10, 10).open("news", "1", "ann"))
         await asyncio.wait_for(client.task, 10)
         assert client.versions == job.closes[-streaming.MAX_CAUGHT_UP :]
         assert client.events[-1]["event"] == "end"
@@ -250,8 +271,8 @@ def test_who_comes_again_after_long_is_told_the_newest_closes(job):
 
 def test_the_end_comes_last_also_after_figures_that_nobody_has_fetched_yet(job):
     async def scenario():
-        streams = Streams(job.look, 10)
-        client = Client(await streams.open("news", None))
+        streams = Streams(job.look, 10, 10)
+        client = Client(await streams.open("news", None, "ann"))
         await until(lambda: client.of("figures"))
         job.closes, job.phase = [1, 2], Phase.FAILED
         await asyncio.wait_for(client.task, 10)

@@ -94,6 +94,19 @@ def test_what_waits_is_done_in_turn_and_beyond_the_limit_nothing_is_taken(work):
     work.start("n", None, "ann", steps[0])
 
 
+def test_the_operations_of_one_caller_leave_room_for_others(records):
+    work = Work(records, threads=1, max_operations=4)
+    steps = [Step(n) for n in range(4)]
+    for step in steps[:3]:
+        work.start("n", "clicks", "ann", step)
+    with pytest.raises(TooMany, match="3 operations of 'ann' wait or run"):
+        work.start("n", "clicks", "ann", Step())
+    work.start("n", "clicks", "bob", steps[3])
+    for step in steps:
+        step.go.set()
+    work.close()
+
+
 def test_one_that_is_cancelled_while_it_waits_never_begins_and_one_that_runs_ends_at_its_next_word(work):
     running, waiting = Step(1), Step(2)
     first, second = (work.start("n", None, "ann", step) for step in (running, waiting))

@@ -20,7 +20,7 @@ from service.ui.job_learning import learning_lines, twin_of
 from service.ui.job_output import output_text
 from service.ui.recording import moment_of
 from service.ui.series import MAX_CLOSES, MAX_POINTS, common, halved, joined, metric_line, thinned
-from service.ui.sessions import IDLE_S, Sessions
+from service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from service.ui.signing_in import place_of
 
 
@@ -276,6 +276,14 @@ def test_a_session_is_over_when_ended_idle_or_crowded_out():
     assert sessions.token(third) is None
     now[0] = IDLE_S + 1
     assert sessions.token(second) is None
+
+
+def test_the_sessions_of_one_token_crowd_out_its_own_alone():
+    sessions = Sessions()
+    other = sessions.begin("other")
+    names = [sessions.begin("mine") for _ in range(MAX_EACH + 1)]
+    assert sessions.token(names[0]) is None and sessions.token(names[1]) == "mine"
+    assert sessions.token(other) == "other"
 
 
 @pytest.mark.parametrize(

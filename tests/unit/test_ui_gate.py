@@ -38,14 +38,14 @@ class Known:
 class World:
     """An application with the live page, of which the pages themselves say only who came."""
 
-    def __init__(self, host, anonymous="none", max_pages=4):
+    def __init__(self, host, anonymous="none", max_pages=4, max_each=2):
         self.known = Known()
         guard = Guard(AccessSection(anonymous=anonymous, max_failures=3), self.known)
         self.api = app(host, Terms(guard=guard, names=("trains.example.org",)))
-        self.open = 0
-        mounting.mount(self.api, max_pages)
+        self.open = []
+        mounting.mount(self.api, max_pages, max_each)
         self.gate = next(each.app for each in self.api.routes if isinstance(getattr(each, "app", None), Gate))
-        self.gate._pages, self.gate._num_pages = self._page, lambda: self.open
+        self.gate._pages, self.gate._open_pages = self._page, lambda: self.open
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.api), base_url="http://127.0.0.1")
 
     async def _page(self, scope, receive, send):
@@ -181,10 +181,34 @@ def test_pages_answer_under_our_names_alone_and_may_be_framed_by_nobody(world):
 def test_scripts_and_styles_need_no_session_and_pages_are_bounded(world):
     assert world.ask("GET", "/ui/_nicegui/3/static/x.js").text == "static"
     world.sign_in("mlr_viewer")
-    world.open = 4
+    world.open = ["admin"] * 4
     answer = world.ask("GET", "/ui/")
-    assert answer.status_code == 429 and "limits.max_streams" in answer.text
+    assert answer.status_code == 429 and "which is limits.max_streams;" in answer.text
     assert world.socket(origin="http://127.0.0.1") == "websocket.accept"  # of a page that is open
+
+
+def test_the_pages_of_one_reader_leave_room_for_others(world):
+    world.sign_in("mlr_viewer")
+    world.open = ["viewer"]
+    assert world.ask("GET", "/ui/").text == "viewer"
+    world.open = ["viewer", "viewer", "admin"]
+    answer = world.ask("GET", "/ui/")
+    assert answer.status_code == 429 and "2 pages of yours are open" in answer.text
+    world.sign_in("mlr_admin")
+    assert world.ask("GET", "/ui/").text == "admin"
+
+
+def test_a_form_of_more_fields_than_ours_has_is_refused(world):
+    many = {f"field{number}": "x" for number in range(9)}
+    answer = world.ask("POST", "/ui/login", data={"token": "mlr_viewer", **many})
+    assert answer.status_code == 400 and "more than 8 fields" in answer.text
+
+
+@pytest.mark.parametrize("origin", ["http://[evil", "http://[::1", "null", "\xff"])
+def test_an_origin_that_is_no_address_is_another_site(world, origin):
+    headers = {"origin": origin.encode("latin-1")}
+    answer = world.ask("POST", "/ui/login", data={"token": "mlr_viewer"}, headers=headers)
+    assert answer.status_code == 403 and COOKIE not in answer.cookies
 
 
 def test_where_everybody_has_a_role_nobody_is_asked(host):
@@ -204,7 +228,7 @@ def test_the_first_address_leads_to_the_pages_and_the_document_has_none_of_them(
 def test_without_the_extra_the_first_address_says_how_to_have_it(monkeypatch, host):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     api = app(host, Terms.of_a_run())
-    mounting.mount(api, 4)
+    mounting.mount(api, 4, 2)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://127.0.0.1")
     answer = asyncio.run(http.get("/"))
     assert answer.status_code == 200 and "pip install 'millrace[ui]'" in answer.text and answer.text.count("\n") == 1
