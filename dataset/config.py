@@ -60,7 +60,7 @@ class FilesSource(SourceSection):
 
     kind: Literal["files"]
     """Files."""
-    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1)]
+    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
     """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to the spec's folder."""
     partition_by: str | None = Field(default=None, max_length=256)
     """Field of the paths that tells parallel partitions apart, for example "{shard}": the files of one value are one

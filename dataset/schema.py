@@ -36,12 +36,14 @@ class Schema:
     def of(cls, entries: Sequence[SlotEntry]) -> "Schema":
         """Resolve ranges and share groups. Raises SpecError."""
         slots: list[Slot] = []
+        names: set[str] = set()
         groups: dict[str, int] = {}
         tables: dict[str, str] = {}
         for number, entry in enumerate(entries):
             for name in entry.expanded():
-                if any(name == slot.name for slot in slots):
+                if name in names:
                     raise SpecError(f"slot {name!r} is declared twice", f"slots.{number}")
+                names.add(name)
                 if isinstance(entry, SparseSlot):
                     share = f"share:{entry.share}" if entry.share else f"slot:{name}"
                     if tables.setdefault(share, entry.table) != entry.table:

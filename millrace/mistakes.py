@@ -19,6 +19,8 @@ KEY = "[key]"
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
 
 
+MAX_TOLD = 20
+"""Mistakes of one spec that are worded; of the others it says how many."""
 MAX_COMPARED = 200
 """Characters of a name that are compared with known ones: finding like names takes time and memory for each."""
 
@@ -33,15 +35,10 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 def mistakes(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
     """One line for each of pydantic's errors at a `model`, without those that only follow from another."""
-    return [
-        mistake(model, problem)
-        for problem in problems
-        if problem["type"] != "too_short" or not any(_inside(other["loc"], problem["loc"]) for other in problems)
-    ]
-
-
-def _inside(location: Sequence[int | str], around: Sequence[int | str]) -> bool:
-    return len(location) > len(around) and location[: len(around)] == around
+    around = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
+    told = [each for each in problems if each["type"] != "too_short" or tuple(each["loc"]) not in around]
+    left = len(told) - MAX_TOLD
+    return [mistake(model, problem) for problem in told[:MAX_TOLD]] + ([f"and {left} more"] if left > 0 else [])
 
 
 def mistake(model: type[BaseModel], problem: Any) -> str:

@@ -13,7 +13,7 @@ from millrace.errors import DeadlineExceeded, NotYet
 
 MAX_AT_ONCE = 4
 """Beyond it a request is told to ask again."""
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 """How long one may take. A thread that its disk keeps for longer is left to itself, and keeps its place."""
 Result = TypeVar("Result")
 _places = threading.BoundedSemaphore(MAX_AT_ONCE)

@@ -19,6 +19,8 @@ MAX_PARTS = 50_000
 MAX_SLOTS = 20_000
 """Names of slots, ranges written out."""
 MAX_TABLES, MAX_TASKS, MAX_STREAMS, MAX_WORKERS = 256, 64, 16, 64
+MAX_SQUARES = 4_000_000
+"""Of the dots in each line of TOML, in all: reading a key takes the square of its parts, and a key is on one line."""
 RANGE = re.compile(r"\{(\d{1,4000})\.\.(\d{1,4000})\}")
 
 
@@ -34,6 +36,15 @@ def check_size(raw: Mapping[str, Any]) -> None:
     cluster = raw.get("cluster")
     workers = [cluster.get(key) for key in ("trainers", "shards")] if isinstance(cluster, dict) else []
     _check_count("cluster", sum(number for number in workers if isinstance(number, int)), MAX_WORKERS)
+
+
+def check_lines(toml: str) -> None:
+    """Raise SpecError where a spec as TOML could hold keys that take for ever to read."""
+    squares = 0
+    for number, line in enumerate(toml.split("\n"), 1):
+        squares += line.count(".") ** 2
+        if squares > MAX_SQUARES:
+            raise SpecError(f"too many dots in line {number}, or before it; break long lines", "toml")
 
 
 def _check_shape(raw: object) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, model_validator
 from millrace.config import FolderPath, validate
 from millrace.errors import SpecError
 from service.access.roles import Role
+from service.access.sizes import check_lines
 from service.api import etags
 from service.api.answers import Asked, Described, finite
 from service.api.doors import CallerOf, Door, HostOf, door, note
@@ -101,6 +102,7 @@ class CreateJob(Asked):
         """The spec. Raises SpecError."""
         if self.spec is not None:
             return dict(self.spec)
+        check_lines(self.toml or "")
         try:
             return tomllib.loads(self.toml or "")
         except (ValueError, RecursionError) as error:  # no TOML, or a number or depth that Python has a bound for
@@ -110,7 +112,7 @@ class CreateJob(Asked):
 class SetKeys(Asked):
     """Settings to be changed while the job runs."""
 
-    keys: dict[str, JsonValue] = Field(min_length=1, max_length=100)
+    keys: dict[Annotated[str, Field(max_length=500)], JsonValue] = Field(min_length=1, max_length=100)
     """By key, as in "tables.default.optimizer.lr": 0.02; null takes a threshold away."""
 
 

@@ -1,5 +1,8 @@
 """What a spec from elsewhere may name: commands, models, brokers, folders; and that no key of it is forgotten."""
 
+import contextlib
+import time
+import tomllib
 import typing
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from millrace.secrecy import without_secrets
 from service.access.allowed import Allowed, Holds, check_spec, declares_text, held, holds_text
 from service.access.config import AllowSection
 from service.access.sizes import check_size
-from service.spec import Job, LoadedJob
+from service.api.jobs import CreateJob
+from service.spec import Job, LoadedJob, job_of
+from tests.integration.stream_job import SPEC
 from trainer.models.registry import MODELS
 
 FILES = {"kind": "files", "paths": ["events/*.jsonl"]}
@@ -324,3 +329,43 @@ def test_nobody_is_shown_a_password():
     assert shown["sources"]["k"]["options"] == {"sasl_plain_password": "***", "retries": 1}
     assert shown["list"] == [{"ssl_password": "***"}]
     assert raw["list"] == [{"ssl_password": "p"}]
+
+
+def seconds(act) -> float:
+    began_s = time.process_time()
+    with contextlib.suppress(SpecError):
+        act()
+    return time.process_time() - began_s
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"slots": [{"name": f"s{number}"} for number in range(19_000)]},
+        {"slots": [{"names": []} for _ in range(19_000)]},
+        {f"k{number}": 1 for number in range(20_000)},
+        {"x" * 900_000: 1},
+        {"train": {"learn" * 10 + str(number): 1 for number in range(14_000)}},
+    ],
+    ids=["slots", "empty lists", "unknown keys", "a long key", "keys alike"],
+)
+def test_a_spec_within_the_bounds_is_checked_in_a_time_that_does_not_grow_as_its_square(sections, tmp_path):
+    assert seconds(lambda: job_of({**tomllib.loads(SPEC), **sections}, tmp_path)) < 10
+
+
+@pytest.mark.parametrize("toml", ["a" + ".a" * 400_000 + " = 1", "[a" + ".a" * 400_000 + "]"])
+def test_a_key_of_countless_parts_is_refused_before_it_is_read(toml):
+    with pytest.raises(SpecError, match=r"toml: too many dots in line 1"):
+        CreateJob(toml=toml).raw()
+
+
+def test_keys_of_as_many_parts_as_there_may_be_are_read_in_a_bounded_time():
+    toml = "\n".join(f"a{number}{'.a' * 1_000} = 1" for number in range(4))
+    assert seconds(lambda: CreateJob(toml=toml).raw()) < 10
+
+
+def test_of_many_mistakes_some_are_told():
+    with pytest.raises(SpecError) as caught:
+        job_of({**tomllib.loads(SPEC), **{f"k{number}": 1 for number in range(50)}}, Path("/nowhere"))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "and 30 more"

@@ -30,7 +30,7 @@ class KafkaInput(Section):
 class InputSection(Section):
     """The events to predict: files of the job's own format, or ranges of a topic."""
 
-    paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1)
+    paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1, max_length=1_000)
     """Globs or templates as in sources.*.paths, relative to the job's folder."""
     kafka: KafkaInput | None = None
     """Records of Kafka."""
