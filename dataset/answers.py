@@ -1,15 +1,12 @@
-"""What a generator gives, as MultiSlot lines or Arrow columns: the generator's side of the two protocols.
+"""What a generator gives as answers of the Arrow protocol, and back: the generator's side of it.
 
 Imports little and late: a MultiSlot generator starts once for each segment.
 """
 
-import base64
-import json
-import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from dataset.columns import Row, SlotShape, no_slot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,147 +15,11 @@ NOT_UTF8 = "not UTF-8"
 """An error text that begins so is counted as such."""
 
 
-class SlotShape(NamedTuple):
-    """What a generator must know of a slot."""
-
-    name: str
-    kind: str
-    """"sparse", "dense" or "meta"."""
-    type: str
-    """"uint64" or "string"; of meta slots also "float" and "int64"."""
-    size: int
-    """Floats of a dense slot; of a sparse one, 1 where its signs carry weights."""
-
-
-def slots_of_job(spec: str | None) -> tuple[SlotShape, ...] | None:
-    """Slots in the order of the spec: of the file `spec`, or as the pipe that started us says; None where none does."""
-    told = os.environ.get("MILLRACE_SLOTS")
-    if spec is None and told is not None:
-        plain = told if told.startswith("[") else zlib.decompress(base64.b64decode(told))
-        return tuple(SlotShape(*each) for each in json.loads(plain))
-    path = spec or os.environ.get("MILLRACE_SPEC")
-    if path is None:
-        return None
-    # Only here, where nobody waits for a process to start: pydantic takes a moment.
-    from dataset.pipe.command import describe
-    from dataset.spec import read_slots
-
-    return tuple(SlotShape(*describe(slot)) for slot in read_slots(Path(path)).slots)  # type: ignore[arg-type]
-
-
-def values_of(value: Any) -> Sequence[Any]:
-    """The values of a slot: a sequence as it is, a lone value as one, None as none."""
-    if isinstance(value, list | tuple):
-        return value
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes | int | float) or not hasattr(value, "tolist"):
-        return (value,)
-    listed = value.tolist()  # a NumPy array or scalar
-    return listed if isinstance(listed, list) else (listed,)
-
-
-def check_sample(slots: Sequence[SlotShape], sample: Mapping[str, Any]) -> None:
-    """Raise ValueError where a sample has what is no slot, or lacks a dense slot."""
-    known = {name for slot in slots for name in (slot.name, f"{slot.name}.weight")}
-    if unknown := [name for name in sample if name not in known]:
-        raise ValueError(f"{', '.join(map(repr, unknown))} is no slot; the spec has {[slot.name for slot in slots]}")
-    for slot in slots:
-        if slot.kind == "dense":
-            if slot.name not in sample:
-                raise ValueError(f"dense slot {slot.name!r} is missing")
-            if (num := len(values_of(sample[slot.name]))) != slot.size:
-                raise ValueError(f"dense slot {slot.name!r} has {num} values instead of {slot.size}")
-        elif slot.kind == "meta" and (num := len(values_of(sample.get(slot.name)))) > 1:
-            raise ValueError(f"meta slot {slot.name!r} has {num} values instead of 1")
-
-
-def text_of(value: Any) -> str:
-    """A value as a token. Raises ValueError where a text holds blanks, which end a token."""
-    if isinstance(value, str):
-        if not value or any(c in " \t\r\n" for c in value):
-            raise ValueError(f"{value!r} is empty or holds blanks: MultiSlot text cannot carry it")
-        return value
-    if isinstance(value, bool):
-        return str(int(value))
-    return str(value) if isinstance(value, int) else repr(float(value))
-
-
-def line_of(slots: Sequence[SlotShape], sample: Mapping[str, Any]) -> str:
-    """A sample as a MultiSlot line."""
-    check_sample(slots, sample)
-    words: list[str] = []
-    for slot in slots:
-        values = values_of(sample.get(slot.name))
-        words.append(str(len(values)))
-        words.extend(map(text_of, values))
-    return " ".join(words)
-
-
-def error_line(error: str) -> str:
-    """The line that rejects an event in the MultiSlot protocol: our parser takes what follows `!` as the reason."""
-    return "!" + " ".join(error.split())
-
-
 def error_text(error: BaseException) -> str:
     """What is said of an event whose generation raised `error`."""
     if isinstance(error, UnicodeDecodeError):
         return f"{NOT_UTF8}: {error}"
     return f"{type(error).__name__}: {error}"
-
-
-class ColumnsOfSamples:
-    """Collects samples and gives columns."""
-
-    def __init__(self, slots: Sequence[SlotShape]) -> None:
-        self._slots = slots
-        self._known = {name for slot in slots for name in (slot.name, f"{slot.name}.weight")}
-        self._values: dict[str, list[Any]] = {slot.name: [] for slot in slots}
-        self._lengths: dict[str, list[int]] = {slot.name: [] for slot in slots if slot.kind == "sparse"}
-        self._weights: dict[str, list[float]] = {s.name: [] for s in slots if s.kind == "sparse" and s.size}
-        self._events: list[int] = []
-
-    def add(self, event: int, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Take the samples of an event: all, or none and what they raised. ValueError where one does not fit."""
-        lists: list[list[Any]] = [
-            *self._values.values(),
-            *self._lengths.values(),
-            *self._weights.values(),
-            self._events,
-        ]
-        before = [len(each) for each in lists]
-        try:
-            for sample in samples:
-                self._add(sample)
-                self._events.append(event)
-        except BaseException:
-            for each, length in zip(lists, before, strict=True):
-                del each[length:]
-            raise
-
-    def _add(self, sample: Mapping[str, Any]) -> None:
-        if not self._known.issuperset(sample):
-            check_sample(self._slots, sample)
-        for slot in self._slots:
-            values = values_of(sample.get(slot.name))
-            if slot.kind == "sparse":
-                self._lengths[slot.name].append(len(values))
-                if slot.size:
-                    self._weights[slot.name].extend(values_of(sample.get(f"{slot.name}.weight", [1.0] * len(values))))
-            elif len(values) != slot.size:
-                check_sample(self._slots, sample)
-                values = (None,)
-            self._values[slot.name].extend(values)
-
-    def columns(self) -> dict[str, Any]:
-        """What `answer_of` takes."""
-        columns: dict[str, Any] = {"event": self._events}
-        for slot in self._slots:
-            values = self._values[slot.name]
-            columns[slot.name] = (values, self._lengths[slot.name]) if slot.kind == "sparse" else values
-            if slot.name in self._weights:
-                columns[f"{slot.name}.weight"] = (self._weights[slot.name], self._lengths[slot.name])
-        return columns
 
 
 def answer_schema(slots: Sequence[SlotShape]) -> "pa.Schema":
@@ -187,7 +48,7 @@ def answer_of(slots: Sequence[SlotShape], columns: Mapping[str, Any], schema: "p
     import pyarrow as pa
 
     if unknown := [name for name in columns if name not in schema.names]:
-        raise ValueError(f"{', '.join(map(repr, unknown))} is no slot; the spec has {[slot.name for slot in slots]}")
+        raise no_slot(unknown, slots)
     event = pa.array(columns["event"], pa.int32())
     arrays = [event, pa.nulls(len(event), pa.utf8())]
     for slot in slots:
@@ -233,14 +94,11 @@ def _array(column: Any, kind: "pa.DataType", num_rows: int) -> "pa.Array":
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, kind.value_type))
 
 
-def samples_of(
-    slots: Sequence[SlotShape], answer: "pa.RecordBatch"
-) -> Iterator[tuple[int, str | None, dict[str, Any]]]:
-    """Rows of an answer: event, error, sample."""
-    listed = {name: answer.column(name).to_pylist() for name in answer.schema.names}
-    for row in range(answer.num_rows):
-        sample = {slot.name: listed[slot.name][row] for slot in slots}
-        yield listed["event"][row], listed["error"][row], sample
+def rows_of(slots: Sequence[SlotShape], answer: "pa.RecordBatch") -> Iterator[tuple[int, str | None, Row]]:
+    """Rows of an answer: event, error, values (see dataset.columns)."""
+    names = ("event", "error", *(name for slot in slots for name in slot.names))
+    for event, error, *row in zip(*(answer.column(name).to_pylist() for name in names), strict=True):
+        yield event, error, row
 
 
 def with_errors(

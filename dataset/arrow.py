@@ -93,8 +93,8 @@ def answer_types(slot: Slot) -> tuple[pa.DataType, ...]:
             return tuple(pa.list_(kind) for kind in kinds)
 
 
-def check_answer_schema(schema: Schema, answer: pa.Schema) -> None:
-    """Raise BadAnswer where columns are missing, unknown, twice there or of a wrong type."""
+def check_answer_schema(schema: Schema, answer: pa.Schema, *, drop_extra: bool = False) -> None:
+    """Raise BadAnswer where columns are missing, twice there, of a wrong type, or unknown, unless those are dropped."""
     allowed = {"event": (pa.int32(),), "error": (pa.utf8(),)}
     allowed |= {slot.name: answer_types(slot) for slot in schema.slots}
     optional = {f"{slot.name}.weight": (pa.list_(pa.float32()),) for slot in schema.sparse if slot.sparse.weighted}
@@ -102,8 +102,12 @@ def check_answer_schema(schema: Schema, answer: pa.Schema) -> None:
         raise BadAnswer(f"answers without column {', '.join(map(repr, missing))}")
     for field in answer:
         types = allowed.get(field.name) or optional.get(field.name)
+        if types is None and drop_extra:
+            continue
         if types is None:
-            raise BadAnswer(f"answers with a column {field.name!r} that is no slot; slots are in the spec")
+            raise BadAnswer(
+                f'answers with a column {field.name!r} that is no slot; pipe.extra = "drop" leaves out what is none'
+            )
         if answer.names.count(field.name) > 1:
             raise BadAnswer(f"answers with two columns {field.name!r}")
         # The name of a list's item is free.

@@ -206,6 +206,8 @@ class PipeSection(Section):
     """Events a request of the arrow protocol."""
     on_bad_event: OnBadEvent = OnBadEvent.DEAD_LETTER
     """"fail", "skip" or "dead_letter"."""
+    extra: Literal["fail", "drop"] = "fail"
+    """What happens to columns that are no slots: "fail", or "drop", so that one generator serves several specs."""
     max_bad_fraction: float = Field(default=0.01, ge=0, le=1)
     """The job stops above it, measured over the last 10,000 events, never before 1,000."""
     dead_letters: DeadLettersSection = DeadLettersSection()

@@ -1,43 +1,58 @@
 """Write a pipe command in Python: subclass DataGenerator, define one of three methods, call `run()`.
 
     class Clicks(DataGenerator):
-        def generate(self, event: bytes):
-            click = json.loads(event)
-            yield {"user": [click["user"]], "click": [click["clicked"]]}
+        def generate_columns(self, events: Sequence[bytes]):
+            clicks = [json.loads(event) for event in events]
+            return {
+                "event": np.arange(len(clicks)),
+                "user": [click["user"] for click in clicks],
+                "click": [click["clicked"] for click in clicks],
+            }
 
     if __name__ == "__main__":
         Clicks().run()
 
-`run()` speaks the protocol of the pipe that started it; in a shell it prints MultiSlot text:
+`generate_columns` takes many events at once and is several times as fast as `generate`, which takes one: begin with it
+where a stream is large. `run()` speaks the protocol of the pipe that started it; in a shell it prints MultiSlot text:
 `head -5 events.jsonl | python my_generator.py --spec job.toml`. An event whose generation raises an error is rejected
-with the error's text; the others go on. `dataset.answers` does the formats. `dataset.paddle` has Paddle's classes.
+with the error's text; the others go on. `dataset.columns` and `dataset.answers` do the formats. `dataset.paddle` has
+Paddle's classes.
 """
 
 import logging
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
+from functools import partial
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from dataset.answers import (
-    ColumnsOfSamples,
+from dataset.answers import answer_of, answer_schema, rows_of, with_errors
+from dataset.columns import (
+    JobSlots,
+    Row,
+    SampleReader,
     SlotShape,
-    answer_of,
-    answer_schema,
+    columns_of,
     error_line,
-    error_text,
-    line_of,
-    samples_of,
+    lines_of,
     slots_of_job,
-    with_errors,
+    without_extra,
 )
+from dataset.error_log import ErrorLog
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 Sample = Mapping[str, Any]
 PaddleSample = Iterable[tuple[str, Sequence[Any]]]
+ColumnsOf = Callable[[int, int], Mapping[str, Any]]
+"""Columns of a request's events from one index to another."""
 
 TEXT_BATCH_EVENTS = 1024
 """Events that `generate_columns` gets at once in the text protocol."""
@@ -46,23 +61,20 @@ log = logging.getLogger(__name__)
 
 
 class DataGenerator:
-    """Define one of `generate_columns` (fastest), `generate` (simplest) or `generate_sample` (Paddle's)."""
+    """Define one of `generate_columns` (fastest), `generate` (simplest) or `generate_sample` (Paddle's).
+
+    `job_slots` are the slots of the spec, so that one generator can serve several feature sets.
+    """
 
     request: "pa.RecordBatch | None" = None
     """Arrow protocol: the request at hand; also with key, topic, partition, offset, timestamp_ms and headers."""
 
     def __init__(self) -> None:
-        self._slots: tuple[SlotShape, ...] | None = None
+        self._slots: JobSlots | None = None
         self._batch_size = 32
+        self._errors = ErrorLog()
 
     # -- for you to define
-
-    def generate(self, event: bytes) -> Iterable[Sample]:
-        """The samples of one event: for each its values by slot, a sequence or a lone value.
-
-        A sparse slot that is left out is empty; a dense slot must be there; a label that is left out is absent.
-        """
-        raise NotImplementedError("define generate, generate_columns or generate_sample")
 
     def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
         """The samples of many events as columns of B rows, in order of events.
@@ -77,6 +89,13 @@ class DataGenerator:
         """
         raise NotImplementedError
 
+    def generate(self, event: bytes) -> Iterable[Sample]:
+        """The samples of one event: for each its values by slot, a sequence or a lone value.
+
+        A sparse slot that is left out is empty; a dense slot must be there; a label that is left out is absent.
+        """
+        raise NotImplementedError("define generate_columns, generate or generate_sample")
+
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[PaddleSample]]:
         """Paddle's: a function that yields lists of (name, values) for a line, which ends with its line feed."""
         raise NotImplementedError
@@ -89,7 +108,16 @@ class DataGenerator:
 
         return local_iter
 
-    # -- to run it
+    # -- to ask, and to run it
+
+    @property
+    def job_slots(self) -> tuple[SlotShape, ...]:
+        """The slots of the spec in its order: name, kind ("sparse", "dense", "meta"), type and size of each.
+
+        Of the job that started us; in a shell of `--spec job.toml`. With pipe.extra = "drop" a generator may give
+        other columns, too: they are left out.
+        """
+        return self._job().slots
 
     def set_batch(self, batch_size: int) -> None:
         """Paddle's: how many samples `generate_batch` gets at once."""
@@ -101,7 +129,6 @@ class DataGenerator:
         What the process prints by other means goes to stderr, so that it cannot spoil the samples.
         """
         logging.basicConfig(stream=sys.stderr, format="%(message)s")
-        self._slots = slots_of_job(_argument("--spec"))
         if os.environ.get("MILLRACE_PROTOCOL") == "arrow":
             out = _own_stdout()
             self._run_arrow(sys.stdin.buffer, out)
@@ -127,16 +154,23 @@ class DataGenerator:
     def _defines(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(DataGenerator, method)
 
-    def _known_slots(self) -> tuple[SlotShape, ...]:
+    def _job(self) -> JobSlots:
+        if self._slots is None:
+            self._slots = slots_of_job(_argument("--spec"))
         if self._slots is None:
             raise SystemExit("error: which slots? Say --spec job.toml, or set MILLRACE_SPEC")
         return self._slots
+
+    def _kept_names(self) -> frozenset[str] | None:
+        """Names of slots where all others are dropped; None where nothing is, or no spec says which there are."""
+        job = self._slots or slots_of_job(_argument("--spec"))
+        return frozenset(slot.name for slot in job.slots) if job is not None and job.drop else None
 
     # -- Paddle's lines
 
     def _gen_str(self, sample: PaddleSample) -> str:
         """A sample as a line, with its line feed."""
-        return line_of(self._known_slots(), dict(sample)) + "\n"
+        return lines_of(self.job_slots, [SampleReader(*self._job())(dict(sample))])[0] + "\n"
 
     def _write_groups(self, lines: Iterable[str | None]) -> None:
         group: list[Any] = []
@@ -150,16 +184,12 @@ class DataGenerator:
         sys.stdout.flush()
 
     def _paddle_samples(self, line: str | None) -> list[PaddleSample]:
-        try:
+        errors: dict[int, str] = {}
+        with self._errors.rejecting(errors, 0):
             if line is not None:
-                line.encode()  # an undecodable byte was kept as a surrogate
+                line.encode(errors="surrogateescape").decode()  # an undecodable byte was kept as a surrogate
             return [sample for sample in self.generate_sample(line)() if sample is not None]
-        except UnicodeEncodeError as error:
-            raw = line.encode(errors="surrogateescape") if line is not None else b""
-            sys.stdout.write(error_line(f"not UTF-8: byte {error.start + 1} of {raw[:40]!r}") + "\n")
-        except Exception as error:
-            log.exception("an event is rejected")
-            sys.stdout.write(error_line(error_text(error)) + "\n")
+        sys.stdout.write(error_line(errors[0]) + "\n")
         return []
 
     def _write_group(self, group: list[Any]) -> None:
@@ -170,24 +200,39 @@ class DataGenerator:
     # -- MultiSlot text
 
     def _run_text(self, lines: IO[bytes], out: IO[bytes]) -> None:
-        slots = self._known_slots()
-        if self._defines("generate_columns"):
-            schema = answer_schema(slots)
-            while events := [line.rstrip(b"\n") for line in islice(lines, TEXT_BATCH_EVENTS)]:
-                for _, error, sample in samples_of(slots, self._answer(events, schema)):
-                    line = line_of(slots, sample) if error is None else error_line(error)
-                    out.write(line.encode() + b"\n")
-            return
-        for event in lines:
-            out.write(self._text_of_event(event.rstrip(b"\n"), slots).encode())
+        self._job()
+        in_columns = self._defines("generate_columns")
+        while events := [line.rstrip(b"\n") for line in islice(lines, TEXT_BATCH_EVENTS)]:
+            errors: dict[int, str] = {}
+            of, rows = self._unanswered(events, errors) if in_columns else self._gather(events, errors)
+            out.write("".join(self._texts(len(events), of, rows, errors)).encode())
 
-    def _text_of_event(self, event: bytes, slots: Sequence[SlotShape]) -> str:
-        """Lines of an event: all its samples, or its error."""
+    def _unanswered(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
+        """As `_gather`, by `generate_columns`."""
+        of, rows = list[int](), list[Row]()
+        for event, error, row in rows_of(self.job_slots, self._answer(events, answer_schema(self.job_slots))):
+            if error is None:
+                of.append(event)
+                rows.append(row)
+            else:
+                errors[event] = error
+        return of, rows
+
+    def _texts(self, num_events: int, of: list[int], rows: list[Row], errors: dict[int, str]) -> list[str]:
+        """The lines of each event, or its error. `of` tells the event of each row."""
         try:
-            return "".join([line_of(slots, sample) + "\n" for sample in self.generate(event)])
-        except Exception as error:
-            log.exception("an event is rejected")
-            return error_line(error_text(error)) + "\n"
+            lines = lines_of(self.job_slots, rows)
+        except Exception:  # noqa: BLE001  # text cannot carry one of them: each event alone, which says why
+            for event, group in groupby(zip(of, rows, strict=True), key=itemgetter(0)):
+                with self._errors.rejecting(errors, event):
+                    lines_of(self.job_slots, [row for _, row in group])
+            kept = [n for n, event in enumerate(of) if event not in errors]
+            of = [of[n] for n in kept]
+            lines = lines_of(self.job_slots, [rows[n] for n in kept])
+        texts = [f"{error_line(errors[event])}\n" if event in errors else "" for event in range(num_events)]
+        for event, line in zip(of, lines, strict=True):
+            texts[event] += f"{line}\n"
+        return texts
 
     # -- Arrow
 
@@ -197,7 +242,7 @@ class DataGenerator:
 
         if self._defines("generate_batch"):
             raise SystemExit('error: generate_batch works with protocol = "multislot" only')
-        schema = answer_schema(self._known_slots())
+        schema = answer_schema(self.job_slots)
         stream = _Unclosed(requests)
         while stream.peek():
             with pa.ipc.open_stream(pa.PythonFile(stream, mode="r")) as reader:
@@ -211,46 +256,51 @@ class DataGenerator:
     def _answer(self, events: Sequence[bytes], schema: "pa.Schema") -> "pa.RecordBatch":
         """The answer to a request: samples, and errors of events."""
         errors: dict[int, str] = {}
-        answers = list(self._answers(events, 0, schema, errors))
+        if self._defines("generate_columns"):
+            columns: ColumnsOf = partial(self._called, self.request, events)
+        else:
+            columns = partial(self._between, *self._gather(events, errors))
+        answers = self._answers(columns, 0, len(events), schema, errors)
         return answers[0] if len(answers) == 1 and not errors else with_errors(answers, errors, schema)
 
     def _answers(
-        self, events: Sequence[bytes], first: int, schema: "pa.Schema", errors: dict[int, str]
-    ) -> Iterator["pa.RecordBatch"]:
-        """Answers to `events`, whose indexes begin at `first`; where that fails, to its halves, down to one event."""
-        whole = self.request
-        try:
-            columns = dict(self._columns(events, first, errors))
-            answer = answer_of(self._known_slots(), columns, schema)
-        except Exception as error:
-            if len(events) == 1:
-                log.exception("event %d of a request is rejected", first)
-                errors[first] = error_text(error)
-                return
-            log.debug("a request is tried in halves", exc_info=True)
-        else:
-            yield answer
-            return
-        middle = len(events) // 2
-        for begin, end in ((0, middle), (middle, len(events))):
-            self.request = None if whole is None else whole.slice(begin, end - begin)
-            yield from self._answers(events[begin:end], first + begin, schema, errors)
-        self.request = whole
+        self, columns: ColumnsOf, begin: int, end: int, schema: "pa.Schema", errors: dict[int, str]
+    ) -> list["pa.RecordBatch"]:
+        """Answers to the events from `begin` to `end`; where that fails, to their halves, down to one event."""
+        alone = end - begin == 1
+        with self._errors.rejecting(errors, begin) if alone else suppress(Exception):
+            return [answer_of(self.job_slots, columns(begin, end), schema)]
+        if alone:
+            return []
+        middle = (begin + end) // 2
+        halves = (begin, middle), (middle, end)
+        return [answer for half in halves for answer in self._answers(columns, *half, schema, errors)]
 
-    def _columns(self, events: Sequence[bytes], first: int, errors: dict[int, str]) -> Mapping[str, Any]:
-        """Columns of some events; with `generate`, events that raise are put into `errors` at once."""
-        if self._defines("generate_columns"):
-            columns = dict(self.generate_columns(events))
-            columns["event"] = [index + first for index in columns["event"]] if first else columns["event"]
-            return columns
-        collected = ColumnsOfSamples(self._known_slots())
-        for index, event in enumerate(events, first):
-            try:
-                collected.add(index, self._samples(event))
-            except Exception as error:
-                log.exception("event %d of a request is rejected", index)
-                errors[index] = error_text(error)
-        return collected.columns()
+    def _called(
+        self, request: "pa.RecordBatch | None", events: Sequence[bytes], begin: int, end: int
+    ) -> Mapping[str, Any]:
+        """Columns of the events from `begin` to `end`, by `generate_columns`."""
+        self.request = None if request is None else request.slice(begin, end - begin)
+        columns = dict(self.generate_columns(events[begin:end]))
+        columns["event"] = [index + begin for index in columns["event"]] if begin else columns["event"]
+        slots, drop = self._job()
+        return without_extra(columns, slots) if drop else columns
+
+    def _between(self, of: list[int], rows: list[Row], begin: int, end: int) -> Mapping[str, Any]:
+        """Columns of those of the rows that are of events from `begin` to `end`."""
+        first, last = bisect_left(of, begin), bisect_left(of, end)
+        return columns_of(self.job_slots, rows[first:last], of[first:last])
+
+    def _gather(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
+        """The samples of events, made one by one, and the event of each; other events' errors are put into `errors`."""
+        read = SampleReader(*self._job())
+        of, rows = list[int](), list[Row]()
+        for index, event in enumerate(events):
+            with self._errors.rejecting(errors, index):
+                found = list(map(read, self._samples(event)))
+                rows += found
+                of += [index] * len(found)
+        return of, rows
 
     def _samples(self, event: bytes) -> Iterable[Sample]:
         if not self._defines("generate_sample"):
@@ -281,6 +331,20 @@ class _Unclosed:
 
     def close(self) -> None:
         pass
+
+
+def signs(values: Iterable[int]) -> "NDArray[np.uint64]":
+    """Signs as an array, to compute with. Raises ValueError for what is no whole number from 0 to 2^64 - 1."""
+    import numpy as np
+
+    listed = list(values)
+    if strange := [kind for kind in set(map(type, listed)) if not issubclass(kind, int | np.integer)]:
+        value = next(value for value in listed if type(value) in strange)
+        raise ValueError(f"{value!r} is no sign: a whole number from 0 to 2^64 - 1")
+    try:
+        return np.array(listed, np.uint64)
+    except OverflowError as error:
+        raise ValueError(f"not all are signs: {error}") from None
 
 
 def _own_stdout() -> IO[bytes]:

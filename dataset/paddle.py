@@ -1,7 +1,8 @@
 """Paddle's data generators under their own names: `from dataset import paddle as fleet`, and they run unchanged.
 
 Lines are printed in the order in which a sample names its slots, as there; the spec lists them in that order. An empty
-slot is printed as a count of 0 (there it is an error). Interface: paddle.distributed.fleet.data_generator.
+slot is printed as a count of 0 (there it is an error).
+With pipe.extra = "drop" slots that the spec lacks are not printed. Interface: paddle.distributed.fleet.data_generator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,14 +13,30 @@ from dataset.generator import DataGenerator
 __all__ = ["DataGenerator", "MultiSlotDataGenerator", "MultiSlotStringDataGenerator"]
 
 
-class MultiSlotStringDataGenerator(DataGenerator):
+class _Pairs(DataGenerator):
+    """Samples as lists of (name, values)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept = self._kept_names()
+
+    def _pairs(self, sample: Iterable[tuple[str, Sequence[Any]]]) -> list[tuple[str, Sequence[Any]]]:
+        pairs = list(sample)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise ValueError("a sample is a list of (name, values), for example [('words', [19, 26]), ('label', [1])]")
+        return pairs if self._kept is None else [pair for pair in pairs if pair[0] in self._kept]
+
+
+class MultiSlotStringDataGenerator(_Pairs):
     """Values are texts, printed as they are."""
 
     def _gen_str(self, sample: Iterable[tuple[str, Sequence[Any]]]) -> str:
-        return " ".join(f"{len(values)} {' '.join(values)}" if values else "0" for _, values in _pairs(sample)) + "\n"
+        return (
+            " ".join(f"{len(values)} {' '.join(values)}" if values else "0" for _, values in self._pairs(sample)) + "\n"
+        )
 
 
-class MultiSlotDataGenerator(DataGenerator):
+class MultiSlotDataGenerator(_Pairs):
     """Values are numbers. The first sample fixes the slots' names; one that then has a float holds floats."""
 
     def __init__(self) -> None:
@@ -27,7 +44,7 @@ class MultiSlotDataGenerator(DataGenerator):
         self._proto_info: list[tuple[str, str]] | None = None
 
     def _gen_str(self, sample: Iterable[tuple[str, Sequence[Any]]]) -> str:
-        pairs = _pairs(sample)
+        pairs = self._pairs(sample)
         if self._proto_info is None:
             self._proto_info = [(name, "uint64") for name, _ in pairs]
         if [name for name, _ in pairs] != [name for name, _ in self._proto_info]:
@@ -45,11 +62,3 @@ class MultiSlotDataGenerator(DataGenerator):
                     raise ValueError(f"slot {name!r}: {value!r} is neither int nor float")
                 words.append(str(value))
         return " ".join(words) + "\n"
-
-
-def _pairs(sample: Iterable[tuple[str, Sequence[Any]]]) -> list[tuple[str, Sequence[Any]]]:
-    """A sample as a list of (name, values)."""
-    pairs = list(sample)
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise ValueError("a sample is a list of (name, values), for example [('words', [19, 26]), ('label', [1])]")
-    return pairs

@@ -45,7 +45,8 @@ def make_runner(
         case Protocol.MULTISLOT:
             return MultiSlotRunner(command, pipe.deadline, schema, event_time, masks)
         case Protocol.ARROW:
-            return ArrowRunner(command, pipe.deadline, schema, event_time, masks, pipe.batch_events)
+            extra = pipe.extra == "drop"
+            return ArrowRunner(command, pipe.deadline, schema, event_time, masks, pipe.batch_events, extra)
         case _:
             assert_never(pipe.protocol)
 

@@ -41,9 +41,12 @@ class StreamSpec(SlotsSpec):
         return next(iter(self.sources.values()))
 
 
-def read_slots(path: Path) -> Schema:
-    """Slots of the spec at `path`. Raises SpecError."""
-    return Schema.of(validate(SlotsSpec, load_toml(path), only_known=True).slots)
+def read_slots(path: Path) -> tuple[Schema, bool]:
+    """Slots of the spec at `path`, and whether columns that are none are dropped (pipe.extra). Raises SpecError."""
+    raw = load_toml(path)
+    pipe = raw.get("pipe")
+    drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"
+    return Schema.of(validate(SlotsSpec, raw, only_known=True).slots), drop
 
 
 def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:

@@ -10,7 +10,7 @@ from dataset.batch import Samples
 from dataset.config import EventTime
 from dataset.event_time import event_times, slot_times
 from dataset.pipe.command import Command
-from dataset.pipe.process import Child
+from dataset.pipe.process import Child, Repeats
 from dataset.pipe.work import Outcome, Work, joined, take_events
 from dataset.rejection import Reason, Rejection
 from dataset.schema import Schema
@@ -76,12 +76,14 @@ class ArrowRunner:
         event_time: EventTime,
         masks: Mapping[str, str],
         batch_events: int,
+        drop_extra: bool = False,
     ) -> None:
         self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
-        self._batch_events = batch_events
+        self._batch_events, self._drop_extra = batch_events, drop_extra
         self._reader = AnswerReader(schema, masks)
         self._child: Child | None = None
         self._closed = False
+        self._repeats = Repeats()
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""
@@ -91,7 +93,7 @@ class ArrowRunner:
         if not requests:
             return outcome
         if self._child is None:
-            self._child = Child(self._command, self._idle_s)
+            self._child = Child(self._command, self._idle_s, self._repeats)
             if self._closed:  # meanwhile
                 self._child.kill()
         child = self._child
@@ -108,7 +110,7 @@ class ArrowRunner:
 
     def _converse(self, answers: Answers, work: Work, requests: list[Events], outcome: Outcome) -> None:
         with pa.ipc.open_stream(pa.PythonFile(answers, mode="r")) as stream:
-            check_answer_schema(self._schema, stream.schema)
+            check_answer_schema(self._schema, stream.schema, drop_extra=self._drop_extra)
             for number, events in enumerate(requests):
                 try:
                     answer = stream.read_next_batch()

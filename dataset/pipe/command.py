@@ -62,7 +62,7 @@ def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Pat
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
     if spec is not None:
         environment["MILLRACE_SPEC"] = str(spec.resolve())
-    environment["MILLRACE_SLOTS"] = tell_slots(schema)
+    environment |= {"MILLRACE_SLOTS": tell_slots(schema), "MILLRACE_EXTRA": config.extra}
     return Command(config.command, (*_with_us(), *check_command(config, folder)), folder, environment)
 
 

@@ -9,7 +9,7 @@ from dataset.config import EventTime
 from dataset.event_time import slot_times
 from dataset.multislot import BadLine, MultiSlotParser
 from dataset.pipe.command import Command
-from dataset.pipe.process import Child, Chunk
+from dataset.pipe.process import Child, Chunk, Repeats
 from dataset.pipe.work import Outcome, Work, bytes_of, joined
 from dataset.rejection import Reason, Rejection
 from dataset.schema import Schema
@@ -36,12 +36,13 @@ class MultiSlotRunner:
         self._parser = MultiSlotParser(schema, masks)
         self._child: Child | None = None
         self._closed = False
+        self._repeats = Repeats()
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""
         outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = len(work.rejections)
-        self._child = child = Child(self._command, self._idle_s)
+        self._child = child = Child(self._command, self._idle_s, self._repeats)
         if self._closed:  # meanwhile
             child.kill()
         try:

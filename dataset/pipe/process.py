@@ -26,6 +26,9 @@ MAX_LINE_BYTES = 4096
 MAX_LOGGED_LINES, LOGGED_WINDOW_S = 20, 10.0
 """Of stderr, so many lines are logged in so many seconds; the others are counted."""
 
+MAX_SAID_LINES = 1_000
+"""Different lines remembered; after them each is taken for a new one."""
+
 Chunk = bytes | bytearray | memoryview
 
 log = logging.getLogger(__name__)
@@ -39,11 +42,37 @@ class ChildFailed(Exception):
         self.what, self.exit_code, self.stderr = what, exit_code, stderr
 
 
-class Stderr:
-    """Lines of a child's stderr: to the log, rate-limited; the last ones are kept for messages."""
+class Repeats:
+    """Lines that earlier processes of a command have said, too: a traceback is logged once, not once a process."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._rest = name, b""
+    def __init__(self) -> None:
+        self._before: set[str] = set()
+        self._said: set[str] = set()
+        self._count = 0
+
+    def begin(self) -> None:
+        """A new process."""
+        self._before |= self._said
+        self._said = set()
+
+    def add(self, line: str) -> str | None:
+        """What to log for a line: itself, the count of repeats at the 10th, 100th, 1,000th, else nothing."""
+        if line not in self._before:
+            if len(self._before) + len(self._said) < MAX_SAID_LINES:
+                self._said.add(line)
+            return line
+        self._count += 1
+        if self._count >= 10 and str(self._count).strip("0") == "1":
+            return f"{self._count:,} lines so far are as earlier processes said them; the last: {line}"
+        return None
+
+
+class Stderr:
+    """Lines of a child's stderr: to the log, rate-limited, repeats counted; the last ones are kept for messages."""
+
+    def __init__(self, name: str, repeats: Repeats | None = None) -> None:
+        self._name, self._rest, self._repeats = name, b"", repeats or Repeats()
+        self._repeats.begin()
         self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)
         self._window_s, self._num_logged, self._num_silent = -LOGGED_WINDOW_S, 0, 0
 
@@ -67,12 +96,15 @@ class Stderr:
 
     def _take(self, line: str, now_s: float) -> None:
         self._lines.append(line)
+        told = self._repeats.add(line)
+        if told is None:
+            return
         if now_s - self._window_s >= LOGGED_WINDOW_S:
             self._report()
             self._window_s, self._num_logged = now_s, 0
         if self._num_logged < MAX_LOGGED_LINES:
             self._num_logged += 1
-            log.info("%s: %s", self._name, line)
+            log.info("%s: %s", self._name, told)
         else:
             self._num_silent += 1
 
@@ -89,7 +121,7 @@ def _text(line: bytes) -> str:
 class Child:
     """One running command. One thread at a time; `kill` from any."""
 
-    def __init__(self, command: Command, idle_s: float) -> None:
+    def __init__(self, command: Command, idle_s: float, repeats: Repeats | None = None) -> None:
         self._idle_s, self._killing = idle_s, threading.Lock()
         try:
             self._process = subprocess.Popen(
@@ -118,7 +150,7 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
-        self._stderr = Stderr(f"pipe[{self._process.pid}]")
+        self._stderr = Stderr(f"pipe[{self._process.pid}]", repeats)
         self._chunks: Iterator[Chunk] = iter(())
         self._pending = memoryview(b"")
         self._close_after = self._refused = self._out_ended = self._err_ended = False

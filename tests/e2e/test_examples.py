@@ -11,6 +11,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from service.demo.running import begin_anew
@@ -78,41 +79,55 @@ def test_every_example_has_a_readme_of_a_screen():
         assert 10 < len(lines) <= 60, f"{example}: {len(lines)} lines"
 
 
+def columns(made, *events):
+    """What a generator gives for events, as lists."""
+    return {
+        name: np.asarray(column).tolist() for name, column in made.generate_columns(events).items() if name[0] != "C"
+    }
+
+
 def test_an_impression_gives_a_sample_for_each_article_shown():
-    samples = list(generator("news").Impressions().generate(json.dumps(IMPRESSION).encode()))
-    assert [sample["article"] for sample in samples] == [[10], [11], [12]]
-    assert [sample["click"] for sample in samples] == [[0.0], [1.0], [0.0]]
-    assert all(sample["impression"] == [7.0] and sample["length"] == [0.3] for sample in samples)
-    assert samples[1]["article_page"] == [(5 << 20) + 11]
+    event = json.dumps(IMPRESSION).encode()
+    found = columns(generator("news").Impressions(), event, event)
+    assert found["event"] == [0, 0, 0, 1, 1, 1] and found["article"] == [10, 11, 12, 10, 11, 12]
+    assert found["click"][:3] == [False, True, False]
+    assert found["impression"] == [7.0] * 6 and found["length"] == [0.3] * 6
+    assert found["article_page"][1] == (5 << 20) + 11
 
 
 def test_a_plain_impression_has_no_crossed_fields():
-    (sample, *_) = generator("news").Impressions(crossed=()).generate(json.dumps(IMPRESSION).encode())
-    assert not [name for name in sample if name.startswith("article_")]
+    found = columns(generator("news").Impressions(crossed=()), json.dumps(IMPRESSION).encode())
+    assert not [name for name in found if name.startswith("article_")]
 
 
 def test_an_impression_without_a_field_is_an_error_that_names_it():
     event = {name: value for name, value in IMPRESSION.items() if name != "last_click"}
     with pytest.raises(KeyError, match="last_click"):
-        list(generator("news").Impressions().generate(json.dumps(event).encode()))
+        columns(generator("news").Impressions(), json.dumps(event).encode())
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "7", None, 1 << 64])
+def test_a_field_that_is_no_sign_is_an_error(wrong):
+    with pytest.raises(ValueError, match="is no sign|not all are signs"):
+        columns(generator("news").Impressions(), json.dumps(IMPRESSION | {"postcode": wrong}).encode())
 
 
 def test_missing_integers_are_zero_and_have_a_sign_of_their_own():
-    (sample,) = generator("criteo").Clicks().generate(LINE.encode())
-    assert sample["integers"][:5] == pytest.approx([math.log(2), 0.0, 0.0, 0.0, math.log(101)])
-    assert sample["I2"] == [0]
-    assert all(sample[f"I{number}"][0] > 0 for number in range(1, 14) if number != 2)
-    assert sample["click"] == [1.0]
+    found = columns(generator("criteo").Clicks(), LINE.encode())
+    assert found["integers"][0][:5] == pytest.approx([math.log(2), 0.0, 0.0, 0.0, math.log(101)])
+    assert found["I2"] == [0]
+    assert all(found[f"I{number}"][0] > 0 for number in range(1, 14) if number != 2)
+    assert found["click"] == [1.0]
 
 
 def test_missing_categories_are_empty_slots():
-    (sample,) = generator("criteo").Clicks().generate(LINE.encode())
-    assert [sample["C1"], sample["C2"], sample["C26"]] == [[255], [], [10]]
+    found = generator("criteo").Clicks().generate_columns([LINE.encode()])
+    assert [found["C1"], found["C2"], found["C26"]] == [([255], [True]), ([], [False]), ([10], [True])]
 
 
 def test_a_line_of_another_number_of_fields_is_an_error_that_counts_them():
     with pytest.raises(ValueError, match="39 fields instead of 40"):
-        list(generator("criteo").Clicks().generate(LINE.rpartition("\t")[0].encode()))
+        generator("criteo").Clicks().generate_columns([LINE.rpartition("\t")[0].encode()])
 
 
 def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
@@ -152,14 +167,18 @@ import json
 from dataset.generator import DataGenerator
 
 class Impressions(DataGenerator):
-    def generate(self, event):
-        one = json.loads(event)
-        for article in one["shown"]:
-            yield {
-                "user": [one["user"]], "article": [article], "last_click": [one["last"]], "device": [one["device"]],
-                "list_length": [float(len(one["shown"]))],
-                "click": [float(article == one["clicked"])], "impression": [float(one["impression"])],
-            }
+    def generate_columns(self, events):
+        shown = [(n, one, a) for n, one in enumerate(map(json.loads, events)) for a in one["shown"]]
+        return {
+            "event": [n for n, _, _ in shown],
+            "user": [one["user"] for _, one, _ in shown],
+            "article": [article for _, _, article in shown],
+            "last_click": [one["last"] for _, one, _ in shown],
+            "device": [one["device"] for _, one, _ in shown],
+            "list_length": [float(len(one["shown"])) for _, one, _ in shown],
+            "click": [float(article == one["clicked"]) for _, one, article in shown],
+            "impression": [float(one["impression"]) for _, one, _ in shown],
+        }
 
 Impressions().run()
 """

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dataset.answers import SlotShape, answer_of, answer_schema, line_of
+from dataset.answers import answer_of, answer_schema
+from dataset.columns import SampleReader, SlotShape, columns_of, lines_of
 from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
 from dataset.loader import Tally
 from dataset.memory import MemorySource
@@ -84,8 +87,8 @@ def write(folder: Path, text: str) -> tuple[str, ...]:
     return ("python", "mine.py")
 
 
-def read(folder, command, protocol, events=EVENTS):
-    pipe = PipeSection(command=command, protocol=protocol, tries=1, deadline=20.0)
+def read(folder, command, protocol, events=EVENTS, **more):
+    pipe = PipeSection(command=command, protocol=protocol, tries=1, deadline=20.0, **more)
     reader = SegmentReader(MemorySource([events]), pipe, SCHEMA, SourceSection(), None, folder)
     tally = Tally()
     try:
@@ -222,15 +225,19 @@ def test_columns_may_be_arrays_lists_tuples_or_arrow():
     ]
 
 
+def line_of(sample):
+    return lines_of(SLOTS, [SampleReader(SLOTS, drop=False)(sample)])[0]
+
+
 @pytest.mark.parametrize(("text", "said"), [("", "empty"), ("two words", "blanks"), ("tab\there", "blanks")])
 def test_text_that_multislot_cannot_carry_is_refused(text, said):
     with pytest.raises(ValueError, match=said):
-        line_of(SLOTS, {"word": [text], "d": [0, 0], "click": 1})
+        line_of({"word": [text], "d": [0, 0], "click": 1})
 
 
 def test_numpy_values_are_written_as_numbers():
     sample = {"user": np.int64(3), "shown": np.array([4, 5]), "d": (np.float32(0.5), True), "click": np.float64(1)}
-    assert line_of(SLOTS, sample) == "1 3 2 4 5 0 2 0.5 1 1 1.0"
+    assert line_of(sample) == "1 3 2 4 5 0 2 0.5 1 1 1.0"
 
 
 def test_weights_of_signs_go_through(tmp_path):
@@ -245,3 +252,115 @@ def test_weights_of_signs_go_through(tmp_path):
     (samples,) = reader.read(0, [Segment("memory/0", 0, 0, 1)], Tally())
     reader.close()
     assert samples.sparse["s"].weights_N.tolist() == [0.5, 2.0]
+
+
+# -- samples as columns: what `generate` gives is what each sample says, however it says it
+
+DENSE = st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=2) | st.just(np.float32([0.5, 2]))
+VALUES = {
+    "user": st.none() | st.integers(0, 2**64 - 1) | st.lists(st.integers(0, 2**64 - 1), max_size=3),
+    "shown": st.lists(st.integers(0, 99), max_size=2).map(tuple) | st.lists(st.integers(0, 99)).map(np.array),
+    "word": st.sampled_from(["a", "bc", ["a", "b"], [], None]),
+    "click": st.sampled_from([0, 1.0, True, [1], None, np.float32(0.5)]),
+}
+
+
+def plain(value) -> list:
+    """A slot's values, one way for all."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.fixed_dictionaries({"d": DENSE}, optional=VALUES), max_size=6))
+def test_columns_and_lines_hold_what_the_samples_say(samples):
+    rows = list(map(SampleReader(SLOTS, drop=False), samples))
+    answer = answer_of(SLOTS, columns_of(SLOTS, rows, list(range(len(rows)))), answer_schema(SLOTS)).to_pylist()
+    for sample, row in zip(samples, answer, strict=True):
+        for slot in SLOTS[:4]:
+            assert row[slot.name] == plain(sample.get(slot.name))
+        assert plain(row["click"]) == plain(sample.get("click"))
+    for sample, line in zip(samples, lines_of(SLOTS, rows), strict=True):
+        found = [plain(sample.get(slot.name)) for slot in SLOTS]
+        words = [word for each in found for word in (len(each), *each)]
+        texts = [str(int(w)) if isinstance(w, bool) else w if isinstance(w, str) else repr(w) for w in words]
+        assert line.split(" ") == texts
+
+
+def test_a_generator_may_yield_one_mapping_again_and_again(tmp_path):
+    text = """
+    class Mine(DataGenerator):
+        def generate(self, event):
+            sample, shown = {"user": [5], "d": [0, 0], "click": [0]}, [0]
+            for sample["user"], shown[0] in ((1, 2), (3, 4)):
+                sample["shown"] = shown
+                yield sample
+    """
+    for protocol in ("arrow", "multislot"):
+        blocks, _ = read(tmp_path, write(tmp_path, text), protocol, [b"x"])
+        assert (values(blocks, "user"), values(blocks, "shown")) == ([1, 3], [2, 4])
+
+
+# -- one generator for several specs
+
+MORE = """
+    class Mine(DataGenerator):
+        def generate_columns(self, events):
+            names = [slot.name for slot in self.job_slots]
+            return {"event": range(len(events)), "user": [len(names)] * len(events), "shown": [7] * len(events),
+                    "word": ["a"] * len(events), "d": [[0, 0]] * len(events), "click": [1.0] * len(events),
+                    "tomorrow": [1] * len(events)}
+"""
+MORE_EACH = """
+    class Mine(DataGenerator):
+        def __init__(self):
+            super().__init__()
+            self.num = len(self.job_slots)
+        def generate(self, event):
+            yield {"user": self.num, "shown": 7, "word": "a", "d": [0, 0], "click": 1, "tomorrow": [1]}
+"""
+MORE_OF_PADDLES = """
+    class Mine(DataGenerator):
+        def generate_sample(self, line):
+            return lambda: [[("user", [len(self.job_slots)]), ("shown", [7]), ("word", ["a"]), ("d", [0, 0]),
+                             ("click", [1]), ("tomorrow", [1])]]
+"""
+
+
+@pytest.mark.parametrize("protocol", ["arrow", "multislot"])
+@pytest.mark.parametrize("text", [MORE, MORE_EACH, MORE_OF_PADDLES])
+def test_a_generator_asks_for_the_slots_and_its_other_columns_may_be_dropped(tmp_path, text, protocol):
+    command = write(tmp_path, text)
+    blocks, tally = read(tmp_path, command, protocol, [b"x"], extra="drop")
+    assert not tally.rejected and values(blocks, "user") == [5] and values(blocks, "shown") == [7]
+    if text == MORE_OF_PADDLES and protocol == "multislot":
+        return  # as with Paddle, the process ends where a sample does not fit
+    _, tally = read(tmp_path, command, protocol, [b"x"])
+    assert "'tomorrow' is no slot; pipe.extra" in tally.first_of[Reason.GENERATOR]
+
+
+def test_in_a_shell_slots_and_what_is_dropped_are_those_of_the_spec(tmp_path):
+    write(tmp_path, MORE_EACH)
+    (tmp_path / "job.toml").write_text(SPEC + '[pipe]\ncommand = ["python", "mine.py"]\nextra = "drop"\n')
+    assert shell(tmp_path, "--spec", "job.toml", events=[b"x"]).stdout == b"1 5 1 7 1 a 2 0 0 1 1\n"
+
+
+# -- errors are told once, then counted
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_is_told_with_its_traceback_once_and_then_counted(tmp_path, way):
+    write(tmp_path, WAYS[way])
+    done = shell(tmp_path, "--spec", "job.toml", events=[b"{}"] * 150)
+    told = done.stderr.decode().replace("this must not spoil the samples\n", "")
+    assert done.stdout.count(b"!KeyError") == 150
+    assert told.count("Traceback") == 1 and len(told.splitlines()) < 25
+    assert "100 events are rejected so far for KeyError at " in told and "150" not in told
+
+
+def test_the_slots_are_listed_once_and_not_in_each_rejection(tmp_path):
+    write(tmp_path, MORE_EACH)
+    done = shell(tmp_path, "--spec", "job.toml", events=[b"x"] * 20)
+    line = b"!ValueError: 'tomorrow' is no slot; pipe.extra = \"drop\" leaves out what is none\n"
+    assert done.stdout == line * 20
+    assert done.stderr.count(b"the spec has slots user, shown, word, d, click") == 1

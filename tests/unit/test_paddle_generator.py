@@ -79,6 +79,13 @@ def test_a_line_that_raises_is_told_and_the_others_go_on(monkeypatch, capsys):
     assert lines[0].startswith("!ValueError: invalid literal") and lines[1:] == ["1 3 1 1", "1 5 1 1"]
 
 
+def test_slots_that_the_spec_lacks_may_be_dropped(monkeypatch, capsys):
+    monkeypatch.setenv("MILLRACE_SLOTS", '[["label","meta","float",1]]')
+    assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["2 3 4 1 0"]
+    monkeypatch.setenv("MILLRACE_EXTRA", "drop")
+    assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["1 0"]
+
+
 @pytest.mark.parametrize(
     ("sample", "said"),
     [

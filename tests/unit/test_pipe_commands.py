@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.answers import slots_of_job
+from dataset.columns import slots_of_job
 from dataset.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
 from dataset.dead_letters import DeadLetters
 from dataset.errors import BadEvent, PipeFailed, SourceUnavailable
@@ -156,7 +156,7 @@ def test_secrets_and_slots_are_what_a_command_does_not_and_does_see(tmp_path):
     assert command.environment["MILLRACE_SPEC"] == str(tmp_path / "job.toml")
     assert set(command.environment) <= {
         "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "PYTHONHASHSEED", "PYTHONPATH",
-        "MILLRACE_PROTOCOL", "MILLRACE_SLOTS", "MILLRACE_SPEC",
+        "MILLRACE_PROTOCOL", "MILLRACE_SLOTS", "MILLRACE_EXTRA", "MILLRACE_SPEC",
     }  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_very_many_slots_are_told_shortly():
         patch.setenv("MILLRACE_SLOTS", tell_slots(many))
         assert len(tell_slots(many)) <= 100_000
         told = slots_of_job(None)
-    assert told is not None and [slot.name for slot in told] == [slot.name for slot in many.slots]
+    assert told is not None and [slot.name for slot in told.slots] == [slot.name for slot in many.slots]
 
 
 # -- a command that fails on a segment
@@ -247,6 +247,15 @@ def test_a_line_without_end_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr("dataset.pipe.multislot.MAX_LINE_BYTES", 1 << 16)
     with pytest.raises(PipeFailed, match="printed a line longer than"):
         read(tmp_path, script(tmp_path, "sys.stdin.read(); print('1' * (1 << 22))"))
+
+
+def test_what_every_process_says_is_logged_once_and_then_counted(tmp_path, caplog):
+    caplog.set_level("INFO")
+    command = script(tmp_path, "print('the same', file=sys.stderr)\nsys.stdin.read()")
+    segments = [Segment("memory/0", 0, 0, 1)] * 25
+    read(tmp_path, command, segments=segments)
+    told = [message.partition(": ")[2] for message in caplog.messages if "the same" in message]
+    assert told == ["the same", "10 lines so far are as earlier processes said them; the last: the same"]
 
 
 def test_stderr_goes_to_the_log_a_few_lines_at_a_time(tmp_path, caplog):

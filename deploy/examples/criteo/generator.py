@@ -1,40 +1,53 @@
-"""A line of Kaggle's display advertising format to a sample.
+"""Lines of Kaggle's display advertising format to a sample each.
 
 A line is `label I1 .. I13 C1 .. C26`, tab separated; any I (integer) or C (hexadecimal) may be empty.
 In a shell: zcat data/criteo_80k.txt.gz | head -2 | python generator.py --spec job.toml
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from dataset.generator import DataGenerator
 
 NUM_INTEGERS, NUM_CATEGORIES = 13, 26
 
 
-def step(value: int) -> int:
-    """Integers in steps that widen: small ones as they are, large ones by the square of their logarithm."""
-    return value + 4 if value < 3 else int(math.log(value) ** 2) + 7
+@cache
+def dense(text: str) -> float:
+    """An integer as a dense value: log(1 + x), 0 where missing."""
+    return math.log1p(max(int(text), 0)) if text else 0.0
+
+
+@cache
+def step(text: str) -> int:
+    """An integer as a sign: small ones as they are, large ones in steps of their squared logarithm; 0 where missing."""
+    if not text:
+        return 0
+    value = int(text)
+    return max(1, value + 4 if value < 3 else int(math.log(value) ** 2) + 7)
 
 
 class Clicks(DataGenerator):
     """See module docstring."""
 
-    def generate(self, event: bytes) -> Iterator[Mapping[str, Sequence[Any]]]:
-        fields = event.decode().rstrip("\r\n").split("\t")
-        if len(fields) != 1 + NUM_INTEGERS + NUM_CATEGORIES:
-            raise ValueError(f"{len(fields)} fields instead of {1 + NUM_INTEGERS + NUM_CATEGORIES}")
-        integers = [int(text) if text else None for text in fields[1 : 1 + NUM_INTEGERS]]
-        sample: dict[str, Sequence[Any]] = {
-            "integers": [math.log1p(max(value, 0)) if value is not None else 0.0 for value in integers],
-            "click": [float(fields[0])],
-        }
-        for number, value in enumerate(integers, 1):
-            sample[f"I{number}"] = [0 if value is None else max(1, step(value))]
-        for number, text in enumerate(fields[1 + NUM_INTEGERS :], 1):
-            sample[f"C{number}"] = [int(text, 16)] if text else []
-        yield sample
+    def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
+        lines = [event.decode().rstrip("\r\n").split("\t") for event in events]
+        for fields in lines:
+            if len(fields) != 1 + NUM_INTEGERS + NUM_CATEGORIES:
+                raise ValueError(f"{len(fields)} fields instead of {1 + NUM_INTEGERS + NUM_CATEGORIES}")
+        label, *fields = zip(*lines, strict=True)
+        integers, categories = fields[:NUM_INTEGERS], fields[NUM_INTEGERS:]
+        columns: dict[str, Any] = {"event": np.arange(len(events)), "click": [float(text) for text in label]}
+        columns["integers"] = np.stack([[dense(text) for text in column] for column in integers], 1)
+        for number, column in enumerate(integers, 1):
+            columns[f"I{number}"] = [step(text) for text in column]
+        for number, column in enumerate(categories, 1):
+            columns[f"C{number}"] = [int(text, 16) for text in column if text], [len(text) > 0 for text in column]
+        return columns
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""An impression of a news page to one sample for each article shown; with --plain, no crossed fields (plain.toml).
+"""Impressions of a news page to one sample for each article shown; with --plain, no crossed fields (plain.toml).
 
 In a shell: zcat data/impressions.jsonl.gz | head -2 | python generator.py --spec job.toml
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset.generator import DataGenerator
+import numpy as np
+
+from dataset.generator import DataGenerator, signs
 
 PLAIN = {
     "user": "user_id",
@@ -25,7 +27,7 @@ PLAIN = {
     "list_length": "n_inview",
 }
 CROSSED = ("page", "hour", "weekday", "device", "subscriber", "gender", "postcode", "age")
-ARTICLES = 1 << 20
+ARTICLES = np.uint64(1 << 20)
 """A crossed sign is the other field's value times this, plus the article."""
 
 
@@ -36,15 +38,24 @@ class Impressions(DataGenerator):
         super().__init__()
         self._crossed = crossed
 
-    def generate(self, event: bytes) -> Iterator[Mapping[str, Sequence[Any]]]:
-        impression = json.loads(event)
-        clicked = set(impression["clicked"])
-        common = {slot: [impression[field]] for slot, field in PLAIN.items()}
-        common["length"] = [len(impression["shown"]) / 10]
-        common["impression"] = [float(impression["impression"])]
-        for article in impression["shown"]:
-            crossed = {f"article_{name}": [impression[PLAIN[name]] * ARTICLES + article] for name in self._crossed}
-            yield common | crossed | {"article": [article], "click": [float(article in clicked)]}
+    def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
+        impressions = [json.loads(event) for event in events]
+        num_shown = np.array([len(each["shown"]) for each in impressions], np.int64)
+        article = signs(article for each in impressions for article in each["shown"])
+
+        def of_event(field: str) -> np.ndarray:  # once for each article that the impression shows
+            return np.repeat(signs(each[field] for each in impressions), num_shown)
+
+        columns: dict[str, Any] = {slot: of_event(field) for slot, field in PLAIN.items()}
+        columns |= {f"article_{name}": columns[name] * ARTICLES + article for name in self._crossed}
+        clicked = [set(each["clicked"]) for each in impressions]
+        return columns | {
+            "event": np.repeat(np.arange(len(events)), num_shown),
+            "article": article,
+            "length": np.repeat(num_shown / 10, num_shown),
+            "impression": of_event("impression"),
+            "click": [a in those for each, those in zip(impressions, clicked, strict=True) for a in each["shown"]],
+        }
 
 
 if __name__ == "__main__":
