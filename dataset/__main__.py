@@ -1,10 +1,11 @@
 """`python -m dataset --spec job.toml --limit 20`: source and pipe alone, to try a generator before training.
 
-Prints the samples, what was rejected and why, the figures of each slot, and the rates. Reads only the sections of the
-spec that concern the stream, and of the stream at most `--limit` positions.
+Prints `--show` samples, what was rejected and why, the figures of each slot, the rates and where the time went. Reads
+only the sections of the spec that concern the stream, and of the stream at most `--limit` positions.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,9 @@ from dataset.schema import Schema
 from dataset.source import Partition, Segment, Source
 from dataset.sources import open_source
 from dataset.spec import StreamSpec, read_stream
+from dataset.timing import advice, breakdown
 from millrace.deadline import Deadline
+from millrace.errors import BadInput
 from millrace.lifecycle import exit_code_of
 from millrace.logs import setup
 
@@ -33,6 +36,8 @@ WAIT_S, POLL_S = 5.0, 0.1
 MAX_WIDE_SLOTS = 10
 """With more slots than that, a slot is a row of the table and a sample a column."""
 SAMPLES_ACROSS = 6
+SHOWN = 20
+"""Samples that are printed unless --show says otherwise."""
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal."""
 
@@ -112,8 +117,8 @@ def slot_table(tally: Tally) -> Table:
     return table
 
 
-def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console) -> None:
-    """Read, and print what came."""
+def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, show: int = SHOWN) -> None:
+    """Read `limit` events, print `show` samples and what is known of all. BadInput where every event was rejected."""
     schema = Schema.of(stream.slots)
     schema.check_sample(stream.sample)
     # Here a bad event is to be seen, not to end the run; nothing is written either.
@@ -126,15 +131,15 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console) -> 
         tally, started_s = Tally(), time.monotonic()
         shown: list[Samples] = []
         for samples in reader.read(0, segments, tally):
-            if sum(len(block) for block in shown) < limit:
-                shown.append(samples)
+            if (left := show - sum(len(block) for block in shown)) > 0:
+                shown.append(samples.slice(0, min(left, len(samples))))
         took_s = time.monotonic() - started_s
     finally:
         reader.close()
-    for table in sample_tables(Samples.concat(shown), schema, limit) if shown else ():
+    for table in sample_tables(Samples.concat(shown), schema, show) if shown else ():
         console.print(table)
-    if tally.num_samples > limit:
-        console.print(f"... and {tally.num_samples - limit} more samples")
+    if tally.num_samples > show:
+        console.print(f"... and {tally.num_samples - show:,} more samples (--show)")
     if tally.rejected:
         console.print(rejected_table(tally))
     console.print(slot_table(tally))
@@ -143,18 +148,28 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console) -> 
         f"{took_s:.2f} s: {tally.num_events / took_s:,.0f} events/s, {tally.num_samples / took_s:,.0f} samples/s, "
         "the start of the command included"
     )
+    console.print(breakdown(tally, took_s, pipe.processes))
+    for line in advice(tally, took_s, pipe, stream.source, os.cpu_count() or 1):
+        console.print(line)
+    if tally.rejected and not tally.num_samples:
+        reason, where = next(iter(tally.first_of.items()))
+        raise BadInput(
+            f"no sample came of {tally.num_events:,} events: all were rejected; the first: {where or reason}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m dataset", description="Run a job's source and pipe alone.")
     parser.add_argument("--spec", type=Path, required=True, help="the job spec, a TOML file")
-    parser.add_argument("--limit", type=int, default=20, help="events to read (default 20)")
+    parser.add_argument("--limit", type=int, default=20, help="events to read, for the rates (default 20)")
+    parser.add_argument("--show", type=int, default=SHOWN, help=f"samples to print (default {SHOWN})")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="override a key of the spec")
     given = parser.parse_args(arguments)
     setup("dataset")
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    try_stream(read_stream(given.spec, given.set), given.spec.resolve(), max(1, given.limit), Console(width=width))
+    stream, console = read_stream(given.spec, given.set), Console(width=width)
+    try_stream(stream, given.spec.resolve(), max(1, given.limit), console, max(0, given.show))
 
 
 if __name__ == "__main__":

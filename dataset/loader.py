@@ -47,6 +47,12 @@ class Tally:
     num_dead_letters: int = 0
     slots: SlotCounters | None = None
     """Counters by slot, where the reader keeps them."""
+    source_s: float = 0.0
+    """Reading events. All three go on side by side, the last two in each of `pipe.processes`."""
+    pipe_s: float = 0.0
+    """Waiting for the command."""
+    parse_s: float = 0.0
+    """Feeding it, and making samples of its output."""
 
     def reject(self, reason: str, where: str = "") -> None:
         """Count one rejection."""

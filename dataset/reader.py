@@ -91,7 +91,7 @@ class SegmentReader:
         if self._dead_letters is not None:
             self._dead_letters.begin(pass_number)
         num_lines = 0
-        for work, outcome in self._pool.run(self._works(pass_number, segments)):
+        for work, outcome in self._pool.run(self._works(pass_number, segments, tally)):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
                 if self._pipe.protocol is Protocol.MULTISLOT:  # lines are numbered in their segment: now in the pass
@@ -107,11 +107,14 @@ class SegmentReader:
         if self._dead_letters is not None:
             self._dead_letters.close()
 
-    def _works(self, pass_number: int, segments: Sequence[Segment]) -> Iterator[Work]:
+    def _works(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Work]:
         lines = self._pipe.protocol is Protocol.MULTISLOT
         for segment in segments:
             for part in split_segment(segment, self._pipe.processes):
-                yield screen(part, self._events(pass_number, part), self._config.max_event_bytes, lines=lines)
+                begin_s = time.monotonic()
+                work = screen(part, self._events(pass_number, part), self._config.max_event_bytes, lines=lines)
+                tally.source_s += time.monotonic() - begin_s
+                yield work
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
         """Events of a segment; waits, and says so, while the source is away."""
@@ -143,6 +146,8 @@ class SegmentReader:
         tally.num_events += work.num_events
         tally.num_samples += outcome.num_samples
         tally.num_judged += outcome.num_judged
+        tally.pipe_s += outcome.pipe_s
+        tally.parse_s += outcome.parse_s
         assert tally.slots is not None
         tally.slots.merge(outcome.counters)
         for rejection in outcome.rejections:

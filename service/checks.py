@@ -151,6 +151,9 @@ def _check_pipe(job: TrainerJob, schema: Schema) -> None:
     if job.pipe.protocol is Protocol.ARROW:
         for name in _overlap(RESERVED_COLUMNS, schema.by_name):
             raise SpecError(f"slot {name!r}: the arrow protocol keeps this name for itself; rename the slot", "slots")
+        for slot in schema.sparse:
+            if slot.sparse.weighted and (name := f"{slot.name}.weight") in schema.by_name:
+                raise SpecError(f"slot {name!r} has the name of the weights of slot {slot.name!r}; rename it", "slots")
         return
     for number, entry in enumerate(job.slots):
         if isinstance(entry, SparseSlot) and entry.weighted:

@@ -97,6 +97,7 @@ class ArrowRunner:
             if self._closed:  # meanwhile
                 self._child.kill()
         child = self._child
+        before_s = child.waited_s
         limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
         child.send([memoryview(request_stream(work, requests))], max_output_bytes=limit, close=False)
         try:
@@ -105,6 +106,7 @@ class ArrowRunner:
             raise child.failure(str(error)) from error
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of bytes that are no message, or no name
             raise child.failure(f"printed a broken Arrow stream: {error}") from error
+        outcome.pipe_s = child.waited_s - before_s
         outcome.rejections.sort(key=lambda rejection: rejection.offset)
         return outcome
 

@@ -53,6 +53,7 @@ class MultiSlotRunner:
             child.finish()
         finally:
             child.close()
+        outcome.pipe_s = child.waited_s
         return outcome
 
     def _take(self, data: bytes, work: Work, outcome: Outcome) -> None:

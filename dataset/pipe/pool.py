@@ -4,6 +4,7 @@ The number of processes changes the speed, never the outcomes.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,8 +76,11 @@ class PipePool:
         attempt = 0
         while True:
             attempt += 1
+            begin_s = time.monotonic()
             try:
-                return runner.run(work)
+                outcome = runner.run(work)
+                outcome.parse_s = time.monotonic() - begin_s - outcome.pipe_s
+                return outcome
             except ChildFailed as failure:
                 runner.reset()
                 if not self._closed:

@@ -123,6 +123,8 @@ class Child:
 
     def __init__(self, command: Command, idle_s: float, repeats: Repeats | None = None) -> None:
         self._idle_s, self._killing = idle_s, threading.Lock()
+        self.waited_s = 0.0
+        """How long the command neither read nor wrote, so far."""
         try:
             self._process = subprocess.Popen(
                 command.argv,
@@ -168,7 +170,9 @@ class Child:
         last_s = time.monotonic()
         while not self._output and not self._out_ended:
             left_s = last_s + self._idle_s - time.monotonic()
+            asked_s = time.monotonic()
             ready = self._poll.poll(max(0.0, left_s) * 1000) if left_s > 0 else []
+            self.waited_s += time.monotonic() - asked_s
             if not ready and left_s <= 0:
                 self.kill()
                 raise self.failure(f"neither read nor wrote for {self._idle_s:g} s and was killed (pipe.deadline)")

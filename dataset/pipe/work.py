@@ -43,6 +43,10 @@ class Outcome:
     """Those of the work included, by position."""
     num_judged: int = 0
     """What rejections are a fraction of: events, or (multislot) output lines and events refused before the pipe."""
+    pipe_s: float = 0.0
+    """Waiting for the command."""
+    parse_s: float = 0.0
+    """Feeding it, and making samples of its output."""
 
     @property
     def num_samples(self) -> int:

@@ -1,14 +1,20 @@
 """`python -m dataset`: how a user tries a generator before training."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from dataset import __main__ as command
 from dataset.__main__ import first_segments, main, try_stream
+from dataset.config import FilesSource, PipeSection
+from dataset.loader import Tally
 from dataset.source import Partition, Segment
 from dataset.spec import read_stream
+from dataset.timing import advice
 from millrace.errors import SpecError
+from millrace.lifecycle import exit_code_of
 
 SPEC = """
 name = "demo"
@@ -39,9 +45,9 @@ def spec(tmp_path):
     return tmp_path / "job.toml"
 
 
-def output(spec, limit: int, *overrides: str) -> str:
+def output(spec, limit: int, *overrides: str, show: int = 20) -> str:
     console = Console(file=io.StringIO(), width=160)
-    try_stream(read_stream(spec, overrides), spec.resolve(), limit, console)
+    try_stream(read_stream(spec, overrides), spec.resolve(), limit, console, show)
     return console.file.getvalue()
 
 
@@ -56,6 +62,59 @@ def test_it_shows_samples_rejections_slots_and_rates(spec):
 def test_only_so_many_events_are_read(spec):
     assert "50 events, 49 samples" in output(spec, 1000)
     assert "1 events, 1 samples" in output(spec, 1)
+
+
+def test_the_limit_is_of_events_read_and_show_of_samples_printed(spec):
+    shown = output(spec, 50, show=3)
+    assert "50 events, 49 samples" in shown and "... and 46 more samples (--show)" in shown
+    assert sum("0.5" in line for line in shown.splitlines()) == 3
+    assert "... and 49 more samples" in output(spec, 50, show=0)
+
+
+def test_many_events_are_tried_without_printing_or_keeping_them(spec, monkeypatch):
+    """Three samples are made into text, however many events are read."""
+    cells = []
+    monkeypatch.setattr(command, "cell", lambda samples, name, row: cells.append((len(samples), row)) or "")
+    (spec.parent / "events.txt").write_text("1 1 1 2 1 0.5 1 1\n" * 20_000)
+    assert "20000 events, 20000 samples" in output(spec, 20_000, show=3)
+    assert {size for size, _ in cells} == {3} and {row for _, row in cells} == {0, 1, 2}
+
+
+def test_it_says_where_the_time_went(spec):
+    assert "s waiting for the pipe command and" in output(spec, 5) and "hint" not in output(spec, 5)
+
+
+def test_a_command_that_takes_most_of_the_time_is_told_with_what_helps(spec):
+    (spec.parent / "events.txt").write_text("1 1 1 2 1 0.5 1 1\n" * 1_000)
+    shown = output(spec, 1_000, 'pipe.command=["sh", "-c", "sleep 0.5; cat"]')
+    assert "hint: most of the time is the pipe command's" in shown and "generate_columns" in shown
+
+
+@pytest.mark.parametrize(
+    ("times", "pipe", "words"),
+    [
+        ((0.1, 9.0, 0.5), {}, 'generate_columns and speaks protocol = "arrow"; pipe.processes = 4 runs as many'),
+        ((0.1, 36.0, 0.5), {"processes": 4, "protocol": "arrow"}, "where it defines generate_columns$"),
+        ((0.1, 2.0, 7.0), {}, 'protocol = "arrow" is parsed faster'),
+        ((0.1, 2.0, 7.0), {"protocol": "arrow"}, "pipe.processes = 4 has it done side by side"),
+        ((9.0, 2.0, 1.0), {}, "plain files are read faster than gzip"),
+        ((3.0, 4.0, 3.0), {}, None),
+    ],
+)
+def test_advice_is_of_the_part_that_dominates(times, pipe, words):
+    source_s, pipe_s, parse_s = times
+    tally = Tally(num_events=5_000, source_s=source_s, pipe_s=pipe_s, parse_s=parse_s)
+    section = PipeSection.model_validate({"command": ("cat",), **pipe})
+    told = list(advice(tally, 10.0, section, FilesSource(kind="files", paths=("x",)), num_cores=4))
+    assert [bool(re.search(words, line)) for line in told] == [True] if words else told == []
+
+
+def test_it_ends_with_1_where_every_event_is_rejected(spec, capsys):
+    (spec.parent / "events.txt").write_text("1 2 hello\n" * 7)
+    assert exit_code_of(lambda: main(["--spec", str(spec)])) == 1
+    told = capsys.readouterr()
+    assert "no sample came of 7 events: all were rejected; the first: events.txt at 0" in told.err
+    assert "unparsable" in told.out
 
 
 def test_many_slots_are_shown_one_a_row(spec):

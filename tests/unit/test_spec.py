@@ -229,11 +229,18 @@ MISTAKES = {
     'metrics.slices=["device","devise"]': "metrics.slices.1: there is no slot 'devise'; a meta or sparse slot is "
     "needed; did you mean 'device'?",
     'slots.1={name="event"}': "slots: slot 'event': the arrow protocol keeps this name for itself; rename the slot",
+    'slots.0.weighted=true ; slots.1={name="user.weight"}': "slots: slot 'user.weight' has the name of the weights of "
+    "slot 'user'; rename it",
     f"{MULTISLOT} ; {NO_TIME} ; slots.0.weighted=true": "slots.0.weighted: weights of signs need protocol = \"arrow\"",
     MULTISLOT: "sources.impressions.event_time: samples of protocol = \"multislot\" cannot be traced to their events; "
     'name a meta slot with the time, or use protocol = "arrow"',
     'sources.impressions.event_time={slot="clik"}': "sources.impressions.event_time.slot: there is no slot 'clik'; "
     "a meta slot is needed; did you mean 'click'?",
+    'sources.impressions.event_time={slot="impression"}': "sources.impressions.event_time.slot: 'impression' is no "
+    "meta slot of whole numbers, which times take: floats hold the unix time to 128 s only; have a slot with kind = "
+    '"meta", type = "int64"',
+    'model={name="deepfm"} ; tables.default={dim=0}': "model.name: deepfm needs vectors: the table of slot 'user' has "
+    "dim = 0; use lr, or raise it",
     'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files carry no time of "
     'their own; name a field or a slot, or kind = "none"',
     "model.name=dcn_v3": "model.name: no model 'dcn_v3'; did you mean 'dcn_v2'? known: lr, fm, deepfm, wide_deep, "
