@@ -4,6 +4,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dataset.answers import error_text
 
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 MAX_KINDS = 100
 """Kinds of errors told apart; further ones are counted as one."""
 OTHERS = "further errors"
+OURS = str(Path(__file__).parent)
 
 
 class ErrorLog:
@@ -31,15 +33,19 @@ class ErrorLog:
 
     def add(self, error: BaseException, event: int) -> None:
         """`event` is rejected for `error`: the first of a kind with its traceback, then the 10th, 100th, 1,000th."""
-        kind = self._kind(error)
+        told = traceback.TracebackException.from_exception(error)
+        while told.stack and told.stack[0].filename.startswith(OURS):  # the user's code begins behind these
+            told.stack.pop(0)
+        kind = self._kind(error, told)
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count == 1:
-            log.error("event %d of those at hand is rejected; more of %s are only counted", event, kind, exc_info=error)
+            lines = "".join(told.format()).rstrip()
+            log.error("event %d of those at hand is rejected; more of %s are only counted\n%s", event, kind, lines)
         elif str(count).strip("0") == "1":
             log.error("%s events are rejected so far for %s; the last: %s", f"{count:,}", kind, error)
 
-    def _kind(self, error: BaseException) -> str:
-        frames = traceback.extract_tb(error.__traceback__, limit=-1)
-        place = f" at {frames[0].filename}:{frames[0].lineno}" if frames else ""
+    def _kind(self, error: BaseException, told: traceback.TracebackException) -> str:
+        users = [frame for frame in told.stack if not frame.filename.startswith(OURS)]
+        place = f" at {users[-1].filename}:{users[-1].lineno}" if users else ""
         kind = f"{type(error).__name__}{place}"
         return kind if kind in self._counts or len(self._counts) < MAX_KINDS else OTHERS

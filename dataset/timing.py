@@ -21,8 +21,8 @@ def breakdown(tally: Tally, took_s: float, processes: int) -> str:
 
 
 def advice(tally: Tally, took_s: float, pipe: PipeSection, source: SourceSection, num_cores: int) -> Iterator[str]:
-    """What to change where one part takes most of the time; nothing for a short try."""
-    if tally.num_events < MIN_EVENTS:
+    """What to change where one part takes most of the time; nothing for a short try, or one without a sample."""
+    if tally.num_events < MIN_EVENTS or not tally.num_samples:
         return
     most = DOMINATES * took_s
     if tally.pipe_s / pipe.processes > most:

@@ -103,7 +103,7 @@ def test_a_command_that_takes_most_of_the_time_is_told_with_what_helps(spec):
 )
 def test_advice_is_of_the_part_that_dominates(times, pipe, words):
     source_s, pipe_s, parse_s = times
-    tally = Tally(num_events=5_000, source_s=source_s, pipe_s=pipe_s, parse_s=parse_s)
+    tally = Tally(num_events=5_000, num_samples=5_000, source_s=source_s, pipe_s=pipe_s, parse_s=parse_s)
     section = PipeSection.model_validate({"command": ("cat",), **pipe})
     told = list(advice(tally, 10.0, section, FilesSource(kind="files", paths=("x",)), num_cores=4))
     assert [bool(re.search(words, line)) for line in told] == [True] if words else told == []
