@@ -45,7 +45,7 @@ LINES = 4
 """Of the workers' output, shown on a terminal."""
 GONE_S = 10.0
 """How long launchers that were killed may take to be gone."""
-PARTS = ("jobs", "records.db", "service.lock", "trash", "kept")
+PARTS = ("jobs", "predicting", "records.db", "service.lock", "trash", "kept")
 """What a service keeps in its root; files beside the records' begin with their name."""
 
 
