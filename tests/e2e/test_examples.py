@@ -86,30 +86,41 @@ def columns(made, *events):
     }
 
 
-def test_an_impression_gives_a_sample_for_each_article_shown():
+@pytest.fixture
+def news(monkeypatch):
+    """The generator of the news example, as the spec of this name starts it."""
+
+    def made(spec="job.toml"):
+        monkeypatch.setenv("MILLRACE_SPEC", str(EXAMPLES / "news" / spec))
+        return generator("news").Impressions()
+
+    return made
+
+
+def test_an_impression_gives_a_sample_for_each_article_shown(news):
     event = json.dumps(IMPRESSION).encode()
-    found = columns(generator("news").Impressions(), event, event)
+    found = columns(news(), event, event)
     assert found["event"] == [0, 0, 0, 1, 1, 1] and found["article"] == [10, 11, 12, 10, 11, 12]
     assert found["click"][:3] == [False, True, False]
     assert found["impression"] == [7.0] * 6 and found["length"] == [0.3] * 6
     assert found["article_page"][1] == (5 << 20) + 11
 
 
-def test_a_plain_impression_has_no_crossed_fields():
-    found = columns(generator("news").Impressions(crossed=()), json.dumps(IMPRESSION).encode())
+def test_a_plain_impression_has_no_crossed_fields(news):
+    found = columns(news("plain.toml"), json.dumps(IMPRESSION).encode())
     assert not [name for name in found if name.startswith("article_")]
 
 
-def test_an_impression_without_a_field_is_an_error_that_names_it():
+def test_an_impression_without_a_field_is_an_error_that_names_it(news):
     event = {name: value for name, value in IMPRESSION.items() if name != "last_click"}
     with pytest.raises(KeyError, match="last_click"):
-        columns(generator("news").Impressions(), json.dumps(event).encode())
+        columns(news(), json.dumps(event).encode())
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "7", None, 1 << 64])
-def test_a_field_that_is_no_sign_is_an_error(wrong):
+def test_a_field_that_is_no_sign_is_an_error(news, wrong):
     with pytest.raises(ValueError, match="is no sign|not all are signs"):
-        columns(generator("news").Impressions(), json.dumps(IMPRESSION | {"postcode": wrong}).encode())
+        columns(news(), json.dumps(IMPRESSION | {"postcode": wrong}).encode())
 
 
 def test_missing_integers_are_zero_and_have_a_sign_of_their_own():

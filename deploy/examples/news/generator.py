@@ -1,10 +1,9 @@
-"""Impressions of a news page to one sample for each article shown; with --plain, no crossed fields (plain.toml).
+"""Impressions of a news page to one sample for each article shown; crossed fields where the spec has slots for them.
 
 In a shell: zcat data/impressions.jsonl.gz | head -2 | python generator.py --spec job.toml
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,10 +33,6 @@ ARTICLES = np.uint64(1 << 20)
 class Impressions(DataGenerator):
     """See module docstring."""
 
-    def __init__(self, crossed: tuple[str, ...] = CROSSED) -> None:
-        super().__init__()
-        self._crossed = crossed
-
     def generate_columns(self, events: Sequence[bytes]) -> Mapping[str, Any]:
         impressions = [json.loads(event) for event in events]
         num_shown = np.array([len(each["shown"]) for each in impressions], np.int64)
@@ -47,7 +42,9 @@ class Impressions(DataGenerator):
             return np.repeat(signs(each[field] for each in impressions), num_shown)
 
         columns: dict[str, Any] = {slot: of_event(field) for slot, field in PLAIN.items()}
-        columns |= {f"article_{name}": columns[name] * ARTICLES + article for name in self._crossed}
+        wanted = {slot.name for slot in self.job_slots}
+        crossed = [name for name in CROSSED if f"article_{name}" in wanted]
+        columns |= {f"article_{name}": columns[name] * ARTICLES + article for name in crossed}
         clicked = [set(each["clicked"]) for each in impressions]
         return columns | {
             "event": np.repeat(np.arange(len(events)), num_shown),
@@ -59,4 +56,4 @@ class Impressions(DataGenerator):
 
 
 if __name__ == "__main__":
-    Impressions(() if "--plain" in sys.argv else CROSSED).run()
+    Impressions().run()
