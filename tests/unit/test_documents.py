@@ -30,7 +30,7 @@ NEWS = ROOT / "tests" / "golden" / "news.toml"
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
 OWN = {
     "millrace/documents.py": "the reader itself",
-    "dataset/answers.py": "MILLRACE_SLOTS, which the pipe sets; a generator starts in no time",
+    "dataset/columns.py": "MILLRACE_SLOTS, which the pipe sets; a generator starts in no time",
 }
 """Files that call json.loads themselves, and why."""
 
