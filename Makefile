@@ -5,18 +5,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOCK := requirements.lock
 LOCKED ?=
+PYTEST := $(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
 LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threads=1
 
-.PHONY: demo test check bench soak faults lock proto format clean
+.PHONY: demo test test-all check bench soak faults lock proto format clean
 
 demo: $(READY)
 	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
-	$(BIN)/pytest tests -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not long and not slow"
+
+test-all: test
+	$(PYTEST) -m "long and not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
