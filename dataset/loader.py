@@ -5,7 +5,9 @@ Two threads: one reads samples, at most one pass ahead of the one being trained;
 """
 
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +100,7 @@ class _Ahead:
         self._blocks: deque[Samples | _End | _Failure] = deque()
         self._num_samples = 0
         self._changed = threading.Condition()
+        self._starved_s, self._starved_since_s = 0.0, math.inf
 
     def put(self, item: Samples | _End | _Failure) -> None:
         """Wait for room; a block larger than the bound goes alone."""
@@ -112,12 +115,22 @@ class _Ahead:
     def get(self) -> Samples | _End | _Failure:
         """Wait for an item."""
         with self._changed:
-            while not self._blocks:
-                self._wait()
+            self._starved_since_s = time.perf_counter()
+            try:
+                while not self._blocks:
+                    self._wait()
+            finally:
+                self._starved_s += time.perf_counter() - self._starved_since_s
+                self._starved_since_s = math.inf
             item = self._blocks.popleft()
             self._num_samples -= len(item) if isinstance(item, Samples) else 0
             self._changed.notify_all()
             return item
+
+    def starved_s(self) -> float:
+        """For how long `get` has waited for items, up to now."""
+        with self._changed:
+            return self._starved_s + max(0.0, time.perf_counter() - self._starved_since_s)
 
     def _wait(self) -> None:
         if self._stopping.is_set():
@@ -165,6 +178,10 @@ class Loader(Generic[T]):
                 self._ready.put(item)  # whoever asks again hears it again
                 raise item.error
             yield item
+
+    def starved_s(self) -> float:
+        """For how long batches could not be made, up to now, since the reader had given no samples. Any thread."""
+        return self._ahead.starved_s()
 
     def tally(self, pass_number: int) -> Tally:
         """What the last pass that was taken to its end gave."""

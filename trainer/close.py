@@ -201,7 +201,10 @@ class PassCloser:
                     "new_rows": stats.new_rows,
                     "unadmitted": stats.unadmitted,
                     "dirty_rows": stats.dirty_rows,
-                    "rows_by_slot": self._rows_by_slot(name, stats),
+                    "rows_by_slot": (rows := self._rows_by_slot(name, stats)),
+                    "bytes_by_slot": {
+                        slot: stats.num_bytes * num // max(1, stats.num_rows) for slot, num in rows.items()
+                    },
                 }
                 for name, stats in self._stats.items()
             },

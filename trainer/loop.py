@@ -35,6 +35,7 @@ from trainer.progress import Progress
 from trainer.ranks import Ranks
 from trainer.stalls import WaitsFor
 from trainer.step import Stepper
+from trainer.time_spent import Part
 
 IDLE_WAIT_S = 0.2
 """How long the chief waits for a plan before it tells the others that there is none yet."""
@@ -91,6 +92,7 @@ class TrainLoop:
 
     def __init__(self, parts: Parts, seed: int) -> None:
         self._parts, self._seed = parts, seed
+        self._spent = parts.progress.spent
         self._next: Plan | None = None
         self._end = False
         self._draining = threading.Event()
@@ -112,7 +114,8 @@ class TrainLoop:
             self._ask()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
-            parts.closer.close(plan)
+            with self._spent.part(Part.CLOSE):
+                parts.closer.close(plan)
             progress.step.end()
             self._commit_if_due()
         progress.ended()
@@ -173,12 +176,15 @@ class TrainLoop:
                 return {"plan": plan.message()}
             if self._all_kept():
                 return {"over": True}
-            time.sleep(FINISH_WAIT_S)
+            with self._spent.part(Part.COMMIT):
+                time.sleep(FINISH_WAIT_S)
             return {"wait": True}
         if self._next is not None:
             return {"go": True}
         self._commit_if_due()
-        if (known := self._poll_plan(IDLE_WAIT_S)) is not None:
+        with self._spent.part(Part.EVENTS):
+            known = self._poll_plan(IDLE_WAIT_S)
+        if known is not None:
             return known
         parts = self._parts
         parts.progress.idle(parts.chief is not None and parts.chief.chronicle.paused)
@@ -201,12 +207,13 @@ class TrainLoop:
 
     def _commit_if_due(self) -> None:
         parts = self._parts
-        if parts.feed is not None:  # first: replicas wait for it
-            parts.feed.tick(parts.progress.version)
-        if parts.committer is not None:
-            parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
-        if parts.exporting is not None:
-            parts.exporting.tick()
+        with self._spent.part(Part.COMMIT):
+            if parts.feed is not None:  # first: replicas wait for it
+                parts.feed.tick(parts.progress.version)
+            if parts.committer is not None:
+                parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
+            if parts.exporting is not None:
+                parts.exporting.tick()
 
     # -- steps
 
@@ -214,13 +221,15 @@ class TrainLoop:
         """Every step of a pass on this rank, and the empty ones while other ranks have more."""
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
-        parts.shards.open_pass(plan.number, self._deadline())
+        with self._spent.part(Part.EXCHANGE):
+            parts.shards.open_pass(plan.number, self._deadline())
         clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         batch = next(batches, None)
         clock.at(WaitsFor.SHARDS)
-        rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
+        with self._spent.part(Part.EXCHANGE):
+            rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
         step = 0
         while (common := self._agree(batch)).more:
             if plan.learn:
@@ -233,12 +242,27 @@ class TrainLoop:
     def _batches(self, plan: Plan) -> Iterator[Batch]:
         """The batches of a pass; where that is asked for, they are all predicted before the first one is learnt."""
         parts = self._parts
-        batches = parts.loader.batches(plan.number)
+        batches = self._loaded(plan)
         if parts.infer_first is None:
             return batches
         if not plan.learn:
             return in_turn(parts.shards, batches, learn=False)
-        return parts.infer_first.first(batches, self._agree)
+        with self._spent.part(Part.FORWARD):
+            return parts.infer_first.first(batches, self._agree)
+
+    def _loaded(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of a pass as the loader has them; waiting for them is the pipe's time, or the loader's."""
+        loader = self._parts.loader
+        batches = loader.batches(plan.number)
+        while True:
+            starved_s, before_s = loader.starved_s(), time.perf_counter()
+            with self._spent.part(Part.LOADER):
+                batch = next(batches, None)
+            waited_s = time.perf_counter() - before_s
+            self._spent.move(Part.LOADER, Part.PIPE, min(waited_s, loader.starved_s() - starved_s))
+            if batch is None:
+                return
+            yield batch
 
     def _agree(self, batch: Batch | None) -> _Common:
         """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
@@ -250,7 +274,8 @@ class TrainLoop:
             mine[: len(tasks)] = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
             mine[len(tasks) :] = len(batch.samples), 1, 0
         mine[-1] = message is not None
-        total = ranks.sum_floats(mine)
+        with self._spent.part(Part.EXCHANGE):
+            total = ranks.sum_floats(mine)
         if total[-1]:
             self._heard(ranks.broadcast(message))
         weight = {task.name: float(total[i]) for i, task in enumerate(tasks)}
@@ -267,28 +292,33 @@ class TrainLoop:
         finite = True
         if batch is not None:
             parts.dense.buffers.keep()
-            forward = parts.stepper.forward(batch, rows, common.weight)
-            parts.observer.observe(batch, forward, step)
-            gradients, finite = parts.stepper.backward(batch, forward)
+            with self._spent.part(Part.FORWARD):
+                forward = parts.stepper.forward(batch, rows, common.weight)
+                parts.observer.observe(batch, forward, step)
+            with self._spent.part(Part.BACKWARD):
+                gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
-        parts.dense.reduce(parts.stepper.scale.value)
-        apply = self._all_finite(step, finite)
+        with self._spent.part(Part.EXCHANGE):
+            parts.dense.reduce(parts.stepper.scale.value)
+            apply = self._all_finite(step, finite)
         if apply:
-            parts.dense.step()
+            with self._spent.part(Part.BACKWARD):
+                parts.dense.step()
         elif batch is not None:
             parts.dense.buffers.restore()
         clock.at(WaitsFor.PIPE)
         following = next(batches, None) if batch is not None else None
         clock.at(WaitsFor.SHARDS)
         prepared = batch.prepared if batch is not None else None
-        following_rows = parts.shards.exchange(
-            step,
-            prepared,
-            gradients if apply else None,
-            following.prepared if following is not None else None,
-            Scale(common.num_samples),
-            self._deadline(),
-        )
+        with self._spent.part(Part.EXCHANGE):
+            following_rows = parts.shards.exchange(
+                step,
+                prepared,
+                gradients if apply else None,
+                following.prepared if following is not None else None,
+                Scale(common.num_samples),
+                self._deadline(),
+            )
         return following, following_rows or {}
 
     def _predict(
@@ -299,13 +329,16 @@ class TrainLoop:
             return None, {}
         parts, clock = self._parts, self._parts.progress.step
         clock.at(WaitsFor.MODEL)
-        forward = parts.stepper.predict(batch, rows, common.weight)
-        parts.observer.observe(batch, forward, step)
-        parts.observer.infer(batch, forward, step)
+        with self._spent.part(Part.FORWARD):
+            forward = parts.stepper.predict(batch, rows, common.weight)
+            parts.observer.observe(batch, forward, step)
+            parts.observer.infer(batch, forward, step)
         clock.at(WaitsFor.PIPE)
-        following = next(batches, None)
+        if (following := next(batches, None)) is None:
+            return None, {}
         clock.at(WaitsFor.SHARDS)
-        return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
+        with self._spent.part(Part.EXCHANGE):
+            return following, parts.shards.pull(following.prepared, self._deadline())
 
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""

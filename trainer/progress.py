@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.plan import Plan
 from trainer.stalls import StepClock
+from trainer.time_spent import TimeSpent, advice
 
 RATE_WINDOW_S = 10.0
 """Rates are over the passes closed in the last so many seconds."""
@@ -45,6 +46,8 @@ class Progress:
         """How long the step in progress takes."""
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
+        self.spent = TimeSpent()
+        """Where the loop's time goes."""
         self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
         self._said: dict[str, Any] = {}
         self.state = "starting"
@@ -134,6 +137,7 @@ class Progress:
         with self._lock:
             first, last = self._closes[0], self._closes[-1]
             elapsed_s = max(last[0] - first[0], 1e-9)
+            spent_s = self.spent.seconds()
             moving = last is not first and time.monotonic() - last[0] < 2 * RATE_WINDOW_S
             return (
                 {
@@ -151,6 +155,8 @@ class Progress:
                     "positions": dict(self.positions),
                     "wall_s": self.wall_s,
                     "stalled": self.step.stalled(),
+                    "time_s": spent_s,
+                    "advice": advice(spent_s) or None,
                 }
                 | self._said
                 | dict(self.says())

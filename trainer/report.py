@@ -15,6 +15,9 @@ from trainer.progress import Progress
 
 REPORT = "report.json"
 
+TABLE = ("rows", "bytes", "rows_by_slot", "bytes_by_slot")
+"""What it has of each table."""
+
 Compared = Sequence[tuple[int, Sequence[str]]]
 
 
@@ -47,6 +50,10 @@ def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], di
         "slots": status.get("slots", {}),
         "event_span_s": status.get("event_span_s"),
         "late": status.get("late", 0),
+        "tables": {name: {key: table[key] for key in TABLE} for name, table in status.get("tables", {}).items()},
+        "held_shrinks": status.get("operations", {}).get("shrinking", {}).get("held", {}),
+        "time_s": status["time_s"],
+        "advice": status["advice"],
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }
