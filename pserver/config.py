@@ -229,7 +229,8 @@ class TableSection(Section):
     shrink: Literal["daily", "asked"] = "daily"
     """"daily": at each day's tick, where a `delete_` rule is set; "asked": by `millrace shrink` alone."""
     max_shrink_fraction: Rate = 0.2
-    """A shrink that would take more of the table's rows waits for an operator."""
+    """Above this share of the table's rows, a shrink that a person asks for needs leave, and a daily one waits for it
+    where the rule changed, the day jumped or statistics broke; steady ageing never waits."""
     slots: dict[str, SlotLife] = {}
     """What single slots have otherwise."""
     memory: Size | None = None

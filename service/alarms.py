@@ -53,10 +53,7 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if status.flag("forked"):
         yield Alarm.FORKED, "forked: results may differ from an undisturbed run, see the workers' lines at the start"
     if held := status.part("operations").part("shrinking").parts("held"):
-        tables = "; ".join(
-            f"table {table}, {facts.number('fraction') or 0:.1%} of its rows: `{facts.text('command')}` lets them go"
-            for table, facts in held.items()
-        )
+        tables = "; ".join(held_text(table, facts) for table, facts in held.items())
         yield Alarm.SHRINK, f"a shrink waits, for it would take too much: {tables}"
     if damaged := status.texts("passed_over"):
         told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
@@ -85,6 +82,13 @@ def _stall(status: Status, stalled: Status) -> str:
         case _:
             why = f"{stalled.text('worker', 'a worker')} does not answer: it is stopped, or busy"
     return f"pass {status.number('pass') or 0} stands still, for more than {stalled.number('max_s') or 0:g} s: {why}"
+
+
+def held_text(table: str, held: Status) -> str:
+    """A shrink that waits: what it would take, why it waits, and what lets it go on."""
+    why = held.text("why")
+    of = f"table {table}, {held.number('fraction') or 0:.1%} of its rows"
+    return f"{of}{why and f', since {why}'}: `{held.text('command')}` lets them go"
 
 
 def _export_trouble(stream: str, told: Status) -> str:

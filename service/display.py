@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millrace.printable import printable
 from service.alarms import alarms
-from service.lines import age, count, export_line, labelled, ratio, restarts_text
+from service.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
 from service.running import PlainShow, Show
 from service.status import Status
 
@@ -44,6 +44,8 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     parts: list[RenderableType] = [_figures(status)]
     if metrics := _metrics(status):
         parts.append(metrics)
+    if spent := time_text(status):
+        parts.append(Text(f"time: {spent}", style="dim"))
     parts += [Text(export_line(stream, told), style="dim") for stream, told in status.exports().items()]
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))

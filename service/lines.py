@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.alarms import alarms
+from service.alarms import alarms, held_text
 from service.status import Status
+
+MAX_SLOTS = 20
+"""Slots of a table that a summary names; the report has all."""
 
 
 def count(value: float | None) -> str:
@@ -88,6 +91,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"rejected  {count(sum(rejected.values()))}{reasons}"
     yield f"passes    {count(status.number('passes'))}"
     yield f"wall time {count_s(status.number('wall_s') or status.number('wall_time_s'))}"
+    if spent := time_text(status):
+        yield f"time      {spent}"
     spans = {name: status.metrics(name) for name in ("life", "window")}
     halves = report.get("halves")
     for name, half in halves.items() if isinstance(halves, Mapping) else ():
@@ -97,6 +102,36 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for task in dict.fromkeys(task for span in spans.values() for task in span):
         figures = [f"{name} {ratio(span.get(task, {}).get('auc'))}" for name, span in spans.items() if task in span]
         yield f"AUC {task}: {', '.join(figures)}"
+    for name, table in status.parts("tables").items():
+        yield from _table_lines(name, table)
+    for name, held in status.parts("held_shrinks").items():
+        yield f"held      {held_text(name, held)}"
+    if advice := status.text("advice"):
+        yield f"advice    {advice}"
+
+
+def _table_lines(name: str, table: Status) -> Iterator[str]:
+    """A table's rows and memory, then those of its slots, the largest first."""
+    yield f"table     {name}: {_size_text(table.number('rows'), table.number('bytes'))}"
+    rows, sizes = table.counts("rows_by_slot"), table.counts("bytes_by_slot")
+    slots = sorted(rows, key=lambda slot: (-rows[slot], slot))
+    width = max(map(len, slots[:MAX_SLOTS]), default=0)
+    for slot in slots[:MAX_SLOTS]:
+        yield f"  {slot:<{width}}  {_size_text(rows[slot], sizes.get(slot))}"
+    if len(slots) > MAX_SLOTS:
+        yield f"  and {len(slots) - MAX_SLOTS} more slots"
+
+
+def _size_text(rows: float | None, size: float | None) -> str:
+    return f"{count(rows)} rows" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB")
+
+
+def time_text(status: Status) -> str:
+    """Shares of the time by part, the largest first; empty where it is not known."""
+    seconds = status.counts("time_s")
+    total_s = sum(seconds.values())
+    parts = sorted(seconds, key=lambda part: (-seconds[part], part)) if total_s else []
+    return ", ".join(f"{part} {seconds[part] / total_s:.0%}" for part in parts if seconds[part] >= 0.005 * total_s)
 
 
 def age(seconds: float | None) -> str:

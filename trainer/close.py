@@ -128,13 +128,15 @@ class PassCloser:
         schema: Schema,
         close_s: float,
         max_day_jump: int,
+        live_from_s: float,
     ) -> None:
+        """`live_from_s`: see Freshness."""
         self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
         self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
         self._planner = None if chief is None else chief.planner
         self._operator = None if chief is None else chief.operator
         self._chronicle = None if chief is None else chief.chronicle
-        self.freshness = Freshness()
+        self.freshness = Freshness(live_from_s)
         """Chief: when events were learnt."""
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
@@ -214,7 +216,7 @@ class PassCloser:
                 "metrics": metrics,
                 "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
                 "slots": slots,
-                "freshness_s": None if times_s is None else time.time() - times_s[1],
+                "freshness_s": None if times_s is None else self.freshness.age_s(times_s[1], time.time()),
                 "event_span_s": self._span(times_s),
                 "learning_delay": self.freshness.closed(time.time()),
             }

@@ -7,6 +7,7 @@ close's to say, when it was servable the replica's.
 Shapes: B samples, K times kept of a pass, G groups of samples.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,23 +120,36 @@ class Delays:
 
 
 class Freshness:
-    """The chief's: event times of the newest pass, and how long after them all were learnt."""
+    """The chief's: event times of the newest pass, and how long after them all were learnt.
 
-    def __init__(self) -> None:
-        self._learnt = Delays()
+    A stream with an end that lies in the past is a replay: how long ago its events were says nothing, and is not told.
+    """
+
+    def __init__(self, live_from_s: float = -math.inf) -> None:
+        """`live_from_s`: a pass whose newest event is older is a replay's; the start of the run, where the stream has
+        an end."""
+        self._learnt, self._live_from_s, self._any = Delays(), live_from_s, False
         self._version, self._times, self._counts = 0, EventTimes.joined([]), False
 
     def read(self, version: int, messages: Sequence[Mapping[str, Any]], *, counts: bool) -> None:
         """What ranks say of the pass that becomes `version`; it `counts` where it is learnt, and for the first time."""
-        self._version, self._counts = version, counts
+        self._version = version
         self._times = EventTimes.joined([EventTimes.of_message(message) for message in messages])
+        self._counts = counts and len(self._times.oldest_s_G) > 0 and self._live(float(self._times.oldest_s_G[-1]))
 
-    def closed(self, now_s: float) -> dict[str, Any]:
-        """The pass is closed; -> the histogram of all since the start, as Delays.message says."""
+    def closed(self, now_s: float) -> dict[str, Any] | None:
+        """The pass is closed; -> the histogram of all since the start, as Delays.message says; None in a replay."""
         if self._counts:
             self._learnt.add(self._times, now_s)
-            self._counts = False
-        return self._learnt.message()
+            self._counts, self._any = False, True
+        return self._learnt.message() if self._any else None
+
+    def age_s(self, newest_s: float, now_s: float) -> float | None:
+        """Seconds since the newest event of a pass; None in a replay."""
+        return now_s - newest_s if self._live(newest_s) else None
+
+    def _live(self, newest_s: float) -> bool:
+        return newest_s >= self._live_from_s
 
     def of(self, version: int) -> dict[str, Any] | None:
         """Event times of a version's pass, as EventTimes.message; None where it is not the newest one's."""

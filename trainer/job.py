@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -130,6 +132,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             schema,
             CLOSE_S,
             job.passes.max_day_jump,
+            time.time() if bounded else -math.inf,
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)

@@ -51,6 +51,10 @@ BY_PARTITION = {
     "lag": ("millrace_lag", "Events that wait"),
     "positions": ("millrace_position", "Position after the last event trained on"),
 }
+SLOT_GAUGES = {
+    "rows": "Rows of a slot; slots that share rows have the same ones",
+    "bytes": "A slot's share of its table's memory, by rows",
+}
 TASK_METRICS = {
     "auc": "AUC",
     "gauc": "Mean AUC of groups",
@@ -93,6 +97,7 @@ class _JobCollector(Collector):
         statuses = self._statuses
         yield from _counters(statuses)
         yield from _gauges(statuses)
+        yield from _tables(statuses)
         yield _learning_delay(statuses)
         yield from _durability(statuses)
         yield from _exports(statuses)
@@ -111,6 +116,11 @@ def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
         for reason, value in status.counts("rejected").items():
             rejected.add_metric([job, reason], value)
     yield rejected
+    spent = CounterMetricFamily("millrace_time_seconds", "Where the time of training went", labels=["job", "part"])
+    for job, status in statuses:
+        for part, value in status.counts("time_s").items():
+            spent.add_metric([job, part], value)
+    yield spent
 
 
 def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
@@ -130,6 +140,25 @@ def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
             for partition, value in status.counts(key).items():
                 family.add_metric([job, partition.encode(errors="backslashreplace").decode()], value)
         yield family
+
+
+def _tables(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    size = GaugeMetricFamily("millrace_table_bytes", "Memory of a table's rows and index", labels=["job", "table"])
+    by_slot = {
+        key: GaugeMetricFamily(f"millrace_slot_{key}", text, labels=["job", "table", "slot"])
+        for key, text in SLOT_GAUGES.items()
+    }
+    held = GaugeMetricFamily("millrace_held_shrink_rows", "Rows that wait for leave to go", labels=["job", "table"])
+    for job, status in statuses:
+        waiting = status.part("operations").part("shrinking").parts("held")
+        for name, table in status.parts("tables").items():
+            if (value := table.number("bytes")) is not None:
+                size.add_metric([job, name], value)
+            for key, family in by_slot.items():
+                for each, number in table.counts(f"{key}_by_slot").items():
+                    family.add_metric([job, name, each], number)
+            held.add_metric([job, name], (waiting[name].number("going") or 0) if name in waiting else 0)
+    yield from (size, *by_slot.values(), held)
 
 
 def _learning_delay(statuses: list[tuple[str, Status]]) -> Metric:

@@ -66,11 +66,16 @@ class Figures(Described):
     loss: Number | None
     """Mean loss of the last steps."""
     freshness_s: Number | None
-    """From an event's time to its being learnt."""
+    """From an event's time to its being learnt; null where that says nothing, as in a replay of the past."""
     event_span_s: dict[str, Number]
     """How far apart event times lay: in the "last" pass, and at most in any ("max"); {} without event time."""
     late: Number | None
     """Partitions found since the start that come before one of their stream that was begun already."""
+    time_s: dict[str, Number]
+    """Where the time of training went, by part: "events" (waiting for some), "pipe", "loader", "forward", "backward",
+    "exchange", "close", "commit", "other"."""
+    advice: str | None
+    """What to do where one part takes most of the time."""
     learning: bool
     """False: the job only predicts."""
     table_rows: dict[str, Number]
@@ -117,6 +122,8 @@ def figures_of(status: Status) -> Figures:
         freshness_s=status.number("freshness_s"),
         event_span_s=status.counts("event_span_s"),
         late=status.number("late"),
+        time_s=status.counts("time_s"),
+        advice=status.text("advice") or None,
         learning=status.raw.get("learning", True) is True,
         table_rows=status.table_rows(),
         restarts=status.number("restarts") or 0,

@@ -118,6 +118,11 @@ def _operation(body: Mapping[str, Any]) -> str:
         case "shrink":
             given = [f"{name} {body[name]}" for name in ("delete_below", "delete_after_days") if body[name] is not None]
             return f"shrink: table {body['table']}, {' and '.join(given) or 'by its own rule'}"
+        case "hold":
+            return (
+                f"hold: a shrink of table {body['table']} waits, {count(body['going'])} of {count(body['rows'])} rows: "
+                f"{body['why']}"
+            )
         case "forget":
             return f"forget: slot {body['slot']}, key {body['key']}"
         case "export":

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from service.alarms import held_text
 from service.lines import count, progress_line
 from service.remote.asking import path_of
 from service.status import Status
@@ -47,7 +48,7 @@ def table_lines(tables: Sequence[Told]) -> list[str]:
         told = f"{count(table['rows'])} rows of dim {table['dim']}"
         lines.append(f"{table['name']}: {told}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
         if table["held"]:
-            lines.append("  a shrink would take too many rows, and waits: millrace shrink --allow")
+            lines.append(f"  a shrink waits: {held_text(table['name'], Status(table['held']))}")
         for slot, figures in table["slots"].items():
             shown = ", ".join(f"{name} {_number(value)}" for name, value in figures.items() if _is_number(value))
             lines.append(f"  {slot}: {shown}".rstrip(": "))

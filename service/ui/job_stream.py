@@ -5,7 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.charts import COLORS, Line, lines_chart
+from service.ui.charts import COLORS, Line, bars_chart, lines_chart
 from service.ui.frame import panel
 from service.ui.recording import Moment, Recorder
 from service.ui.series import Point
@@ -55,9 +55,14 @@ class StreamPart:
         with panel("Freshness", "from an event's time to its being learnt"):
             self._unit = ui.label().classes("hint")
             self._freshness = ui.echart(lines_chart([], by_time=True)).classes("chart low")
+        with panel("Where the time goes", "of training, since the workers were started; in seconds"):
+            self._advice = ui.label().classes("hint")
+            self._spent = ui.echart(bars_chart([], [])).classes("chart low")
 
-    def refresh(self, _job: Mapping[str, Any]) -> None:
+    def refresh(self, job: Mapping[str, Any]) -> None:
         """Show what was recorded since."""
+        self._advice.set_text(job["advice"] or "")
+        redraw(self._spent, bars_chart(list(job["time_s"]), list(job["time_s"].values())))
         moments = self._recorder.moments(self._name)
         if not moments or moments[-1].at_ms == self._shown:
             return

@@ -62,9 +62,10 @@ def held_words(table: Mapping[str, Any]) -> str:
     held = table["held"]
     if not held:
         return ""
+    why = f", since {held['why']}" if held.get("why") else ""
     return (
         f"A shrink of table {table['name']} would take {number(held.get('going'))} of {number(held.get('rows'))} rows, "
-        "and waits: Shrink lets them go, with leave to take more than max_shrink_fraction."
+        f"and waits{why}: Shrink lets them go, with leave to take more than max_shrink_fraction."
     )
 
 

@@ -32,7 +32,16 @@ STATUS = {
     "event_span_s": {"last": 60.0, "max": 90.0},
     "late": 1,
     "learning": True,
-    "tables": {"default": {"rows": 4321}},
+    "tables": {
+        "default": {
+            "rows": 4321,
+            "bytes": 8192,
+            "rows_by_slot": {"user": 4000},
+            "bytes_by_slot": {"user": 7500},
+        }
+    },
+    "time_s": {"pipe": 20.5, "forward": 4.25},
+    "advice": "raise pipe.processes",
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
     "generation": 3,
@@ -118,6 +127,8 @@ def test_a_job_tells_what_it_is_doing(get):
         "freshness_s": 1.5,
         "event_span_s": {"last": 60.0, "max": 90.0},
         "late": 1,
+        "time_s": {"pipe": 20.5, "forward": 4.25},
+        "advice": "raise pipe.processes",
         "learning": True,
         "table_rows": {"default": 4321},
         "restarts": 2,
@@ -173,6 +184,7 @@ def test_metric_names_and_labels_are_the_ones_we_promised():
     full = {**STATUS, "loss": 0.2, "learning_delay": {"buckets": [["0.5", 3], ["+Inf", 4]], "sum_s": 2.5}}
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
+    full["operations"] = {**STATUS["operations"], "shrinking": {"held": {"default": {"going": 900, "rows": 4321}}}}
     text = exposition([("news", Status(full))]).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
 

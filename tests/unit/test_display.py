@@ -44,6 +44,19 @@ REPORT = {
     "halves": {"first": {"ctr": {"auc": 0.68}}, "last": {"ctr": {"auc": None}}},
     "digest": "ab" * 32,
 }
+TABLES = {
+    "tables": {
+        "default": {
+            "rows": 3000, "bytes": 3 << 20,
+            "rows_by_slot": {"b": 1000, "longer": 2000}, "bytes_by_slot": {"b": 1 << 20, "longer": 2 << 20},
+        }
+    },
+    "held_shrinks": {
+        "default": {"rows": 3000, "going": 2000, "fraction": 2 / 3, "why": "the day jumped", "command": "let it"}
+    },
+    "time_s": {"pipe": 6.0, "forward": 3.0, "close": 0.99, "commit": 0.01},
+    "advice": "60% of the work's time went to pipe: raise pipe.processes",
+}  # fmt: skip
 
 
 def drawn(status, log_lines=()):
@@ -175,6 +188,29 @@ def test_the_summary_tells_what_the_report_holds():
         "wall time 12.3 s",
         "AUC ctr: life 0.7000, window 0.7100, first half 0.6800, last half -",
     ]
+
+
+def test_the_summary_tells_of_tables_and_slots_held_shrinks_and_where_the_time_went():
+    assert list(lines.summary_lines({**REPORT, **TABLES}))[4:] == [
+        "wall time 12.3 s",
+        "time      pipe 60%, forward 30%, close 10%",
+        "AUC ctr: life 0.7000, window 0.7100, first half 0.6800, last half -",
+        "table     default: 3,000 rows, 3.0 MiB",
+        "  longer  2,000 rows, 2.0 MiB",
+        "  b       1,000 rows, 1.0 MiB",
+        "held      table default, 66.7% of its rows, since the day jumped: `let it` lets them go",
+        "advice    60% of the work's time went to pipe: raise pipe.processes",
+    ]
+
+
+def test_of_many_slots_the_summary_names_the_largest():
+    slots = {f"s{n:02}": n for n in range(30)}
+    told = list(lines.summary_lines({"tables": {"t": {"rows": 435, "rows_by_slot": slots}}}))
+    assert told[-2:] == ["  s10  10 rows", "  and 10 more slots"] and "  s29  29 rows" in told
+
+
+def test_the_picture_tells_where_the_time_goes():
+    assert "time: pipe 60%, forward 30%, close 10%" in drawn({**STATUS, **TABLES})
 
 
 def test_the_summary_tells_what_passes_gave_that_were_predicted_first():

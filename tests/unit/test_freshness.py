@@ -62,3 +62,19 @@ def test_what_is_learnt_again_after_a_restart_is_not_counted_again():
         assert told == freshness.closed(9.0)  # a pass of no events follows
     assert dict(told["buckets"])["+Inf"] == 4
     assert freshness.of(5) == noted([1.0, 1.0, 2.0, 2.0]).message() and freshness.of(4) is None
+
+
+def test_how_long_ago_the_events_of_a_replay_were_is_not_told():
+    freshness = Freshness(live_from_s=100.0)
+    freshness.read(1, [noted([1.0, 99.0]).message()], counts=True)
+    assert freshness.closed(101.0) is None and freshness.age_s(99.0, 101.0) is None
+    freshness.read(2, [noted([98.0, 100.5]).message()], counts=True)
+    assert dict(freshness.closed(101.0)["buckets"])["+Inf"] == 2 and freshness.age_s(100.5, 101.0) == 0.5
+    assert freshness.of(1) is None and freshness.of(2) is not None, "replicas hear of event times all the same"
+    assert Freshness().age_s(1.0, 101.0) == 100.0, "a stream without an end that is behind is told"
+
+
+def test_a_pass_without_event_times_has_no_delay():
+    freshness = Freshness()
+    freshness.read(1, [noted([]).message()], counts=True)
+    assert freshness.closed(1.0) is None

@@ -149,6 +149,21 @@ def test_an_error_of_making_is_raised_where_batches_are_taken(load):
         list(loader.batches(0))
 
 
+def test_waiting_for_samples_is_told_from_waiting_for_batches_to_be_made(load):
+    reader, making, made = ScriptedReader(), threading.Event(), threading.Event()
+    reader.hold = threading.Event()
+    loader = load(reader, make=lambda number, batch: (making.set(), made.wait(PATIENCE_S)))
+    loader.submit(0, [segment(0, 10)])
+    assert eventually(lambda: loader.starved_s() > 0.05), "the reader gives nothing"
+    reader.hold.set()
+    assert making.wait(PATIENCE_S)
+    starved_s = loader.starved_s()
+    time.sleep(0.02)
+    assert loader.starved_s() == starved_s, "a batch is being made"
+    made.set()
+    assert len(list(loader.batches(0))) == 1
+
+
 def test_batches_are_made_on_a_thread_of_the_loader(load):
     loader = load(ScriptedReader(), make=lambda number, batch: threading.current_thread().name)
     loader.submit(0, [segment(0, 10)])

@@ -292,11 +292,11 @@ def test_a_shrink_says_how_many_rows_were_counted(chiefs):
 
 
 def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
-    held = {"a": {"fraction": 0.315, "command": "millrace shrink JOB.TOML --table a --allow"}}
+    held = {"a": {"fraction": 0.315, "why": "the day jumped", "command": "millrace shrink JOB.TOML --table a --allow"}}
     told = alarms(Status({"operations": {"shrinking": {"held": held}}}))
     assert told == {
-        Alarm.SHRINK: "a shrink waits, for it would take too much: table a, 31.5% of its rows: `millrace shrink "
-        "JOB.TOML --table a --allow` lets them go"
+        Alarm.SHRINK: "a shrink waits, for it would take too much: table a, 31.5% of its rows, since the day "
+        "jumped: `millrace shrink JOB.TOML --table a --allow` lets them go"
     }
     assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
 
