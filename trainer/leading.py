@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset.schema import Schema
+from dataset.schema import Schema, Slot
 from dataset.source import Source
 from dataset.sources import open_source
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from millrace.keys import bucket_of
+from millrace.keys import bucket_of, key_of_reference
 from millrace.mistakes import nearest
 from pserver.client import Shards
 from trainer.chronicle import Chronicle, Journal
@@ -80,11 +80,15 @@ class Lead:
         return answers[what](request)
 
     def _explain(self, request: Body) -> dict[str, Any]:
-        slot, key = self.operator.key_of(request.get("slot"), request.get("sign"))
-        table = slot.sparse.table
-        known = self.shards.explain(table, key, slot.group, Deadline.after(EXPLAIN_S))
-        place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
-        return {"slot": slot.name, "sign": request["sign"], **place, **known}
+        slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
+        return known_of(self.shards, slot, request["sign"], Deadline.after(EXPLAIN_S))
+
+
+def known_of(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
+    """All that shards know of a sign of a sparse slot, and where it is."""
+    table, key = slot.sparse.table, key_of_reference(sign, slot.group)
+    place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
+    return {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
 
 
 def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: Beginning) -> Lead:

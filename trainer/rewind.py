@@ -1,6 +1,7 @@
-"""Steering a stopped job's past, as claims of generations of their own: a new timeline, a range that is gone past.
+"""Steering a stopped job, as claims of generations of their own: a new timeline, a range that is gone past, an
+operation that waits for the next run.
 
-Both only write the log; the next chief does what it says (trainer.recovery). The caller sees to it that no launcher
+All only write the log; the next chief does what it says (trainer.recovery). The caller sees to it that no launcher
 runs. Imports no torch: the control plane calls this.
 """
 
@@ -129,6 +130,15 @@ def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[
     log.append(Kind.OPERATION, {"op": "skip", **wanted._asdict(), "reason": reason})  # 3
     log.close()
     return withdrawn
+
+
+def note(store: Path, body: Mapping[str, Any], by: str) -> None:
+    """Log an operation of a stopped job: it acts at the first close that the next run makes. Raises as `Log.claim`."""
+    history = History.of(read(store / "log"))
+    here = {"timeline": history.timeline, "base": history.base}
+    log = _claim(store / "log", newest_generation(store / "log") + 1, here, by)
+    log.append(Kind.OPERATION, body)
+    log.close()
 
 
 def touching(history: History, wanted: Skip) -> list[int]:

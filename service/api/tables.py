@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -11,9 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field
 
-from dataset.schema import Schema
 from millrace.deadline import Deadline
-from millrace.errors import NotYet
+from millrace.errors import MillraceError, NotYet
 from pserver.config import LAST_DAY, Days, NotNegative
 from service.access.guard import address_of
 from service.access.roles import Role
@@ -26,7 +25,8 @@ from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.begun import as_begun
-from service.operating import explaining, forgetting, shrinking
+from service.operating import explaining, forgetting, shrinking, tables
+from service.operating.committed import newest
 from service.operating.signs import sign_of
 from service.past.wishes import ticked
 from service.spec import LoadedJob
@@ -41,7 +41,6 @@ MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
 """Explanations at a time, in all and of one caller: each asks shards, and may fetch from an object store."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
-COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 _explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), Shares(MAX_EXPLAINING_EACH)
 
 
@@ -96,7 +95,7 @@ class DayTick(Asked):
 
 
 class Explanation(Described):
-    """All that a running job knows of one sign."""
+    """All that a job knows of one sign; where it does not run, by its newest commit."""
 
     lines: list[str]
     """In words."""
@@ -105,25 +104,10 @@ class Explanation(Described):
 
 
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
-    slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
-    figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
-    told = status.parts("tables")
-    rows = {slot: count for table in told.values() for slot, count in table.part("rows_by_slot").raw.items()}
-    return [
-        TableEntry(
-            name=name,
-            rows=status.table_rows().get(name),
-            **{key: told[name].number(key) if name in told else None for key in COUNTS},
-            dim=table.dim,
-            slots={
-                slot: finite({"rows": rows.get(slot), **(figures[slot].raw if slot in figures else {})})
-                for slot, of in slots.items()
-                if of == name
-            },
-            held=finite(dict(held[name].raw)) if name in held else None,
-        )
-        for name, table in job.spec.tables.items()
-    ]
+    if not status.part("tables").raw:  # it does not run, and its launcher left nothing to read
+        with suppress(MillraceError):
+            status = tables.committed_status(job, newest(job))
+    return [TableEntry(**finite(entry)) for entry in tables.entries_of(job, status)]
 
 
 @router.get("/tables", **door(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
@@ -159,8 +143,8 @@ def shrink(
 
     def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
-            return shrinking.dry_run(loaded.store, table, rule, deadline)
-        [shrunk] = shrinking.shrink(loaded.store, [table], {**rule, "allow": asked.allow}, deadline)
+            return shrinking.dry_run(loaded, table, rule, deadline)
+        [shrunk] = shrinking.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "rows are being counted") if asked.dry_run else ("shrink", "until a pass closes")

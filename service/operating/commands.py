@@ -1,6 +1,7 @@
-"""The commands that act on a running job, and the one that explains a key. Reads arguments; the work is beside it.
+"""The commands that act on a job's rows, and those that show them. Reads arguments; the work is beside it.
 
-Each waits until what it asks for has acted: at the close of a pass, from whose version on it holds.
+Each waits until what it asks for has acted: at the close of a pass, from whose version on it holds. `tables`, `explain`
+and `shrink` are also for a job that does not run.
 """
 
 import json
@@ -14,11 +15,11 @@ from millrace.errors import SpecError
 from millrace.printable import say
 from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
 from service.arguments import Json, Overrides, SpecFile
-from service.operating import explaining, forgetting, shrinking
+from service.operating import explaining, forgetting, shrinking, tables
 from service.past.commands import ran
 from service.past.wishes import carried_out, ticked
-from service.remote import acting
-from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
+from service.remote import acting, showing
+from service.remote.asking import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 operating = typer.Typer()
 
@@ -92,17 +93,48 @@ def shrink(
     timeout: Timeout = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Have rows of a running job's tables go by their rule; exit code 1 where they are too many."""
+    """Have rows of a job's tables go by their rule; exit code 1 where they are too many.
+
+    Of a job that does not run, rows are counted in its newest commit, and go in the next run.
+    """
     if delete_below is not None and not delete_below <= MAX_FLOAT32:
         raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
-    store, deadline = ran(job, overrides).store, Deadline.after(timeout)
+    loaded, deadline = ran(job, overrides), Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
-    tables = shrinking.chosen(shrinking.tables_of(store, deadline), table, ruled=rule != dict.fromkeys(rule))
+    meant = shrinking.chosen(shrinking.tables_of(loaded, deadline), table, ruled=rule != dict.fromkeys(rule))
     if dry_run:
-        shrinking.print_dry_run(store, tables, rule, deadline, as_json=as_json)
+        shrinking.print_dry_run(loaded, meant, rule, deadline, as_json=as_json)
     else:
-        for shrunk in shrinking.shrink(store, tables, {**rule, "allow": allow}, deadline):
+        for shrunk in shrinking.shrink(loaded, meant, {**rule, "allow": allow}, deadline):
             say(shrunk)
+
+
+@operating.command("tables")
+def tables_(
+    job: JobOrFile,
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 60.0,
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Print a job's tables: rows, memory, and what was seen by slot.
+
+    Of a job file whose job does not run, its newest commit says it.
+    """
+    commit = None
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            found = list(client.items(path_of("jobs", name, "tables")))
+    else:
+        found, commit = tables.here(ran(job, overrides), Deadline.after(timeout))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    if commit is not None:
+        say(f"the job does not run: this is as of its newest commit, {commit}")
+    for line in showing.table_lines(found):
+        say(line)
 
 
 @operating.command()
@@ -141,6 +173,9 @@ def explain(
     timeout: Timeout = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Print all that a running job knows of one sign: where its row is, why it has one or none, and when that goes."""
+    """Print all that a job knows of one sign: where its row is, why it has one or none, and when that goes.
+
+    Of a job that does not run, its newest commit says it.
+    """
     known = explaining.explained(ran(job, overrides), slot, sign, Deadline.after(timeout))
     say(json.dumps(known) if as_json else "\n".join(explaining.told(known)))

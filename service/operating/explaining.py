@@ -1,4 +1,6 @@
-"""`millrace explain`: what a running job knows of one sign, in words. What is known, the shards say (pserver.table).
+"""`millrace explain`: what a job knows of one sign, in words. What is known, the shards say (pserver.table).
+
+Of a job that does not run, its newest commit says it (service.operating.committed).
 
 Which exports it is in, is looked up where they lie (service.operating.holding).
 """
@@ -6,18 +8,24 @@ Which exports it is in, is looked up where they lie (service.operating.holding).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dataset.schema import Schema
 from millrace.deadline import Deadline
 from service.lines import count
-from service.operating import holding
+from service.operating import committed, holding
 from service.operating.signs import sign_of
 from service.past.wishes import answered
 from service.spec import LoadedJob
+from service.store import in_use
 
 
 def explained(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> dict[str, Any]:
     """All that is known of a sign."""
     sign = sign_of(job.spec, slot, value)
-    known = answered(job.store, {"do": "explain", "slot": slot, "sign": sign}, deadline)
+    if in_use(job.store):
+        known = answered(job.store, {"do": "explain", "slot": slot, "sign": sign}, deadline)
+    else:
+        with committed.opened(job, Schema.of(job.spec.slots).by_name[slot].sparse.table, deadline) as rows:
+            known = rows.explain(slot, sign, deadline)
     known["exports"] = holding.held_by(job, known["table"], known["key"], deadline)
     return known
 
@@ -27,6 +35,8 @@ def told(known: Mapping[str, Any]) -> Iterator[str]:
     yield f"slot {known['slot']}, sign {known['sign']}: table {known['table']}, group {known['group']}"
     shard = f", shard {known['shard']}" if "shard" in known else ""
     yield f"key {known['key']}, bucket {known['bucket']}{shard}"
+    if "commit" in known:
+        yield f"the job does not run: this is as of its newest commit, {known['commit']}"
     yield from _admission(known.get("admission", ()), has_row=known["row"])
     yield from _row(known)
     yield from holding.told(known.get("exports", ()))

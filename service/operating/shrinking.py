@@ -1,9 +1,12 @@
-"""`millrace shrink`: which tables, what would go, and that it goes. Deciding and counting are the chief's."""
+"""`millrace shrink`: which tables, what would go, and that it goes. Deciding and counting are the chief's.
+
+Of a job that does not run, rows are counted in its newest commit, and a shrink waits in the log for the next run
+(service.operating.committed).
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from millrace.deadline import Deadline
@@ -11,14 +14,21 @@ from millrace.errors import SpecError
 from millrace.mistakes import nearest
 from millrace.printable import say
 from service.lines import count
+from service.operating import committed
 from service.past.wishes import answered, carried_out
+from service.spec import LoadedJob
+from service.store import in_use
+from trainer.shrink_guard import has_rule
 
 Rule = Mapping[str, Any]
 
 
-def tables_of(store: Path, deadline: Deadline) -> Mapping[str, bool]:
-    """The running job's tables, and whether each has a rule now."""
-    return answered(store, {"do": "tables"}, deadline)
+def tables_of(job: LoadedJob, deadline: Deadline) -> Mapping[str, bool]:
+    """The job's tables, and whether each has a rule now."""
+    if in_use(job.store):
+        return answered(job.store, {"do": "tables"}, deadline)
+    tables = committed.tables_in_force(job, committed.newest(job))
+    return {name: has_rule(table) for name, table in tables.items()}
 
 
 def chosen(tables: Mapping[str, bool], name: str | None, *, ruled: bool) -> Sequence[str]:
@@ -38,8 +48,8 @@ class Shrunk:
     """A table whose rows went."""
 
     table: str
-    version: int
-    """From which on they have."""
+    version: int | None
+    """From which on they have; None: from the first close of the next run on."""
     going: int
     """How many met the rule when they were counted."""
     rows: int
@@ -47,26 +57,38 @@ class Shrunk:
 
     def __str__(self) -> str:
         going = f"{count(self.going)} of {count(self.rows)} rows met the rule when they were counted"
+        if self.version is None:
+            return (
+                f"the job does not run: a shrink of table {self.table} is logged, and `millrace run` does it; {going}"
+            )
         return f"table {self.table} is shrunk from version {self.version} on; {going}"
 
 
-def shrink(store: Path, tables: Sequence[str], wish: Rule, deadline: Deadline) -> Iterator[Shrunk]:
+def shrink(job: LoadedJob, tables: Sequence[str], wish: Rule, deadline: Deadline) -> Iterator[Shrunk]:
     """Have rows go, table by table. Raises MillraceError at the first one refused."""
     for table in tables:
-        found = dry_run(store, table, wish, deadline)
-        version = carried_out(store, {"op": "shrink", "table": table, **wish}, deadline)
+        version = None
+        if in_use(job.store):
+            found = dry_run(job, table, wish, deadline)
+            version = carried_out(job.store, {"op": "shrink", "table": table, **wish}, deadline)
+        else:
+            found = committed.log_shrink(job, table, wish, deadline)
         yield Shrunk(table, version, int(found["going"]), int(found["rows"]))
 
 
-def dry_run(store: Path, table: str, wish: Rule, deadline: Deadline) -> dict[str, Any]:
+def dry_run(job: LoadedJob, table: str, wish: Rule, deadline: Deadline) -> dict[str, Any]:
     """What would go of a table now."""
-    return answered(store, {"do": "dry_run", "operation": {"table": table, **wish}}, deadline)
+    request = {"table": table, **wish}
+    if in_use(job.store):
+        return answered(job.store, {"do": "dry_run", "operation": request}, deadline)
+    with committed.opened(job, table, deadline) as rows:
+        return rows.dry_run(request, deadline)
 
 
-def print_dry_run(store: Path, tables: Sequence[str], rule: Rule, deadline: Deadline, *, as_json: bool) -> None:
+def print_dry_run(job: LoadedJob, tables: Sequence[str], rule: Rule, deadline: Deadline, *, as_json: bool) -> None:
     """Print what would go now."""
     for table in tables:
-        answer = dry_run(store, table, rule, deadline)
+        answer = dry_run(job, table, rule, deadline)
         say(json.dumps(answer) if as_json else "\n".join(told(answer)))
 
 
@@ -79,6 +101,8 @@ def told(answer: Mapping[str, Any]) -> list[str]:
         f"table {answer['table']}: {count(answer['going'])} of {count(answer['rows'])} rows would go "
         f"({answer['fraction']:.1%}; {note})"
     ]
+    if "commit" in answer:
+        lines.append(f"  the job does not run: counted in its newest commit, {answer['commit']}")
     below, unseen = answer["below"], answer["unseen"]
     slots = [*below, *(slot for slot in unseen if slot not in below)]
     if slots:

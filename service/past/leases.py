@@ -21,7 +21,7 @@ from trainer.log import LOCK
 LOCK_S = 60.0
 """How long a running worker may keep the store's lock."""
 _HOST = re.sub(r"\W", "_", socket.gethostname())
-_OURS = re.compile(rf"(?:verify|rerun|predict\d*)-{_HOST}-(\d+)")
+_OURS = re.compile(rf"(?:verify|rerun|(?:predict|read)\d*)-{_HOST}-(\d+)")
 
 
 def hold(commits: Commits, name: str, who: str) -> None:
@@ -34,7 +34,10 @@ def hold(commits: Commits, name: str, who: str) -> None:
 
 @contextmanager
 def leased(commits: Commits, name: str, what: str) -> Iterator[None]:
-    """Keep a commit from being pruned as long as the context lasts; `what`: "verify", "rerun", "predict<number>"."""
+    """Keep a commit from being pruned as long as the context lasts.
+
+    `what`: "verify", "rerun", "predict<number>", "read<number>".
+    """
     clear(commits.folder.parent)
     who = _name(what)
     hold(commits, name, who)
@@ -45,10 +48,10 @@ def leased(commits: Commits, name: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def scratch(store: Path) -> Iterator[Path]:
-    """A folder on the store's disk that does not exist yet; gone at the end."""
+def scratch(store: Path, what: str = "verify") -> Iterator[Path]:
+    """A folder on the store's disk that does not exist yet; gone at the end. `what`: as in `leased`."""
     clear(store)
-    path = store / RERUNS / _name("verify")
+    path = store / RERUNS / _name(what)
     try:
         yield path
     finally:
@@ -57,7 +60,7 @@ def scratch(store: Path) -> Iterator[Path]:
 
 def clear(store: Path) -> None:
     """Let go of what commands that are gone held, on this machine."""
-    for path in (store / RERUNS).glob("verify-*"):
+    for path in (*(store / RERUNS).glob("verify-*"), *(store / RERUNS).glob("read*-*")):
         if _gone(path.name):
             shutil.rmtree(path, ignore_errors=True)
     commits = Commits(store)

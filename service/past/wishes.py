@@ -13,6 +13,7 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.role import RoleClient
 from service.past.asking import CALL_S, LOOK_S, NotRunning, chief
+from service.status import Status
 
 ANSWER_S = 30.0
 """How long one answer may take where shards must be asked."""
@@ -91,10 +92,14 @@ def ticked(store: Path, to: int | None, deadline: Deadline) -> tuple[int, int]:
 
 def day_of(store: Path, deadline: Deadline) -> int:
     """The running job's day, once a pass is closed."""
+    return int(status_of(store, deadline).number("day") or 0)
+
+
+def status_of(store: Path, deadline: Deadline) -> Status:
+    """What the running chief says, asked again while a restart goes on. Raises NotRunning, Unfinished."""
     while True:
         try:
             with chief(store) as client:
-                status = client.status(Deadline.after(CALL_S))
-                return int(status.get("day") or 0)
+                return Status(client.status(Deadline.after(CALL_S)))
         except (Unavailable, DeadlineExceeded) as error:
             _wait(deadline, False, str(error))

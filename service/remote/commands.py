@@ -108,18 +108,6 @@ _action("restart", "Stop a service's job, then begin it again where it was.")
 
 
 @remote.command()
-def tables(job: JobName, url: Url = None, token: Token = None, as_json: Json = False) -> None:
-    """Print the tables of a service's job: rows, memory, and what was seen by slot."""
-    with service_at(url, token) as client:
-        found = list(client.items(path_of("jobs", job, "tables")))
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        for line in showing.table_lines(found):
-            say(line)
-
-
-@remote.command()
 def delete(
     job: JobName,
     keep_store: Annotated[bool, typer.Option("--keep-store", help="Leave its store on the disk.")] = False,

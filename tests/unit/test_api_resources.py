@@ -228,11 +228,13 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; there are: default")
     answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
     assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]
-    assert served.get("/v1/jobs/small/tables/default/explain?slot=a&sign=3").status_code == 409  # it does not run
-    for path, body in (
-        ("tables/default/shrink", {"dry_run": True}), ("forget", {"slot": "a", "value": "3"}), ("day-tick", None),
+    # it does not run: its newest commit is read, which in this store is of a spec without slots
+    assert served.get("/v1/jobs/small/tables/default/explain?slot=a&sign=3").status_code == 422
+    for path, body, status in (
+        ("tables/default/shrink", {"dry_run": True}, 422), ("forget", {"slot": "a", "value": "3"}, 409),
+        ("day-tick", None, 409),
     ):  # fmt: skip
-        assert served.done(served.post(f"/v1/jobs/small/{path}", body))["problem"]["status"] == 409
+        assert served.done(served.post(f"/v1/jobs/small/{path}", body))["problem"]["status"] == status
 
 
 def test_a_prediction_names_only_places_that_are_allowed(served, tmp_path):

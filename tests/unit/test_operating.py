@@ -284,7 +284,7 @@ def test_a_dry_run_in_words():
 def test_a_shrink_says_how_many_rows_were_counted(chiefs):
     chiefs.run(1)
     chiefs.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
-    [shrunk] = shrinking.shrink(chiefs.store, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+    [shrunk] = shrinking.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
     assert str(shrunk) == (
         "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted"
     )

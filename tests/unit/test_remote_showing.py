@@ -38,12 +38,15 @@ def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
     assert lines[2:] == ["ended with 1: trainer-0 ended first", "error: no", "commits: disk full"]
 
 
+HELD = {"rows": 1234, "fraction": 0.25, "why": "the day jumped", "command": "let it"}
+
+
 def test_a_table_tells_rows_memory_slots_and_a_shrink_that_waits():
-    table = {"name": "default", "rows": 1234, "bytes": 3 << 20, "dim": 8, "held": {"rows": 5}}
+    table = {"name": "default", "rows": 1234, "bytes": 3 << 20, "dim": 8, "held": HELD}
     slots = {"user": {"signs": 2000, "share": 0.25, "name": "user", "new": True}, "none": {}}
     assert table_lines([{**table, "slots": slots}]) == [
         "default: 1,234 rows of dim 8, 3.0 MiB",
-        "  a shrink would take too many rows, and waits: millrace shrink --allow",
+        "  a shrink waits: table default, 25.0% of its rows, since the day jumped: `let it` lets them go",
         "  user: signs 2,000, share 0.25",
         "  none",
     ]

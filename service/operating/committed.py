@@ -1,0 +1,131 @@
+"""The rows of a job that does not run, as its newest commit has them: what its chief would answer.
+
+Nothing of the commit changes. A shrink is only logged; it acts in the next run, at its first close.
+"""
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.schema import Schema
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, NotYet
+from pserver.config import MIN_TABLE_BYTES, TableSection
+from pserver.embedded import EmbeddedShards
+from service.past.asking import LOOK_S, NotRunning
+from service.past.choosing import begins_at, lineage
+from service.past.leases import leased, scratch
+from service.predicting.versions import check_fits
+from service.spec import LoadedJob
+from service.store import check_run, stopped
+from trainer.commits import Commit, Commits
+from trainer.config import TrainerJob
+from trainer.leading import known_of
+from trainer.recovery import overrides_of
+from trainer.respec import with_overrides
+from trainer.rewind import note
+from trainer.shrinking import SMALL_ROWS, Shrinking
+
+TABLE_BYTES = 8 * MIN_TABLE_BYTES
+"""Memory that the rows of a table take while a commit is read: the others stay on the disk."""
+_numbers = itertools.count(1)
+"""Of the readings of this process, which may do several at a time."""
+
+
+class NothingCommitted(NotRunning):
+    """The job does not run, and no commit of it is there to read."""
+
+    def __init__(self, store: Path) -> None:
+        MillraceError.__init__(self, f"no run is going on in {store}, and it holds no commit; `millrace run` makes one")
+
+
+def newest(job: LoadedJob) -> Commit:
+    """The commit from which the next run begins. Raises NothingCommitted, and SpecError for another job's store."""
+    commits = Commits(job.store)
+    if not (names := commits.names()):
+        raise NothingCommitted(job.store)
+    check_run(job.store, job.spec.name)
+    name = begins_at(names, lineage(job.store))
+    if name is None:
+        raise NothingCommitted(job.store)
+    return commits.read(name)
+
+
+def tables_in_force(job: LoadedJob, commit: Commit) -> Mapping[str, TableSection]:
+    """The tables' sections as the next run has them: the job file's, with what was set while the job ran."""
+    return with_overrides(validate(TrainerJob, job.raw, only_known=True), overrides_of(commit, job.raw)).tables
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One table of a commit, open."""
+
+    job: LoadedJob
+    commit: Commit
+    schema: Schema
+    shards: EmbeddedShards
+    shrinking: Shrinking
+
+    def explain(self, slot: str, sign: int, deadline: Deadline) -> dict[str, Any]:
+        """As a chief's "explain"; "commit" is which one says so."""
+        known = known_of(self.shards, self.schema.by_name[slot], sign, deadline)
+        return known | {"commit": self.commit.name, "version": self.commit.version}
+
+    def dry_run(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """As a chief's "dry_run"; "commit" is whose rows were counted."""
+        while True:
+            try:
+                return self.shrinking.dry_run(request) | {"commit": self.commit.name}
+            except NotYet:
+                deadline.check(f"counting rows of commit {self.commit.name}")
+                time.sleep(LOOK_S)
+
+    def asked(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> dict[str, Any]:
+        """A shrink as it is logged. Raises TooMany, SpecError."""
+        while True:
+            try:
+                body = self.shrinking.asked({**request, "op": "shrink", "id": uuid.uuid4().hex})
+            except NotYet:
+                deadline.check(f"counting rows of commit {self.commit.name}")
+                time.sleep(LOOK_S)
+            else:
+                assert body is not None, "a shrink is for it"
+                return body | {"at_once": rows < SMALL_ROWS}
+
+
+@contextmanager
+def opened(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Committed]:
+    """A table of the newest commit, kept from being pruned meanwhile.
+
+    Raises NothingCommitted; SpecError where it is of other slots or tables; StoreDamaged.
+    """
+    commit, number = newest(job), next(_numbers)
+    check_fits(commit, job.spec)
+    tables, schema = tables_in_force(job, commit), Schema.of(job.spec.slots)
+    groups = {slot.name: slot.group for slot in schema.sparse}
+    bounded = {table: tables[table].model_copy(update={"memory": TABLE_BYTES})}
+    with leased(Commits(job.store), commit.name, f"read{number}"), scratch(job.store, f"read{number}") as live:
+        shards = EmbeddedShards(bounded, job.spec.seed, live=live, groups=groups)
+        try:
+            shards.restore(commit.folder, commit.shards, commit.version, deadline)
+            shrinking = Shrinking(lambda: tables, schema, shards, learn=job.spec.train.learn)
+            yield Committed(job, commit, schema, shards, shrinking)
+        finally:
+            shards.close()
+
+
+def log_shrink(job: LoadedJob, table: str, wish: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+    """Log a shrink, which acts in the next run; what `Committed.dry_run` says of it now.
+
+    Raises TooMany where it would take too many rows and has no leave, SpecError where the job runs by now.
+    """
+    with stopped(job.store, job.spec.name), opened(job, table, deadline) as rows:
+        found = rows.dry_run({"table": table, **wish}, deadline)
+        note(job.store, rows.asked({"table": table, **wish}, int(found["rows"]), deadline), "millrace shrink")
+        return found
