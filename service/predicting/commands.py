@@ -45,7 +45,7 @@ Topic = Annotated[
 VersionOf = Annotated[
     str,
     typer.Option(
-        "--version", metavar="V", help='"live" (the newest commit), a commit, a version, or an export\'s address.'
+        "--version", metavar="V", help='"live" (the newest commit), a version, a commit, or an export\'s address.'
     ),
 ]
 Export = Annotated[

@@ -15,6 +15,7 @@ from millrace.config import validate
 from millrace.errors import SpecError
 from service.past.choosing import begins_at, chosen, lineage
 from service.past.leases import leased
+from service.predicting import own_exports
 from service.spec import LoadedJob
 from service.store import check_run
 from trainer.commits import Commit, CommitDamaged, Commits, hash_of
@@ -45,12 +46,11 @@ def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scra
 
     Raises SpecError, CommitDamaged, ExportUnusable.
     """
-    if not names_commit(text):
-        commit, told = as_commit(text, job.spec, job.full, scratch)
+    commits = Commits(job.store)
+    if (address := _export(job, text, before)) is not None:
+        commit, told = as_commit(address, job.spec, job.full, scratch)
         yield Version(commit, told)
         return
-    check_run(job.store, job.spec.name)
-    commits = Commits(job.store)
     name = str(before["commit"]) if before is not None else _named(job.store, text)
     if name not in commits.names():
         raise SpecError(
@@ -63,6 +63,24 @@ def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scra
         check_dense(found)
         facts = {"commit": name, "job": found.job, "timeline": found.timeline, "version": found.version}
         yield Version(found.folder, facts)
+
+
+def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str | None:
+    """The address of the export that is meant; None: a commit is."""
+    if not names_commit(text):
+        return text
+    check_run(job.store, job.spec.name)
+    if before is not None:
+        return before.get("export")
+    if not text.isdecimal():
+        return None
+    try:
+        chosen(job.store, text)
+    except SpecError as error:
+        if (address := own_exports.address_of(job, text)) is not None:
+            return address
+        raise SpecError(f"{error}; nor is there a complete export of this version", "version") from None
+    return None
 
 
 def _named(store: Path, text: str) -> str:

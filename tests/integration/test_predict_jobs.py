@@ -105,6 +105,21 @@ def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp
         job_of(request_of(tmp_path / "none", version=str(export)))
 
 
+@pytest.mark.long
+def test_a_number_names_the_export_of_a_version_whose_commit_is_pruned(ended, export, live, tmp_path):
+    number, store = str(int(export.name.partition("-")[0])), tmp_path / "store"
+    shutil.copytree(ended.store, store)
+    for commit in Commits(store).names():
+        shutil.rmtree(store / "commits" / commit)
+    pruned = load_job(ended.folder / "job.toml", [f"store.path={store}"])
+    manifest = predicted(pruned, tmp_path / "out", version=number)
+    assert (manifest["version"]["name"], manifest["version"]["kind"]) == (export.name, "base")
+    assert rows_of(tmp_path / "out")["prediction.ctr"].equals(rows_of(live)["prediction.ctr"])
+    assert predicted(pruned, tmp_path / "out", version=number) == manifest, "a rerun reads the same"
+    with pytest.raises(SpecError, match="no commit of version 309; .*nor is there a complete export of this version"):
+        predicted(pruned, tmp_path / "none", version="309")
+
+
 def test_an_export_of_other_slots_is_refused(ended, export, tmp_path):
     other = load_job(ended.folder / "job.toml", ['slots.2.pooling="sum"'])
     with pytest.raises(SpecError, match="its slots history are not as in the job"):
