@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dataset.schema import Schema
-from millrace.keys import key_of_reference
+from millrace.keys import key_of_reference, sign_of_text
 from pserver.client import Keys, absent
 from pserver.config import CountEntry
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
@@ -139,6 +139,64 @@ def test_what_is_not_complete_is_not_served(tmp_path):
     (base / "DONE").unlink()
     result = served(tmp_path / "exports" / "job")
     assert result.returncode == 1 and "without _DONE" in result.stderr
+
+
+def as_event(sample):
+    """What a caller would write of one golden sample: its slots, and more that no slot is of."""
+    event = {name: value for name, value in sample.items() if not name.startswith("prediction.")}
+    return {**event, "ts": 5, "click": 1}
+
+
+def test_a_file_of_events_gets_the_predictions_that_millrace_would_give(tmp_path):
+    world = World(tmp_path, ExportSection(golden=20), "deep_crossing")
+    world.stager.saw(samples(world.rng, 32))
+    _, delta = exported(world, "float32", tmp_path / "exports" / "job")
+    golden = pq.read_table(delta / "golden.parquet")
+    golden = golden.filter(pa.array([0 not in tags for tags in golden["tags"].to_pylist()]))  # 0 is its padding
+    assert len(golden) > 5
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(as_event(each)) + "\n" for each in golden.to_pylist()))
+    pq.write_table(golden, tmp_path / "events.parquet")
+    for name in ("events.jsonl", "events.parquet"):
+        result = served(tmp_path / "exports" / "job", "--events", tmp_path / name)
+        assert result.returncode == 0, result.stderr
+        told = [json.loads(line) for line in result.stdout.splitlines()]
+        for task in ("ctr", "cost"):
+            wanted = golden[f"prediction.{task}"].to_numpy()
+            assert np.allclose([each[task] for each in told], wanted, atol=1e-5), task
+
+
+def test_events_are_hashed_padded_and_cut_as_the_generator_has_them(tmp_path):
+    world = World(tmp_path, ExportSection(golden=4), "deep_crossing")
+    world.stager.saw(samples(world.rng, 32))
+    exported(world, "float32", tmp_path / "exports" / "job")
+    dense = {"age": [0.5, 0.25], "price": 3.5}
+    same = [
+        {"tags": ["a", "b"], "seen": [1, 2, 3, 4], "user": 7},
+        {"tags": [sign_of_text(b"a"), 0, sign_of_text(b"b")], "seen": [9, 9, 1, 2, 3, 4], "user": [7], "item": None},
+        {"tags": ["a", "b"], "tags.weight": [1, 1.0], "seen": [1, 2, 3, 4], "user": 7, "item": []},
+    ]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(dense | each) + "\n" for each in same))
+    result = served(tmp_path / "exports" / "job", "--events", tmp_path / "e.jsonl")
+    assert len(result.stdout.splitlines()) == 3 and len(set(result.stdout.splitlines())) == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "has no attribute 'get'"),
+        ('{"age": [1, 2], "price": 1, "user": -1}', "-1 is no sign: a number of 64 bits, or a text"),
+        ('{"price": 1.0}', "slot 'age' needs 2 numbers, and has 0"),
+        ('{"age": [1, 2], "price": 1, "tags": "a", "tags.weight": [1, 2]}', "slot 'tags' has 1 values and 2 weights"),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_told_by_its_line(tmp_path, line, why):
+    world = World(tmp_path, ExportSection(golden=4), "wide_deep")
+    world.stager.saw(samples(world.rng, 8))
+    exported(world, "float32", tmp_path / "exports" / "job")
+    (tmp_path / "e.jsonl").write_text('{"age": [1, 2], "price": 1}\n' + line + "\n")
+    result = served(tmp_path / "exports" / "job", "--events", tmp_path / "e.jsonl")
+    assert result.returncode == 1 and f"line 2: {why}" in result.stderr.replace("'list' object ", "")
 
 
 def test_it_needs_nothing_of_millrace():

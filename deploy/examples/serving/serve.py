@@ -1,12 +1,23 @@
-"""Serves exports without Millrace: python serve.py FOLDER, where current.json is; or a base and the deltas after it."""
+"""Serves exports without Millrace: python serve.py [--events FILE] FOLDER, where current.json is; or a base and the
+deltas after it in its place.
 
+Without events it predicts the export's golden samples and compares. FILE has one event a line, as JSON by slot:
+{"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or is a Parquet like golden.parquet.
+"""
+
+import argparse
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pyarrow as pa
 import pyarrow.parquet as pq
+
+BATCH = 1024
+DONE = ("_DONE", "DONE")  # the second in exports of an older Millrace
 
 
 def mix(sign_N, group):
@@ -28,63 +39,148 @@ def load(file, table):
     return rows["key"].to_pylist(), np.concatenate(parts, 1).astype(np.float32)
 
 
-def pool(slot, golden, rows, default_W):
+def sign_of(value):
+    """A number is a sign; a text is hashed: model.json says the rule."""
+    if not isinstance(value, str):
+        assert isinstance(value, int) and 0 <= value < 2**64, f"{value!r} is no sign: a number of 64 bits, or a text"
+        return value
+    sign = 14695981039346656037
+    for byte in value.encode():
+        sign = (sign ^ byte) * 1099511628211 % 2**64
+    return sign
+
+
+def listed(value):
+    """A slot's values as an event has them: a list, one value, or none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def columns_of(event, slot):
+    """A slot's columns of one event: signs, without padding and cut, and weights; or a dense slot's values."""
+    name, values = slot["name"], listed(event.get(slot["name"]))
+    if slot["kind"] == "dense":
+        assert len(values) == slot["size"], f"slot {name!r} needs {slot['size']} numbers, and has {len(values)}"
+        return {name: values}
+    weights = listed(event.get(f"{name}.weight")) or [1.0] * len(values)
+    assert len(weights) == len(values), f"slot {name!r} has {len(values)} values and {len(weights)} weights"
+    kept = [pair for pair in zip(map(sign_of, values), weights, strict=True) if str(pair[0]) != slot["padding"]]
+    if slot["max_len"] is not None:
+        kept = kept[-slot["max_len"] :] if slot["keep"] == "tail" else kept[: slot["max_len"]]
+    columns = {name: [sign for sign, _ in kept]}
+    return columns | ({f"{name}.weight": [weight for _, weight in kept]} if slot["weighted"] else {})
+
+
+def batches_of(path, slots):
+    """Samples of a file of events, some at a time."""
+    if path.suffix == ".parquet":
+        for batch in pq.ParquetFile(path).iter_batches(BATCH):
+            yield pa.table(batch.columns, names=batch.schema.names)
+        return
+    types = {name: pa.list_(pa.uint64()) for name in (slot["name"] for slot in slots if slot["kind"] == "sparse")}
+    types |= {f"{name}.weight": pa.list_(pa.float32()) for name in types}
+    with path.open(encoding="utf-8") as lines:
+        num_read = 0
+        while texts := list(islice(lines, BATCH)):
+            columns = {}
+            for number, text in enumerate(texts, num_read + 1):
+                try:
+                    event = json.loads(text)
+                    for slot in slots:
+                        for name, values in columns_of(event, slot).items():
+                            columns.setdefault(name, []).append(values)
+                except (ValueError, AssertionError, AttributeError) as error:
+                    sys.exit(f"{path}, line {number}: {error}")
+            num_read += len(texts)
+            yield pa.table({name: pa.array(column, types.get(name)) for name, column in columns.items()})
+
+
+def pool(slot, samples, rows, default_W):
     """The inputs that a sparse slot gives the model."""
-    lists = golden[slot["name"]].combine_chunks()
+    lists = samples[slot["name"]].combine_chunks()
     sign_N, count_B = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
-    sample_N = np.repeat(np.arange(len(golden)), count_B)
+    sample_N = np.repeat(np.arange(len(samples)), count_B)
     found = [rows.get(key, default_W) for key in mix(sign_N, slot["group"]).tolist()]
     rows_NW = np.array(found, np.float32).reshape(-1, len(default_W))
     if slot["weighted"]:
-        rows_NW = rows_NW * golden[f"{slot['name']}.weight"].combine_chunks().flatten().to_numpy()[:, None]
+        rows_NW = rows_NW * samples[f"{slot['name']}.weight"].combine_chunks().flatten().to_numpy()[:, None]
     if slot["pooling"] == "none":  # a sequence and its mask
         place_N = np.arange(len(sign_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-        mask_BL = np.zeros((len(golden), slot["max_len"]), bool)
+        mask_BL = np.zeros((len(samples), slot["max_len"]), bool)
         rows_BLW = np.zeros((*mask_BL.shape, len(default_W)), np.float32)
         mask_BL[sample_N, place_N], rows_BLW[sample_N, place_N] = True, rows_NW
         return {slot["name"]: rows_BLW, f"{slot['name']}.mask": mask_BL}
     power = {"sum": 0, "sqrtn": 0.5, "mean": 1}[slot["pooling"]]
-    pooled_BW = np.zeros((len(golden), len(default_W)), np.float32)
+    pooled_BW = np.zeros((len(samples), len(default_W)), np.float32)
     np.add.at(pooled_BW, sample_N, rows_NW / (count_B[sample_N] ** power)[:, None])
     return {slot["name"]: pooled_BW}
 
 
-def main(folders):
-    if (folders[0] / "current.json").exists():
-        folders = [folders[0] / path for path in json.loads((folders[0] / "current.json").read_text())["chain"]]
-    markers = ("_DONE", "DONE")  # the second in exports of an older Millrace
-    complete = all(any((folder / name).exists() for name in markers) for folder in folders)
-    assert complete, "an export without _DONE is not complete"
-    newest = folders[-1]
-    model = json.loads((newest / "model.json").read_text())
-    golden = pq.read_table(newest / "golden.parquet")
-    session = onnxruntime.InferenceSession(newest / "dense.onnx")
+class Server:
+    """A model: its rows, and its dense part."""
 
-    rows, feeds = {name: {} for name in model["tables"]}, {}
-    for folder in folders:  # the newest row of a key, unless it is gone
-        tables = json.loads((folder / "model.json").read_text())["tables"]
+    def __init__(self, folders):
+        if (folders[0] / "current.json").exists():
+            folders = [folders[0] / path for path in json.loads((folders[0] / "current.json").read_text())["chain"]]
+        for folder in folders:
+            assert any((folder / name).exists() for name in DONE), f"{folder}: what is without _DONE is not complete"
+        self.newest = folders[-1]
+        self.model = json.loads((self.newest / "model.json").read_text())
+        self.session = onnxruntime.InferenceSession(self.newest / "dense.onnx")
+        self.rows = {name: {} for name in self.model["tables"]}
+        for folder in folders:  # the newest row of a key, unless it is gone
+            self.apply(folder, json.loads((folder / "model.json").read_text())["tables"])
+
+    def apply(self, folder, tables):
+        """Take in the rows of one export."""
         for file in folder.glob("*-*-*.parquet"):  # a key is in one file of a folder: their order does not matter
             kind, name = file.stem.rsplit("-", 1)[0].split("-", 1)
             if kind == "rows":
-                rows[name].update(zip(*load(file, tables[name]), strict=True))
+                self.rows[name].update(zip(*load(file, tables[name]), strict=True))
             else:
                 for key in pq.read_table(file)["key"].to_pylist():
-                    rows[name].pop(key, None)
-    for slot in model["slots"]:
-        if slot["kind"] == "sparse":
-            default = model["tables"][slot["table"]]["default_row"]
-            zeros_W = np.zeros(slot["dim"] + slot["first_order"], np.float32)
-            feeds |= pool(slot, golden, rows[slot["table"]], zeros_W if default == "zeros" else np.float32(default))
-        else:
-            feeds[slot["name"]] = np.array(golden[slot["name"]].to_pylist(), np.float32)
-    found = dict(zip((each.name for each in session.get_outputs()), session.run(None, feeds), strict=True))
-    wanted = {task["output"]: golden[f"prediction.{task['name']}"].to_numpy() for task in model["tasks"]}
-    worst = max(
-        float((np.abs(found[name] - wanted[name]) / np.maximum(1, np.abs(wanted[name]))).max()) for name in wanted
-    )
-    print(f"{len(golden)} golden samples, {sum(map(len, rows.values())):,} rows: largest difference {worst:.1e}")
-    return not worst <= 1e-5
+                    self.rows[name].pop(key, None)
+
+    def predict(self, samples):
+        """Predictions by task."""
+        feeds = {}
+        for slot in self.model["slots"]:
+            if slot["kind"] == "sparse":
+                default = self.model["tables"][slot["table"]]["default_row"]
+                zeros_W = np.zeros(slot["dim"] + slot["first_order"], np.float32)
+                default_W = zeros_W if default == "zeros" else np.float32(default)
+                feeds |= pool(slot, samples, self.rows[slot["table"]], default_W)
+            else:
+                feeds[slot["name"]] = np.array(samples[slot["name"]].to_pylist(), np.float32)
+        outputs = [each.name for each in self.session.get_outputs()]
+        found = dict(zip(outputs, self.session.run(None, feeds), strict=True))
+        return {task["name"]: found[task["output"]] for task in self.model["tasks"]}
+
+
+def compare(server):
+    """The exit code: 0 where the golden samples get their golden predictions."""
+    golden, worst = pq.read_table(server.newest / "golden.parquet"), 0.0
+    for name, found_B in server.predict(golden).items():
+        wanted_B = golden[f"prediction.{name}"].to_numpy()
+        worst = np.maximum(worst, (np.abs(found_B - wanted_B) / np.maximum(1, np.abs(wanted_B))).max())  # keeps a NaN
+    rows = sum(map(len, server.rows.values()))
+    print(f"{len(golden)} golden samples, {rows:,} rows: largest difference {worst:.1e}")
+    return int(not worst <= 1e-5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--events", type=Path, metavar="FILE", help="predict these, and print a line of JSON for each")
+    asked = parser.parse_args()
+    server = Server(asked.folders)
+    if asked.events is None:
+        return compare(server)
+    for samples in batches_of(asked.events, server.model["slots"]):
+        predictions = server.predict(samples)
+        for values in zip(*(found_B.tolist() for found_B in predictions.values()), strict=True):
+            print(json.dumps(dict(zip(predictions, values, strict=True))))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(folder) for folder in sys.argv[1:]]))
+    sys.exit(main())
