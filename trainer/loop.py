@@ -114,8 +114,7 @@ class TrainLoop:
             self._ask()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
-            with self._spent.part(Part.CLOSE):
-                parts.closer.close(plan)
+            parts.closer.close(plan)
             progress.step.end()
             self._commit_if_due()
         progress.ended()
@@ -221,15 +220,13 @@ class TrainLoop:
         """Every step of a pass on this rank, and the empty ones while other ranks have more."""
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
-        with self._spent.part(Part.EXCHANGE):
-            parts.shards.open_pass(plan.number, self._deadline())
+        parts.shards.open_pass(plan.number, self._deadline())
         clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         batch = next(batches, None)
         clock.at(WaitsFor.SHARDS)
-        with self._spent.part(Part.EXCHANGE):
-            rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
+        rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
         step = 0
         while (common := self._agree(batch)).more:
             if plan.learn:
@@ -242,27 +239,12 @@ class TrainLoop:
     def _batches(self, plan: Plan) -> Iterator[Batch]:
         """The batches of a pass; where that is asked for, they are all predicted before the first one is learnt."""
         parts = self._parts
-        batches = self._loaded(plan)
+        batches = self._spent.loaded(parts.loader.batches(plan.number), parts.loader.starved_s)
         if parts.infer_first is None:
             return batches
         if not plan.learn:
             return in_turn(parts.shards, batches, learn=False)
-        with self._spent.part(Part.FORWARD):
-            return parts.infer_first.first(batches, self._agree)
-
-    def _loaded(self, plan: Plan) -> Iterator[Batch]:
-        """The batches of a pass as the loader has them; waiting for them is the pipe's time, or the loader's."""
-        loader = self._parts.loader
-        batches = loader.batches(plan.number)
-        while True:
-            starved_s, before_s = loader.starved_s(), time.perf_counter()
-            with self._spent.part(Part.LOADER):
-                batch = next(batches, None)
-            waited_s = time.perf_counter() - before_s
-            self._spent.move(Part.LOADER, Part.PIPE, min(waited_s, loader.starved_s() - starved_s))
-            if batch is None:
-                return
-            yield batch
+        return parts.infer_first.first(batches, self._agree)
 
     def _agree(self, batch: Batch | None) -> _Common:
         """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
@@ -274,8 +256,7 @@ class TrainLoop:
             mine[: len(tasks)] = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
             mine[len(tasks) :] = len(batch.samples), 1, 0
         mine[-1] = message is not None
-        with self._spent.part(Part.EXCHANGE):
-            total = ranks.sum_floats(mine)
+        total = ranks.sum_floats(mine)
         if total[-1]:
             self._heard(ranks.broadcast(message))
         weight = {task.name: float(total[i]) for i, task in enumerate(tasks)}
@@ -292,15 +273,13 @@ class TrainLoop:
         finite = True
         if batch is not None:
             parts.dense.buffers.keep()
-            with self._spent.part(Part.FORWARD):
-                forward = parts.stepper.forward(batch, rows, common.weight)
-                parts.observer.observe(batch, forward, step)
+            forward = parts.stepper.forward(batch, rows, common.weight)
+            parts.observer.observe(batch, forward, step)
             with self._spent.part(Part.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
-        with self._spent.part(Part.EXCHANGE):
-            parts.dense.reduce(parts.stepper.scale.value)
-            apply = self._all_finite(step, finite)
+        parts.dense.reduce(parts.stepper.scale.value)
+        apply = self._all_finite(step, finite)
         if apply:
             with self._spent.part(Part.BACKWARD):
                 parts.dense.step()
@@ -310,15 +289,14 @@ class TrainLoop:
         following = next(batches, None) if batch is not None else None
         clock.at(WaitsFor.SHARDS)
         prepared = batch.prepared if batch is not None else None
-        with self._spent.part(Part.EXCHANGE):
-            following_rows = parts.shards.exchange(
-                step,
-                prepared,
-                gradients if apply else None,
-                following.prepared if following is not None else None,
-                Scale(common.num_samples),
-                self._deadline(),
-            )
+        following_rows = parts.shards.exchange(
+            step,
+            prepared,
+            gradients if apply else None,
+            following.prepared if following is not None else None,
+            Scale(common.num_samples),
+            self._deadline(),
+        )
         return following, following_rows or {}
 
     def _predict(
@@ -329,16 +307,13 @@ class TrainLoop:
             return None, {}
         parts, clock = self._parts, self._parts.progress.step
         clock.at(WaitsFor.MODEL)
-        with self._spent.part(Part.FORWARD):
-            forward = parts.stepper.predict(batch, rows, common.weight)
-            parts.observer.observe(batch, forward, step)
-            parts.observer.infer(batch, forward, step)
+        forward = parts.stepper.predict(batch, rows, common.weight)
+        parts.observer.observe(batch, forward, step)
+        parts.observer.infer(batch, forward, step)
         clock.at(WaitsFor.PIPE)
-        if (following := next(batches, None)) is None:
-            return None, {}
+        following = next(batches, None)
         clock.at(WaitsFor.SHARDS)
-        with self._spent.part(Part.EXCHANGE):
-            return following, parts.shards.pull(following.prepared, self._deadline())
+        return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
 
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""

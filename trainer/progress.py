@@ -48,6 +48,7 @@ class Progress:
         self._begin_s = time.monotonic()
         self.spent = TimeSpent()
         """Where the loop's time goes."""
+        self.step.goes_on = self.spent.goes_on
         self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
         self._said: dict[str, Any] = {}
         self.state = "starting"

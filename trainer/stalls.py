@@ -33,6 +33,8 @@ class StepClock:
     def __init__(self, max_step_s: float, now: Callable[[], float] = time.monotonic) -> None:
         """A step that takes longer than `max_step_s` stands still."""
         self._max_step_s, self._now = max_step_s, now
+        self.goes_on: Callable[[WaitsFor | None], None] = lambda _: None
+        """Told of what the step in progress waits for next; None: it is over."""
         self._at: tuple[float, WaitsFor] | None = None
         self.unanswered: Callable[[], Sequence[int]] = tuple
         """Numbers of the shards that have not answered yet."""
@@ -40,15 +42,18 @@ class StepClock:
     def begin(self, waits_for: WaitsFor) -> None:
         """A step begins."""
         self._at = self._now(), waits_for
+        self.goes_on(waits_for)
 
     def at(self, waits_for: WaitsFor) -> None:
         """The step goes on, and now waits for something else."""
         if self._at is not None:
             self._at = self._at[0], waits_for
+            self.goes_on(waits_for)
 
     def end(self) -> None:
         """No step goes on."""
         self._at = None
+        self.goes_on(None)
 
     def stalled(self) -> dict[str, Any] | None:
         """What a status says of a step that stands still; None where none does."""

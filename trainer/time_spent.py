@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import TypeVar
+
+from trainer.stalls import WaitsFor
+
+T = TypeVar("T")
 
 
 class Part(StrEnum):
@@ -33,6 +38,14 @@ class Part(StrEnum):
     """The rest: the start, for example."""
 
 
+PARTS = {
+    WaitsFor.PIPE: Part.LOADER,
+    WaitsFor.TRAINERS: Part.EXCHANGE,
+    WaitsFor.SHARDS: Part.EXCHANGE,
+    WaitsFor.MODEL: Part.FORWARD,
+    WaitsFor.CLOSE: Part.CLOSE,
+}
+"""What a step that waits for something is doing."""
 ADVICE = {
     Part.PIPE: "raise pipe.processes, or make the generator faster (`generate_columns` takes many events at once); "
     "`python -m dataset --spec JOB.TOML --limit 100000` measures source and generator alone",
@@ -60,7 +73,7 @@ class TimeSpent:
         self._clock, self._lock = clock, threading.Lock()
         self._seconds = dict.fromkeys(Part, 0.0)
         self._within = [Part.OTHER]
-        self._since_s = clock()
+        self._since_s, self._last_s = clock(), 0.0
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
@@ -73,18 +86,42 @@ class TimeSpent:
 
     def _turn(self, part: Part | None) -> None:
         with self._lock:
-            now_s = self._clock()
-            self._seconds[self._within[-1]] += now_s - self._since_s
-            self._since_s = now_s
+            self._count()
             if part is None:
                 self._within.pop()
             else:
                 self._within.append(part)
 
-    def move(self, part: Part, to: Part, seconds: float) -> None:
-        """Some of what was counted to one part was another's."""
+    def _count(self) -> None:
+        now_s = self._clock()
+        self._last_s = now_s - self._since_s
+        self._seconds[self._within[-1]] += self._last_s
+        self._since_s = now_s
+
+    def goes_on(self, waits_for: WaitsFor | None) -> None:
+        """What is done outside of all `part`s is, from here on, what a step waits for; None: no step goes on."""
         with self._lock:
-            moved_s = min(seconds, self._seconds[part])
+            self._count()
+            self._within[0] = Part.OTHER if waits_for is None else PARTS[waits_for]
+
+    def loaded(self, batches: Iterator[T], starved_s: Callable[[], float]) -> Iterator[T]:
+        """Batches as they come; waiting for them is the loader's time, or, as far as that was starved, the pipe's.
+
+        `starved_s`: see dataset.loader.Loader.
+        """
+        while True:
+            before_s = starved_s()
+            with self.part(Part.LOADER):
+                batch = next(batches, None)
+            self._move(Part.LOADER, Part.PIPE, starved_s() - before_s)
+            if batch is None:
+                return
+            yield batch
+
+    def _move(self, part: Part, to: Part, seconds: float) -> None:
+        """Some of what was counted to one part last was another's."""
+        with self._lock:
+            moved_s = min(seconds, self._last_s)
             self._seconds[part] -= moved_s
             self._seconds[to] += moved_s
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trainer.time_spent import ADVICE, Part, TimeSpent, advice
+from trainer.stalls import StepClock, WaitsFor
+from trainer.time_spent import ADVICE, PARTS, Part, TimeSpent, advice
 
 
 class Clock:
@@ -31,15 +32,41 @@ def test_every_second_is_counted_to_the_part_that_is_going_on():
     assert set(spent.seconds()) == {part.value for part in Part}
 
 
-def test_what_was_waited_for_the_pipe_is_taken_from_the_loader():
+def test_what_was_waited_for_the_pipe_is_not_the_loaders_time():
+    clock, starved_s = Clock(), [0.0]
+    spent = TimeSpent(clock)
+
+    def batches():
+        for waited_s, of_it_starved_s in ((3, 2), (4, 0), (1, 9)):
+            clock.now_s += waited_s
+            starved_s[0] += of_it_starved_s
+            yield waited_s
+
+    for _ in spent.loaded(batches(), lambda: starved_s[0]):
+        clock.now_s += 10
+    told = {part: seconds for part, seconds in spent.seconds().items() if seconds}
+    assert told == {"pipe": 3, "loader": 5, "other": 30}, "never more than was waited"
+
+
+def test_what_a_step_waits_for_is_its_part_unless_another_one_is_within():
     clock = Clock()
     spent = TimeSpent(clock)
-    with spent.part(Part.LOADER):
-        clock.now_s += 3
-    spent.move(Part.LOADER, Part.PIPE, 2)
-    assert (spent.seconds()["loader"], spent.seconds()["pipe"]) == (1, 2)
-    spent.move(Part.LOADER, Part.PIPE, 9)
-    assert (spent.seconds()["loader"], spent.seconds()["pipe"]) == (0, 3)
+    step = StepClock(30.0, clock)
+    step.goes_on = spent.goes_on
+    step.begin(WaitsFor.TRAINERS)
+    clock.now_s += 1
+    step.at(WaitsFor.MODEL)
+    clock.now_s += 2
+    with spent.part(Part.BACKWARD):
+        clock.now_s += 4
+    clock.now_s += 8
+    step.at(WaitsFor.SHARDS)
+    clock.now_s += 16
+    step.end()
+    clock.now_s += 32
+    told = {part: seconds for part, seconds in spent.seconds().items() if seconds}
+    assert told == {"exchange": 17, "forward": 10, "backward": 4, "other": 32}
+    assert set(PARTS) == set(WaitsFor)
 
 
 def test_the_part_that_takes_most_gets_one_sentence_of_advice():
