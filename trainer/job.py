@@ -130,7 +130,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             BadFraction(job.pipe.max_bad_fraction),
             dead_letters,
             schema,
-            *(CLOSE_S, job.passes.max_day_jump, time.time() if bounded else -math.inf),
+            *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)

@@ -18,6 +18,7 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet
 from pserver.config import MIN_TABLE_BYTES, TableSection
 from pserver.embedded import EmbeddedShards
+from service.begun import as_begun
 from service.past.asking import LOOK_S, NotRunning
 from service.past.choosing import begins_at, lineage
 from service.past.leases import leased, scratch
@@ -59,7 +60,8 @@ def newest(job: LoadedJob) -> Commit:
 
 def tables_in_force(job: LoadedJob, commit: Commit) -> Mapping[str, TableSection]:
     """The tables' sections as the next run has them: the job file's, with what was set while the job ran."""
-    return with_overrides(validate(TrainerJob, job.raw, only_known=True), overrides_of(commit, job.raw)).tables
+    spec = as_begun(job).full
+    return with_overrides(validate(TrainerJob, spec, only_known=True), overrides_of(commit, spec)).tables
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def opened(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Committed
 
     Raises NothingCommitted; SpecError where it is of other slots or tables; StoreDamaged.
     """
-    commit, number = newest(job), next(_numbers)
-    check_fits(commit, job.spec)
+    commit, number, job = newest(job), next(_numbers), as_begun(job)
+    check_fits(commit, job)
     tables, schema = tables_in_force(job, commit), Schema.of(job.spec.slots)
     groups = {slot.name: slot.group for slot in schema.sparse}
     bounded = {table: tables[table].model_copy(update={"memory": TABLE_BYTES})}

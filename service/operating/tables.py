@@ -5,6 +5,7 @@ from typing import Any
 
 from dataset.schema import Schema
 from millrace.deadline import Deadline
+from service.begun import as_begun
 from service.launcher.running import read_report
 from service.operating.committed import newest
 from service.past.wishes import status_of
@@ -41,6 +42,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
 
 def here(job: LoadedJob, deadline: Deadline) -> tuple[list[dict[str, Any]], str | None]:
     """The tables of a job whose store is on this machine; and the commit that says it, where the job does not run."""
+    job = as_begun(job)
     if in_use(job.store):
         return entries_of(job, status_of(job.store, deadline)), None
     commit = newest(job)
