@@ -199,8 +199,8 @@ def test_a_deleted_jobs_store_goes_or_is_kept(local, tmp_path, keep):
     inside, outside = local.create(new("in"), "ann"), local.create(new("out", store={"path": str(store)}), "ann")
     for where in (inside.store, outside.store):
         where.mkdir()
-        for name in ("millrace.json", "run.json"):
-            (where / name).write_text('{"job": "%s"}' % ("in" if where == inside.store else "out"))
+        (where / "millrace.json").write_text('{"kind": "store", "format": 1}')
+        (where / "run.json").write_text('{"job": "%s"}' % ("in" if where == inside.store else "out"))
         (where / "mine").touch()
     for name in ("in", "out"):
         local.delete(name, "ann", keep_store=keep)
