@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.deadline import Deadline
-from tests.integration.running_job import RunningJob, assert_free, assert_gone, assert_gone_pids
+from tests.integration.running_job import RunningJob, assert_gone, assert_gone_pids, assert_unanswered
 from tests.integration.stream_job import write_job
 
 CLICKS = Path(__file__).parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
@@ -66,8 +66,8 @@ def hanging_pids(folder):
 def test_sigterm_ends_an_endless_stream_on_several_workers_after_its_pass_with_a_report(start):
     job = start(CLICKS, TWO_BY_TWO)
     job.until_events(1)
-    ports = job.ports()
-    assert len(ports) == 4
+    sockets = job.sockets()
+    assert len(sockets) == 4
     job.process.send_signal(signal.SIGTERM)
     code, said = job.end(within_s=30)
     assert code == 0, said
@@ -76,7 +76,7 @@ def test_sigterm_ends_an_endless_stream_on_several_workers_after_its_pass_with_a
     assert job.report["rejected"] == {}
     assert not (job.store / "workers").exists()
     assert_gone(job)
-    assert_free(ports)
+    assert_unanswered(sockets)
 
 
 @pytest.mark.slow
@@ -110,12 +110,12 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_in_its_pipe_command(hanging):
 def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains(start):
     job = start(CLICKS, TWO_BY_TWO)
     trained = job.until_events(1)
-    ports, workers = job.ports(), job.workers()
-    assert len(ports) == 4
+    sockets, workers = job.sockets(), job.workers()
+    assert len(sockets) == 4
     os.kill(workers["trainer-0"], signal.SIGKILL)
     job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
     assert_gone_pids(*workers.values())
-    assert_free(ports)
+    assert_unanswered(sockets)
     job.until_events(trained + 1)
     job.process.send_signal(signal.SIGTERM)
     code, said = job.end(within_s=30)

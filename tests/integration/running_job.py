@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from millrace.deadline import Deadline
 
 
@@ -92,10 +94,10 @@ class RunningJob:
         """Process numbers of the job's workers by name."""
         return workers_of(self.store)
 
-    def ports(self) -> list[int]:
-        """Ports that the job's workers listen on."""
+    def sockets(self) -> list[str]:
+        """Paths of the unix sockets that the job's workers listen at."""
         files = (self.store / "workers").glob("*/*.address")
-        return [int(path.read_text().rpartition(":")[2]) for path in files]
+        return [path.read_text().removeprefix("unix:") for path in files]
 
     def kill(self) -> None:
         """Leave nothing of it, whatever state it is in."""
@@ -139,13 +141,11 @@ def assert_gone_pids(*pids: int) -> None:
     assert not [pid for pid in pids if runs(pid)]
 
 
-def assert_free(ports: list[int]) -> None:
-    """Every one of these ports can be listened on."""
-    for port in ports:
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind(("127.0.0.1", port))
-            again.listen()
+def assert_unanswered(sockets: list[str]) -> None:
+    """Nobody listens at any of these unix sockets."""
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as caller, pytest.raises((FileNotFoundError, ConnectionRefusedError)):
+            caller.connect(path)
 
 
 def runs(pid: int) -> bool:
