@@ -17,8 +17,10 @@ SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
+def open_s(monkeypatch):
+    """Set for how long a source is opened; soon over unless a test says otherwise."""
     monkeypatch.setattr(plan, "OPEN_S", 0.5)
+    return lambda seconds: monkeypatch.setattr(plan, "OPEN_S", seconds)
 
 
 def opened(tmp_path, job_servers, **options):
@@ -31,8 +33,10 @@ def opened(tmp_path, job_servers, **options):
     return caught.value
 
 
-def test_a_broker_of_the_job_is_shown_its_password(tmp_path, caplog):
+@pytest.mark.long
+def test_a_broker_of_the_job_is_shown_its_password(tmp_path, caplog, open_s):
     """And no log is, at any level."""
+    open_s(6.0)  # this broker never lets the client in, so all of it is waited for
     caplog.set_level(logging.DEBUG)
     with sasl_broker() as broker:
         opened(tmp_path, broker.servers)
