@@ -126,6 +126,8 @@ WRONG = {
     "no data": ({"inputs": [{"name": "a"}]}, "needs name, datatype, shape and data"),
     "shape": (changed(0, shape=[1, 3]), r"a: 2 values are there, the shape \[1, 3\] has 3"),
     "no size": (changed(0, shape=[1, "2"]), "which is no size"),
+    "minus infinity": (changed(0, shape=[float("-inf"), 2]), "a: shape holds -inf, which is no size"),
+    "digits": (changed(0, shape=[10**4000, 10**4000]), "a: shape holds 10{99}, which is no size"),
     "below 0": (changed(0, shape=[-1, -2]), "which is no size"),
     "text for numbers": (changed(0, datatype="BYTES"), "a: is BYTES, and must be UINT64"),
     "numbers for text": (changed(1, datatype="UINT64", data=[3]), "b: is UINT64, and must be BYTES"),

@@ -58,7 +58,7 @@ class Tensor:
         if len(self.shape) > MAX_DIMENSIONS:
             raise BadRequest(f"{self.name}: a shape of {len(self.shape)} sizes; at most {MAX_DIMENSIONS}")
         for each in self.shape:
-            if type(each) is not int or each < 0:
+            if type(each) is not int or not 0 <= each <= MAX_VALUES:
                 raise BadRequest(f"{self.name}: shape holds {each!r:.100}, which is no size")
             size *= each
         if size != len(data) or not self.shape:
@@ -136,7 +136,7 @@ class Reader:
         try:
             sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
             return int(min(max(sizes), self._max_batch)) * self._values_each
-        except (TypeError, KeyError, IndexError, ValueError):
+        except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # the last of -Infinity
             return 0
 
     def _num_samples(self, tensors: Mapping[str, Tensor]) -> int:
