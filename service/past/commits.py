@@ -17,7 +17,7 @@ from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
 from service.lines import count
 from service.past.choosing import begins_at, chosen, lineage
-from service.past.leases import LOCK_S, clear, hold, leased, scratch
+from service.past.leases import LOCK_S, OF_COMMANDS, clear, hold, leased, scratch
 from service.past.verify import damage_of, sharing
 from service.store import stopped
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, order_of
@@ -28,7 +28,7 @@ WIDE = 240
 PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
 """Counters of a manifest, and what they count."""
 HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-OF_WORK = re.compile(r"(?:export|verify|rerun|predict\d*)-.*")
+OF_WORK = re.compile(rf"(?:export|{OF_COMMANDS})-.*")
 """Holders that are exports and commands at work: they let go by themselves, and nobody else in their name."""
 
 

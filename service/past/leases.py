@@ -21,7 +21,9 @@ from trainer.log import LOCK
 LOCK_S = 60.0
 """How long a running worker may keep the store's lock."""
 _HOST = re.sub(r"\W", "_", socket.gethostname())
-_OURS = re.compile(rf"(?:verify|rerun|(?:predict|read)\d*)-{_HOST}-(\d+)")
+OF_COMMANDS = r"(?:verify|rerun|(?:predict|read)\d*)"
+"""What commands at work hold commits as: before a dash, their machine and their process."""
+_OURS = re.compile(rf"{OF_COMMANDS}-{_HOST}-(\d+)")
 
 
 def hold(commits: Commits, name: str, who: str) -> None:

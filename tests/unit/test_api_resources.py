@@ -89,7 +89,7 @@ def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
     assert both == ["admin", "night"]
     Commits(served.host.job("small").store).hold(FIRST, "export-main")
     for act in ("pin", "unpin"):  # what an export holds, it lets go itself
-        for holder in ("export-main", "verify-here-7", "predict2-here-7"):
+        for holder in ("export-main", "verify-here-7", "predict2-here-7", "read3-here-7"):
             answer = served.post(f"/v1/jobs/small/commits/{FIRST}/{act}", {"holder": holder})
             assert answer.status_code == 422 and answer.json()["path"] == "holder", answer.text
     assert "export-main" in Commits(served.host.job("small").store).holders()[FIRST]
