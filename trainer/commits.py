@@ -28,6 +28,8 @@ FORMAT = 2
 FOLDER = "commits"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
+VERSION = re.compile(r"\d{1,18}", re.ASCII)
+"""A version as text. Python converts no text of thousands of digits."""
 HASH_CHUNK_BYTES = 1 << 20
 HASH_THREADS = 4
 

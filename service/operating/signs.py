@@ -1,5 +1,7 @@
 """Which sign a person means by a value of a slot."""
 
+import re
+
 from dataset.schema import Schema
 from millrace.errors import SpecError
 from millrace.keys import sign_of_text
@@ -14,6 +16,8 @@ def sign_of(spec: Job, slot: str, value: str) -> int:
         raise SpecError(f"there is no sparse slot {slot!r}; {nearest(slot, sparse)}")
     if sparse[slot].values == "string":
         return sign_of_text(value.encode())
-    if not value.isascii() or not value.isdecimal() or int(value) >= 1 << 64:
-        raise SpecError(f'{value!r} is no sign of slot {slot!r}, whose values are "uint64": decimal numbers of 64 bits')
+    if re.fullmatch(r"[0-9]{1,20}", value) is None or int(value) >= 1 << 64:
+        raise SpecError(
+            f'{value!r:.100} is no sign of slot {slot!r}, whose values are "uint64": decimal numbers of 64 bits'
+        )
     return int(value)

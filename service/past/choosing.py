@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from millrace.errors import SpecError
-from trainer.commits import Commit, Commits, order_of
+from trainer.commits import VERSION, Commit, Commits, order_of
 from trainer.rewind import Lineage, claims
 
 
@@ -20,8 +20,8 @@ def chosen_name(names: list[str], text: str, past: Lineage) -> str:
     if text in names:
         return text
     known = f"there are: {', '.join(names[-20:])}" if names else "there are no commits"
-    if not text.isdecimal():
-        raise SpecError(f"there is no commit {text!r}; {known}")
+    if VERSION.fullmatch(text) is None:
+        raise SpecError(f"there is no commit {text!r:.100}; {known}")
     found = [name for name in names if order_of(name)[1] == int(text)]
     ours = [name for name in found if past.holds(name)]
     if ours:

@@ -18,7 +18,7 @@ from service.past.leases import leased
 from service.predicting import own_exports
 from service.spec import LoadedJob
 from service.store import check_run
-from trainer.commits import Commit, CommitDamaged, Commits, hash_of
+from trainer.commits import VERSION, Commit, CommitDamaged, Commits, hash_of
 from trainer.config import TrainerJob
 from trainer.defaults import in_full
 from trainer.predict.config import LIVE
@@ -72,7 +72,7 @@ def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str 
     check_run(job.store, job.spec.name)
     if before is not None:
         return before.get("export")
-    if not text.isdecimal():
+    if VERSION.fullmatch(text) is None:
         return None
     try:
         chosen(job.store, text)

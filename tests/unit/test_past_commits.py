@@ -101,6 +101,7 @@ def test_a_commit_shows_what_it_holds(past, said):
         ("6", "version 6 is one of another timeline only; name the commit: t1-0000000006-g1"),
         ("7", "there is no commit of version 7; there are: t1-0000000004-g1, "),
         ("x", "there is no commit 'x'; there are: t1-0000000004-g1, "),
+        ("9" * 5000, "there is no commit '9999"),
     ],
 )
 def test_a_version_means_the_newest_commit_of_it_that_led_to_the_present_one(text, answer):

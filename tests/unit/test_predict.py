@@ -101,7 +101,7 @@ def test_rows_are_in_the_one_trainer_unless_there_are_more():
 def test_what_is_a_commit_and_what_an_address():
     commits = ["live", "12", "t1-0000000012-g3"]
     assert all(names_commit(text) for text in commits)
-    assert not any(names_commit(text) for text in ["exports/main", "s3://bucket/0000000012-base", "/12"])
+    assert not any(names_commit(text) for text in ["exports/main", "s3://bucket/0000000012-base", "/12", "9" * 5000])
 
 
 def test_the_input_of_a_command(tmp_path, monkeypatch):

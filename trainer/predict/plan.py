@@ -18,7 +18,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from millrace.errors import BadInput, MillraceError, SpecError
 from millrace.secrecy import without_keys
-from trainer.commits import NAME
+from trainer.commits import NAME, VERSION
 from trainer.config import TrainerJob
 from trainer.mirror.address import parse
 from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
@@ -129,7 +129,7 @@ def servers_of(options: Mapping[str, Any]) -> frozenset[str]:
 
 def names_commit(version: str) -> bool:
     """Whether a request's version means one of the job's commits; else it is the place of an export."""
-    return version == LIVE or version.isdecimal() or NAME.fullmatch(version) is not None
+    return version == LIVE or any(form.fullmatch(version) for form in (VERSION, NAME))
 
 
 def placed(request: PredictionRequest, folder: Path) -> PredictionRequest:
