@@ -16,7 +16,7 @@ All of it comes from closes and logged operations (trainer.shrinking keeps it in
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dataset.schema import Schema
@@ -27,6 +27,8 @@ from trainer.signals import CLICK, SHOW, SLOT, signal
 Rule = Mapping[str, Any]
 """What decides that a row goes, as JSON-able data: equal where it is the same rule."""
 
+MAX_AHEAD = 64
+"""Days ahead that are remembered, the nearest: clocks of some samples are wrong."""
 _LIFE = {"delete_below", "delete_after_days", "decay"}
 _SCORE = {"nonclk_coeff", "click_coeff", "show", "click"}
 
@@ -55,16 +57,23 @@ class Days:
     """Days between them of which no sample was learnt."""
     usual: int = 0
     """`skipped`, when the day advanced the time before."""
+    ahead: tuple[int, ...] = ()
+    """Later days of which samples were learnt already, ascending: a pass is of the day of its median sample."""
 
     @property
     def jumped(self) -> bool:
         """Whether more days were skipped than the time before."""
         return self.skipped > self.usual
 
-    def advanced(self, day: int, seen: Collection[int]) -> "Days":
-        """The day moves on to `day`; `seen`: days of which the pass has samples."""
-        skipped = len(set(range(self.day + 1, day)) - set(seen))
-        return Days(self.day, day, skipped, self.skipped)
+    def learnt(self, seen: Collection[int]) -> "Days":
+        """A pass is learnt; `seen`: days of which it has samples."""
+        ahead = sorted({day for day in (*self.ahead, *seen) if day > self.day})
+        return replace(self, ahead=tuple(ahead[:MAX_AHEAD]))
+
+    def advanced(self, day: int) -> "Days":
+        """The day moves on to `day`."""
+        skipped = len(set(range(self.day + 1, day)) - set(self.ahead))
+        return Days(self.day, day, skipped, self.skipped, tuple(each for each in self.ahead if each > day))
 
 
 def silent(heard: Mapping[str, int], days: Days) -> dict[str, int]:

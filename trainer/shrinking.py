@@ -5,7 +5,7 @@ shrinks wait is trainer.shrink_guard's decision; that one waits is logged as an 
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -63,7 +63,8 @@ class Shrinking:
             if name not in self._rules and name in self._tables() and stats.num_rows == stats.new_rows:
                 self._rules[name] = rule_of(self._tables()[name])  # it had no rows
         self._heard |= dict.fromkeys(close.signals, close.day)
-        self._advance(close.day, close.version, close.days)
+        self._days = self._days.learnt(close.days)
+        self._advance(close.day, close.version)
 
     def acted(self, version: int, body: Body, replaying: bool) -> None:
         """See Decider."""
@@ -121,6 +122,7 @@ class Shrinking:
         return {
             "day": days.day,
             "days": [days.before, days.skipped, days.usual],
+            "ahead": list(days.ahead),
             "rules": dict(self._rules),
             "heard": dict(self._heard),
             "wanted": dict(self._wanted),
@@ -130,7 +132,7 @@ class Shrinking:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider."""
         before, skipped, usual = state.get("days", (0, 0, 0))
-        self._days = Days(before, int(state.get("day", 0)), skipped, usual)
+        self._days = Days(before, int(state.get("day", 0)), skipped, usual, tuple(state.get("ahead", ())))
         self._heard = dict(state.get("heard", {}))
         tables = self._tables()
         self._rules = {name: rule for name, rule in state.get("rules", {}).items() if name in tables}
@@ -141,11 +143,11 @@ class Shrinking:
         """See Decider: the tables that wait for an operator, with the command that lets them go on."""
         return {"held": dict(self._held), "counting": sorted(self._wanted)}
 
-    def _advance(self, day: int, version: int, seen: Collection[int] = ()) -> None:
+    def _advance(self, day: int, version: int) -> None:
         """Each day that begins, tables with a rule are to shrink; those that wait are counted anew."""
         if day <= self._days.day:
             return
-        self._days = self._days.advanced(day, seen)
+        self._days = self._days.advanced(day)
         for name, table in self._tables().items():
             if table.shrink == "daily" and has_rule(table):
                 self._wanted[name] = version

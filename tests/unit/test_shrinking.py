@@ -205,6 +205,16 @@ def test_days_that_a_pass_has_samples_of_are_no_jump(world):
     assert world.close(4, days=[2, 3, 4])[0]["op"] == "shrink"
 
 
+def test_days_that_an_earlier_pass_had_samples_of_are_no_jump(world):
+    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.close(1, days=[1, 2])
+    again = World()
+    again.shrinking.load_state(json.loads(json.dumps(world.shrinking.state())))
+    for each in (world, again):  # the days ahead are in the commit
+        each.shards.survey_is, each.version = world.shards.survey_is, 2
+        assert each.close(3, days=[3, 4])[0]["op"] == "shrink"
+
+
 def test_a_stream_with_as_many_days_missing_each_time_is_steady(world):
     world.shards.survey_is = Survey(100, {}, {0: 60})
     ops = [body["op"] for day in (3, 6, 9, 12) for body in world.close(day, days=[day])]
