@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dataset.answers import error_text
+from millrace.occurrences import is_told
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ErrorLog:
         if count == 1:
             lines = "".join(told.format()).rstrip()
             log.error("event %d of those at hand is rejected; more of %s are only counted\n%s", event, kind, lines)
-        elif str(count).strip("0") == "1":
+        elif is_told(count):
             log.error("%s events are rejected so far for %s; the last: %s", f"{count:,}", kind, error)
 
     def _kind(self, error: BaseException, told: traceback.TracebackException) -> str:

@@ -59,7 +59,7 @@ class Occurrences:
             self._kinds[kind] = times, now_s
             if len(self._kinds) > MAX_KINDS:
                 self._kinds.popitem(last=False)
-            if not _is_told(times):
+            if not is_told(times):
                 return None
             self._bucket, wait_s = self._bucket.after_failure(now_s, BURST, PER_S)
             if wait_s > 0:
@@ -69,5 +69,6 @@ class Occurrences:
             return told
 
 
-def _is_told(times: int) -> bool:
+def is_told(times: int) -> bool:
+    """Whether that many is 1, 10, 100, ..."""
     return str(times).strip("0") == "1"

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from dataset.pipe.command import Command
+from millrace.occurrences import is_told
 from millrace.printable import printable
 
 PIPE_BYTES = 1 << 20
@@ -62,7 +63,7 @@ class Repeats:
                 self._said.add(line)
             return line
         self._count += 1
-        if self._count >= 10 and str(self._count).strip("0") == "1":
+        if self._count >= 10 and is_told(self._count):
             return f"{self._count:,} lines so far are as earlier processes said them; the last: {line}"
         return None
 
