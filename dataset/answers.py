@@ -54,7 +54,10 @@ def answer_of(slots: Sequence[SlotShape], columns: Mapping[str, Any], schema: "p
     for slot in slots:
         if slot.name not in columns:
             raise ValueError(f"column {slot.name!r} is missing")
-        arrays.append(_array(columns[slot.name], schema.field(slot.name).type, len(event)))
+        try:
+            arrays.append(_array(columns[slot.name], schema.field(slot.name).type, len(event)))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(f"slot {slot.name!r}: {error}{_hint(slot, columns[slot.name])}") from None
         if slot.kind == "sparse" and slot.size:
             weights = columns.get(f"{slot.name}.weight")
             empty = pa.nulls(len(event), pa.list_(pa.float32()))
@@ -64,6 +67,14 @@ def answer_of(slots: Sequence[SlotShape], columns: Mapping[str, Any], schema: "p
         if len(array) != len(event):
             raise ValueError(f"column {field.name!r} has {len(array)} rows, column 'event' {len(event)}")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _hint(slot: SlotShape, column: Any) -> str:
+    """What a user may have meant who gives text where signs are expected."""
+    values = column[0] if isinstance(column, tuple) else column
+    if slot.kind == "sparse" and slot.type == "uint64" and any(isinstance(value, str) for value in values):
+        return '; for text, set values = "string" in the slot of the job file'
+    return ""
 
 
 def _array(column: Any, kind: "pa.DataType", num_rows: int) -> "pa.Array":

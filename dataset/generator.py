@@ -340,7 +340,8 @@ def signs(values: Iterable[int]) -> "NDArray[np.uint64]":
     listed = list(values)
     if strange := [kind for kind in set(map(type, listed)) if not issubclass(kind, int | np.integer)]:
         value = next(value for value in listed if type(value) in strange)
-        raise ValueError(f"{value!r} is no sign: a whole number from 0 to 2^64 - 1")
+        hint = '; give text as it is, and set values = "string" in its slot' if isinstance(value, str) else ""
+        raise ValueError(f"{value!r} is no sign: a whole number from 0 to 2^64 - 1{hint}")
     try:
         return np.array(listed, np.uint64)
     except OverflowError as error:

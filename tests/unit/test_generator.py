@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dataset.answers import answer_of, answer_schema
 from dataset.columns import SampleReader, SlotShape, columns_of, lines_of
 from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.generator import signs
 from dataset.loader import Tally
 from dataset.memory import MemorySource
 from dataset.pipe.command import PACKAGES
@@ -223,6 +224,24 @@ def test_columns_may_be_arrays_lists_tuples_or_arrow():
         {"event": 0, "user": [1 << 63], "shown": [5, 6, 7], "word": ["a"], "d": [1, 2], "click": 1},
         {"event": 1, "user": [2], "shown": [], "word": [], "d": [3, 4], "click": 0},
     ]
+
+
+@pytest.mark.parametrize("users", [["ann", "bob"], (["ann", "bob"], [1, 1])])
+def test_text_where_signs_are_expected_is_told_by_its_slot_and_what_to_set(users):
+    columns = {
+        "event": [0, 1],
+        "user": users,
+        "shown": [1, 2],
+        "word": ["a", "b"],
+        "d": [[1, 2]] * 2,
+        "click": [1.0, 0.0],
+    }
+    with pytest.raises(ValueError, match=r"^slot 'user': .*; for text, set values = \"string\" in the slot"):
+        answer_of(SLOTS, columns, answer_schema(SLOTS))
+    with pytest.raises(ValueError, match=r"'ann' is no sign: .*values = \"string\""):
+        signs(["ann"])
+    with pytest.raises(ValueError, match=r"^slot 'click': [^;]*$"):
+        answer_of(SLOTS, columns | {"user": [1, 2], "click": ["yes", "no"]}, answer_schema(SLOTS))
 
 
 def line_of(sample):

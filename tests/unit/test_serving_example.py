@@ -141,6 +141,12 @@ def test_what_is_not_complete_is_not_served(tmp_path):
     assert result.returncode == 1 and "without _DONE" in result.stderr
 
 
+def test_a_file_of_events_in_place_of_a_folder_is_told_where_it_goes(tmp_path):
+    (tmp_path / "events.jsonl").write_text("{}")
+    result = served(tmp_path, tmp_path / "events.jsonl")
+    assert result.returncode == 2 and "a file of events is given as --events" in result.stderr
+
+
 def as_event(sample):
     """What a caller would write of one golden sample: its slots, and more that no slot is of."""
     event = {name: value for name, value in sample.items() if not name.startswith("prediction.")}

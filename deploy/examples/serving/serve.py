@@ -172,6 +172,8 @@ def main():
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--events", type=Path, metavar="FILE", help="predict these, and print a line of JSON for each")
     asked = parser.parse_args()
+    if files := [str(path) for path in asked.folders if not path.is_dir()]:
+        parser.error(f"{files[0]} is no folder of exports; a file of events is given as --events {files[0]}")
     server = Server(asked.folders)
     if asked.events is None:
         return compare(server)
