@@ -244,7 +244,7 @@ def _under_spec(
     old = spec_in_force(history, commit)
     if old is not None and not respec.changed(old, spec):
         return replay
-    keys = [] if old is None else respec.significant(old, spec)
+    keys = [] if old is None else respec.significant(old, spec, learnt=_learnt(history, commit))
     # The newest goes first: after a crash none is left that goes on behind one withdrawn. Then the spec: none is left
     # that was planned under the one before.
     for each in reversed(replay if keys else ()):
@@ -252,6 +252,11 @@ def _under_spec(
             joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
     joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
     return [each for each in replay if each.close] if keys else replay
+
+
+def _learnt(history: History, commit: Commit | None) -> bool:
+    """Whether rows may have been made that a restart keeps: not where no pass was ever closed, as in a failed start."""
+    return commit is not None or history.closed > 0
 
 
 def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] | None:
@@ -276,7 +281,7 @@ def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | No
     history, lineage = History.of(records), Lineage.of(records)
     newest = next((each for each in reversed(Commits(store).whole()) if lineage.holds(each.name)), None)
     version = 0 if newest is None else newest.version
-    respec.significant(spec_in_force(history, newest) or spec, spec)
+    respec.significant(spec_in_force(history, newest) or spec, spec, learnt=_learnt(history, newest))
     closed = [plan for number, plan in sorted(history.plans.items()) if version < number <= history.closed]
     specs = [spec_at(history, newest, plan.number) or spec for plan in closed]
     return specs[0] if any(respec.significant(old, spec) for old in specs) else None

@@ -74,17 +74,17 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
-def significant(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def significant(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: bool = True) -> list[str]:
     """Those that change what a pass gives, and so act between passes only.
 
-    Raises SpecError for one that rows made so far do not survive.
+    Raises SpecError for one that rows made so far do not survive; `learnt`: whether any can have been made.
     """
     keys = [key for key in changed(old, new) if not _below(key, AT_ONCE)]
     before, after = in_full(old), in_full(new)
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
         lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
-        if _below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out:
+        if learnt and (_below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out):
             was, now = (dict(flat(spec)).get(key, "nothing") for spec in (before, after))
             values = "" if key == "slots" else f"from {was} to {now} "
             raise SpecError(

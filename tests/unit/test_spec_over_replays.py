@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, SpecError
 from tests.fakes.past import SPEC, Past
 from trainer.commits import MANIFEST
 from trainer.log import Kind
@@ -130,3 +130,21 @@ def test_a_commit_that_knows_of_nothing_set_and_one_whose_job_file_changed_since
 
     assert overrides_of(None, SPEC) == {} == overrides_of(Old, SPEC)
     assert overrides_of(Of, SPEC) == SET["keys"] and overrides_of(Of, FASTER) == {DECAY: 0.9}
+
+
+def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
+    """Its first start failed, on a slot's kind for example: nothing was made that contradicts a mended one."""
+    past = Past(tmp_path / "store").begin()
+    spec(past, SPEC)
+    past.plan(1, a=(0, 100))
+    past.end()
+    mended = {**SPEC, "seed": 4}
+    assert replay_first(past.store, mended) is None
+    assert numbers(begin(past.store, 2, mended, None, {})) == []
+    past.generation = 2
+    past.begin().close(2, a=(0, 100))
+    past.end()
+    with pytest.raises(SpecError, match="seed: cannot change"):
+        replay_first(past.store, SPEC)
+    with pytest.raises(SpecError, match="seed: cannot change"):
+        begin(past.store, 4, SPEC, None, {})
