@@ -17,10 +17,10 @@ demo: $(READY)
 	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
-	$(PYTEST) -m "not long and not slow"
+	$(PYTEST) -m "not long and not kafka and not slow"
 
 test-all: test
-	$(PYTEST) -m "long and not slow"
+	$(PYTEST) -m "(long or kafka) and not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
