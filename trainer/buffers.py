@@ -4,8 +4,8 @@ Each trainer updates its own in its forward passes. At the close of a pass the c
 that every trainer saves, hashes and predicts with the same ones. A model without buffers costs nothing here.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +71,18 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-@contextmanager
-def batch_norm_for(model: nn.Module, num_samples: int) -> Iterator[None]:
+def batch_norm_for(model: nn.Module, num_samples: int) -> AbstractContextManager[None]:
     """BatchNorm as a batch of `num_samples` needs it: one sample alone has no variance, for which torch raises.
 
     Such a batch is normalised by the running statistics, as at inference, and leaves them as they are.
     """
-    training = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training] if num_samples == 1 else []
+    return evaluating(m for m in model.modules() if num_samples == 1 and isinstance(m, _BatchNorm))
+
+
+@contextmanager
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """These modules, each for itself, in evaluation mode; afterwards as they were."""
+    training = [module for module in modules if module.training]
     for module in training:
         module.training = False
     try:

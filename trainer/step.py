@@ -3,8 +3,7 @@
 Shapes: B samples of the batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from dataset.batch import F32
 from dataset.schema import Schema
 from pserver.client import Gradients
 from trainer.batches import Batch
-from trainer.buffers import batch_norm_for
+from trainer.buffers import batch_norm_for, evaluating
 from trainer.config import TaskSection, TrainSection
 from trainer.default_rows import DefaultRows, Readers
 from trainer.inputs import inputs_of
@@ -73,19 +72,6 @@ class LossScale:
         self.value, self._good = float(state[0]), int(state[1])
 
 
-@contextmanager
-def _as_served(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and each of its modules as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 class Stepper:
     """The model and how a batch goes through it."""
 
@@ -138,7 +124,7 @@ class Stepper:
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
         """As `forward`, by the model as inference has it (no dropout), with nothing kept for a backward pass."""
-        with torch.no_grad(), _as_served(self._model):
+        with torch.no_grad(), evaluating(self._model.modules()):
             return self.forward(batch, rows, global_weight)
 
     def _own_losses(
