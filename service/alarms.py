@@ -72,7 +72,7 @@ def _stall(status: Status, stalled: Status) -> str:
         case "pipe":
             why = "no samples come from the source or the pipe command"
         case "trainers":
-            why = "another trainer does not answer: one is stopped, or waits for its own samples"
+            why = "another trainer does not answer: one is stopped, or waits for its samples or for a shard"
         case "shards" | "close" if shards := stalled.raw.get("shards"):
             why = f"no answer from {', '.join(f'shard-{shard}' for shard in shards)}"
         case "close":

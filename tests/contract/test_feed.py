@@ -64,6 +64,7 @@ def test_who_follows_holds_every_version(kind):
     assert held.updates[3].model is None and held.updates[3].onnx is None
 
 
+@pytest.mark.long
 @every_kind
 def test_who_comes_and_hears_at_any_time_holds_the_versions_it_is_told(kind):
     """Two follow; one hears after every pass, the other now and then, and leaves and comes again."""

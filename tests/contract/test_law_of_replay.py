@@ -111,6 +111,7 @@ def smallest(passes, breaks):
     return kept
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @settings(max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
 @given(SETTING, st.lists(PASS, min_size=1, max_size=12))

@@ -446,6 +446,7 @@ def test_a_full_disk_fails_the_opening_and_leaves_no_live_folder(disk):
     assert not (disk.folder / "live2").exists()
 
 
+@pytest.mark.long
 def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(disk, monkeypatch):
     store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
     sync = rocks._sync

@@ -141,6 +141,7 @@ def test_a_line_of_another_number_of_fields_is_an_error_that_counts_them():
         generator("criteo").Clicks().generate_columns([LINE.rpartition("\t")[0].encode()])
 
 
+@pytest.mark.long
 def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
     printed = millrace("demo", "--events", 16_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
     jobs = tmp_path / "runs" / "demo" / "jobs"
@@ -213,6 +214,7 @@ def test_the_spec_of_the_documentation_runs(tmp_path):
     assert set(life["slices"]["device"]) == {"0", "1", "2", "other"}
 
 
+@pytest.mark.long
 @pytest.mark.data
 @news_data
 def test_news_learns_from_its_first_events(tmp_path):
@@ -222,6 +224,7 @@ def test_news_learns_from_its_first_events(tmp_path):
     assert report["halves"]["last"]["ctr"]["auc"] > 0.70
 
 
+@pytest.mark.long
 @pytest.mark.data
 @criteo_data
 def test_criteo_learns_from_its_first_events(tmp_path):

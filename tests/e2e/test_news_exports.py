@@ -98,6 +98,7 @@ def check_the_law(tmp_path, events, num_deltas):
     )
 
 
+@pytest.mark.long
 @pytest.mark.data
 @pytest.mark.timeout(300)
 @news_data

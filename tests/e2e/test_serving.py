@@ -21,6 +21,7 @@ def exported(example, override, store, delta, *more):
     return folder, kinds
 
 
+@pytest.mark.long
 @pytest.mark.data
 @news_data
 def test_news_is_served_from_a_base_and_a_delta(tmp_path):
@@ -29,6 +30,7 @@ def test_news_is_served_from_a_base_and_a_delta(tmp_path):
     assert kinds == ["base", "delta"] and "32 golden samples" in served(folder)
 
 
+@pytest.mark.long
 @pytest.mark.data
 @criteo_data
 def test_criteo_is_served_from_a_base_and_deltas(tmp_path):

@@ -62,6 +62,7 @@ def test_a_command_that_fails_is_tried_again_then_the_job_stops_naming_segment_a
     assert ended.report is None
 
 
+@pytest.mark.long
 def test_a_command_that_hangs_is_killed_at_its_deadline_and_the_job_says_so(job):
     ended = millrace(job, pipe(job, "time.sleep(600)"), "pipe.tries=1", "pipe.deadline=500ms", timeout_s=40)
     assert ended.code == 1
@@ -70,6 +71,7 @@ def test_a_command_that_hangs_is_killed_at_its_deadline_and_the_job_says_so(job)
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.long
 def test_a_command_that_answers_fewer_batches_than_asked_stops_the_job(job):
     answers_none = """
 import pyarrow as pa
@@ -91,6 +93,7 @@ NO_LABEL = b"2 0.5 0.5 1 3 1 4 0 0 1 7"
 HALF = b"2 0.5 0.5 1 3 1"
 
 
+@pytest.mark.long
 def test_bad_events_are_counted_and_kept_as_dead_letters_and_the_others_trained(job):
     spoil(job, GARBAGE, NO_LABEL)
     half = f"sys.stdout.write(sys.stdin.read() + {HALF.decode()!r})"
@@ -134,6 +137,7 @@ def test_a_job_told_to_fail_stops_at_the_first_bad_event(job):
     assert 'pipe.on_bad_event = "fail" stops here' in ended.output
 
 
+@pytest.mark.long
 def test_too_many_bad_events_stop_the_job_with_the_commonest_reasons_and_all_dead_letters(tmp_path):
     job = write_job(tmp_path, num_parts=1, num_lines=1000)
     spoil(job, *[NO_LABEL] * 20, *[GARBAGE] * 5, HALF)
@@ -177,6 +181,7 @@ def odd(job):
     return job
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_stops_the_job_naming_pass_and_step(odd):
     ended = millrace(odd)
     assert ended.code == 1

@@ -150,6 +150,7 @@ def test_no_sound_commit_and_a_log_without_its_beginning_end_the_job_for_good(fi
     assert len(Commits(store).names()) == 3, "what may still be mended is kept"
 
 
+@pytest.mark.long
 def test_damaged_files_come_back_from_the_mirror(finished, again):
     store, ended = again("mirrored", lambda store: flip(shared_file(store)), *mirror(finished))
     assert ended.code == 0, ended.output
@@ -160,6 +161,7 @@ def test_damaged_files_come_back_from_the_mirror(finished, again):
     assert not problems_of(newest(store))
 
 
+@pytest.mark.long
 def test_a_log_damaged_in_its_middle_ends_the_job_for_good(again):
     store, ended = again("whole", lambda store: flip(next((store / "log").glob("*.log"))))
     assert ended.code == 1

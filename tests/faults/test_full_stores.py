@@ -76,6 +76,7 @@ def assert_sound(store, only=None):
     assert not any(problems_of(commit) for commit in commits.whole())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_commits_fail_on_a_full_disk_while_training_goes_on_and_succeed_once_there_is_room(follow, disk, expected):
     job, start = follow

@@ -96,6 +96,7 @@ def client(followed):
         job.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_job_is_watched_and_acted_on_over_http(followed, client):
     threading.Thread(target=client.listen, daemon=True).start()

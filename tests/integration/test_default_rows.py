@@ -74,6 +74,7 @@ def test_a_job_that_was_killed_goes_on_with_shards_to_the_same_default_row(job, 
     assert found.tobytes() == learnt_row(job.parent / "undisturbed").tobytes()
 
 
+@pytest.mark.long
 def test_what_it_exports_is_served_as_one_folder_too_and_begins_another_job(job, undisturbed):
     exports = job.parent / "undisturbed" / "exports" / "serving" / "living"
     assert "32 golden samples" in asked(SERVE, exports)

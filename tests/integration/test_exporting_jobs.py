@@ -60,6 +60,7 @@ def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
     assert {body["outcome"] for body in operations} == {"complete"}
 
 
+@pytest.mark.long
 def test_a_rerun_exports_nothing(tmp_path):
     job = write_timed_job(tmp_path, ONCE, num_lines=600, step_s=20.0)
     assert millrace(job).code == 0

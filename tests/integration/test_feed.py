@@ -76,6 +76,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_who_follows_a_job_holds_what_it_commits_also_after_kill_9(followed, shape, tmp_path):
     job = followed.start(*RARELY, *shape)

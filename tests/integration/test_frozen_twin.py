@@ -41,6 +41,7 @@ def copied(job: Path, name: str) -> Path:
     return job.parent / name
 
 
+@pytest.mark.long
 def test_its_model_stays_and_every_sample_is_measured_once_whatever_is_killed(stream):
     plain = run(stream, copied(stream, "plain"), FROZEN, generation=2)
     at_once = run(stream, copied(stream, "one-pass"), FROZEN, "passes.max_events=1000", generation=2)

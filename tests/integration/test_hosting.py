@@ -33,6 +33,7 @@ def wait_for(condition, within_s=60):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_training_goes_on_without_the_service_and_again_after_its_launcher_and_every_event_counts_once(service):
     body = {

@@ -69,6 +69,7 @@ def test_a_chain_materialized_is_the_base_exported_there_bit_for_bit(job, tmp_pa
     assert said("diff", delta, base).returncode == 0
 
 
+@pytest.mark.long
 def test_every_export_is_sound_and_a_deltas_rows_moved(job):
     for path in (*exports_of(job, "chain"), *exports_of(job, "bases")):
         done = said("inspect", path, "--json")

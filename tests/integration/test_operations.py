@@ -124,6 +124,7 @@ def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_st
     assert closes(job.store)[version]["events"] == 0
 
 
+@pytest.mark.long
 def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
     job = start(*RARELY, "pipe.max_bad_fraction=0.9")
     followed.arrive(2)
@@ -161,6 +162,7 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
     assert status["tables"]["default"]["rows"] == 0
 
 
+@pytest.mark.long
 def test_a_job_that_does_not_run_says_so(followed):
     ran = millrace(followed.spec, store="ended")
     assert ran.code == 0, ran.output

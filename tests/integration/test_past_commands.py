@@ -69,6 +69,7 @@ def copied(whole, tmp_path):
     return Ran(whole[0].job, tmp_path / "store")
 
 
+@pytest.mark.long
 def test_log_and_commits_tell_of_every_pass_and_all_is_sound(whole):
     ran, report = whole
     lines = ran.say("log").splitlines()
@@ -80,6 +81,7 @@ def test_log_and_commits_tell_of_every_pass_and_all_is_sound(whole):
     assert ran.say("commits verify").count(": sound; ") == len(ran.names)
 
 
+@pytest.mark.long
 def test_a_rerun_gives_the_same_closes_from_a_commit_and_from_the_start(whole):
     ran, report = whole
     begin = order_of(ran.early)[1]
@@ -109,6 +111,7 @@ def other_digest(record, number):
     return record.body
 
 
+@pytest.mark.long
 def test_after_a_rewind_the_stream_is_trained_again_as_new_passes(copied, whole):
     _, before = whole
     commit, last = copied.early, copied.names[-1]

@@ -95,6 +95,7 @@ def test_these_are_no_progressive_predictions(ended, live):
     assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
 
 
+@pytest.mark.long
 def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp_path):
     raw = {name: value for name, value in ended.raw.items() if name not in ("store", "exports")}
     asked = request_of(tmp_path / "out", version=str(export), spec=raw, base=str(ended.folder), outputs=["ctr"])
@@ -164,6 +165,7 @@ def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
     assert again["samples"] == 1179, "one that is done is not made again"
 
 
+@pytest.mark.long
 def test_what_a_worker_says_is_what_the_caller_hears(ended, tmp_path):
     with pytest.raises(SpecError, match="the model has no tensor 'ctrl'; did you mean 'ctr'"):
         predicted(ended, tmp_path / "out", outputs=["ctrl"])

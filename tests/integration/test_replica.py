@@ -109,6 +109,7 @@ def tensors(export: Path) -> tuple[list[dict], np.ndarray]:
     return found, golden["prediction.ctr"].to_numpy()
 
 
+@pytest.mark.long
 def test_a_replica_of_either_kind_answers_as_the_job_predicts(tmp_path, start):
     followed = FollowedJob(tmp_path, 3)
     job = followed.start(EXPORTS)

@@ -67,6 +67,7 @@ def equal(report, other):
     return {name: report[name] for name in SAME} == {name: other[name] for name in SAME}
 
 
+@pytest.mark.long
 def test_a_drained_job_goes_on_as_if_it_had_never_stopped(job, undisturbed):
     store = stopped_early(job, "drained")
     versions = sorted(closes(store))
@@ -79,6 +80,7 @@ def test_a_drained_job_goes_on_as_if_it_had_never_stopped(job, undisturbed):
     assert not records(store, Kind.VOID)  # the pass that was planned ahead is the first one of the next run
 
 
+@pytest.mark.long
 def test_rows_move_to_another_number_of_shards(job, undisturbed):
     stopped_early(job, "onto-three", "cluster.shards=2")
     assert equal(finished(job, "onto-three", "cluster.shards=3"), undisturbed)
@@ -116,6 +118,7 @@ def test_a_changed_spec_acts_after_what_was_logged_under_the_old_one(job, undist
     )
 
 
+@pytest.mark.long
 def test_what_rows_do_not_survive_is_refused_and_nothing_is_touched(job, undisturbed):
     store = job.parent / "undisturbed"
     before = sorted(path.name for path in (store / "log").iterdir())
@@ -124,6 +127,7 @@ def test_what_rows_do_not_survive_is_refused_and_nothing_is_touched(job, undistu
     assert sorted(path.name for path in (store / "log").iterdir()) == before
 
 
+@pytest.mark.long
 def test_an_empty_machine_goes_on_from_the_mirror_alone(job, undisturbed, tmp_path):
     mirror = f"store.mirror={tmp_path / 'mirror'}"
     store = stopped_early(job, "mirrored", mirror)

@@ -59,6 +59,7 @@ def start(tmp_path):
         job.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["cluster={}", TWO_BY_TWO])
 def test_a_bounded_stream_is_trained_to_its_end(start, cluster):
     job = start(cluster)
@@ -84,6 +85,7 @@ def test_ctrl_c_ends_an_endless_job_after_its_pass_with_a_report(start):
     assert_gone(job)
 
 
+@pytest.mark.long
 def test_kill_9_of_the_launcher_leaves_nobody(start):
     job = start(*ENDLESS, TWO_BY_TWO)
     job.until_events(1)
@@ -92,6 +94,7 @@ def test_kill_9_of_the_launcher_leaves_nobody(start):
     assert_gone(job)
 
 
+@pytest.mark.long
 def test_kill_9_of_any_worker_starts_all_of_them_again_and_every_event_is_trained_once(start, tmp_path):
     job = start(*ENDLESS, TWO_BY_TWO)
     trained = job.until_events(NUM_LINES)

@@ -24,6 +24,7 @@ segment_events = 20
 """
 
 
+@pytest.mark.long
 def test_once_the_stream_is_drained_the_newest_version_predicts_and_the_report_tells_of_it(tmp_path):
     ended, output = (
         millrace(write_job(tmp_path, num_lines=60, spec=SPEC + PREDICT), timeout_s=250),

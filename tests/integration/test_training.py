@@ -59,6 +59,7 @@ def test_a_frozen_twin_learns_no_more(job):
     assert short.report["metrics"]["life"]["ctr"]["auc"] == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.long
 def test_a_run_that_ended_is_resumed_and_finds_nothing_left_to_do(job, embedded):
     again = millrace(job, store="embedded")
     assert again.code == 0, again.output

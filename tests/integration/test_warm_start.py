@@ -88,6 +88,7 @@ def test_shards_do_not_change_what_comes_of_it(warm, learnt, tmp_path):
     assert all(dense[name].tobytes() == other_dense[name].tobytes() for name in dense)
 
 
+@pytest.mark.long
 def test_a_rerun_from_the_import_comes_out_alike(warm, learnt):
     job, *_ = learnt
     rerun = millrace(job, store="embedded", command="rerun", options=("--from", "1"))

@@ -79,6 +79,7 @@ def operations(schema):
     return {f"{each.ok().method.upper()} {each.ok().path}": each.ok() for each in schema.get_all_operations()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_no_request_makes_it_fail_and_every_answer_is_described(served, schema, mode):
     seen = Counter()

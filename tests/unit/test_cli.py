@@ -177,6 +177,7 @@ def test_a_wrong_command_line_is_bad_configuration(millrace_says, arguments):
     assert millrace_says(*arguments)[0] == 2
 
 
+@pytest.mark.long
 def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tmp_path):
     workers_do(["say", "hello"], ["exit", 0])
     store = tmp_path / "store"
@@ -199,6 +200,7 @@ def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, work
     )
 
 
+@pytest.mark.long
 def test_a_store_that_holds_another_jobs_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
     store = f"store.path={tmp_path}"

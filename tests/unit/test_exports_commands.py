@@ -91,6 +91,7 @@ def test_the_stream_must_be_named_where_there_are_several(job):
         the_stream(job, "mor")
 
 
+@pytest.mark.long
 def test_the_timelines_of_exports_are_known_where_their_places_answer(job, folder, caplog):
     assert newest_timeline(job.spec, job.store, job.folder) == 2
     there = job.spec.exports["main"].model_copy(

@@ -15,7 +15,7 @@ from trainer.stalls import StepClock, WaitsFor
 
 WORDS = {
     "pipe": ({}, "no samples come from the source or the pipe command"),
-    "trainers": ({}, "another trainer does not answer: one is stopped, or waits for its own samples"),
+    "trainers": ({}, "another trainer does not answer: one is stopped, or waits for its samples or for a shard"),
     "shards": ({"shards": [1, 3]}, "no answer from shard-1, shard-3"),
     "close": ({"shards": []}, "its close takes so long"),
     "model": ({}, "the model's own arithmetic takes so long"),
