@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.sockets import SCHEME, target_of
 
 
 class RunningJob:
@@ -95,9 +96,8 @@ class RunningJob:
         return workers_of(self.store)
 
     def sockets(self) -> list[str]:
-        """Paths of the unix sockets that the job's workers listen at."""
-        files = (self.store / "workers").glob("*/*.address")
-        return [path.read_text().removeprefix("unix:") for path in files]
+        """Addresses of the unix sockets that the job's workers listen at."""
+        return [path.read_text() for path in (self.store / "workers").glob("*/*.address")]
 
     def kill(self) -> None:
         """Leave nothing of it, whatever state it is in."""
@@ -143,9 +143,12 @@ def assert_gone_pids(*pids: int) -> None:
 
 def assert_unanswered(sockets: list[str]) -> None:
     """Nobody listens at any of these unix sockets."""
-    for path in sockets:
-        with socket.socket(socket.AF_UNIX) as caller, pytest.raises((FileNotFoundError, ConnectionRefusedError)):
-            caller.connect(path)
+    for address in sockets:
+        with ExitStack() as stack, pytest.raises((FileNotFoundError, ConnectionRefusedError)):
+            target, descriptor = target_of(address)
+            if descriptor is not None:
+                stack.callback(os.close, descriptor)
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(target.removeprefix(SCHEME))
 
 
 def runs(pid: int) -> bool:
