@@ -335,6 +335,7 @@ def test_a_table_larger_than_its_memory_ends_with_the_same_bits(kind, tmp_path):
         assert digest_of(world) == digests[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [0, 2], ids=["embedded", "2-shards"])
 def test_commits_fail_on_a_full_disk_at_any_step_and_succeed_once_there_is_room(kind, tmp_path):
     """Each attempt finds a little more room than the one before, until it is enough."""

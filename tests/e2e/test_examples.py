@@ -153,6 +153,7 @@ def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
     assert "demo-frozen 0.6" in printed and "(frozen after 5 passes, 10,000 events)" in printed
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path):
     command = [sys.executable, "-m", "service", "demo"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

@@ -105,6 +105,7 @@ def assert_as_before(finished, store, ended):
 MORE_HARMS = ("a truncated file", "a damaged manifest")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "harm", [pytest.param(harm, marks=[pytest.mark.slow] * (harm in MORE_HARMS)) for harm in HARMS]
 )

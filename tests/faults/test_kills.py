@@ -35,6 +35,7 @@ def job_at(folder, store, trainers, shards):
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # half a minute and one and a half, on two cores of their own
 @pytest.mark.parametrize(
     ("trainers", "shards", "others"),

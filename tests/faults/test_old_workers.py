@@ -22,6 +22,7 @@ def undisturbed(folder, trainers, shards):
     return deaths.closes, report(job.store)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.02, marks=pytest.mark.slow)])
 def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):

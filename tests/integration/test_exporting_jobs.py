@@ -35,6 +35,7 @@ def exported(store: Path, stream: str, job: str = "small") -> Path:
     return store / "exports" / stream / job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
     """Three and a third hours, over a midnight at which rows go."""

@@ -29,6 +29,7 @@ base_threshold = 0.5
 SEQUENCE = SPEC.replace('pooling = "mean"', 'pooling = "none"\nmax_len = 2\nkeep = "tail"')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "shards"),
     [pytest.param(SPEC, 0, marks=pytest.mark.slow), (SEQUENCE, 2)],

@@ -37,6 +37,7 @@ def test_it_alters_no_bit_of_training(job, ended):
         assert without(close["digests"]) == theirs[number]["digests"] != close["digests"]
 
 
+@pytest.mark.long
 def test_after_a_kill_it_comes_out_as_if_there_had_been_none(job, ended):
     killed(job, job.parent / "killed", INFER, generation=1, point=Point.CLOSED, hit=4)
     assert run(job, job.parent / "killed", INFER, generation=2) == ended

@@ -52,6 +52,7 @@ def columns(path, scratch):
     return {name: np.concatenate(parts) for name, parts in found.items() if parts[0] is not None}
 
 
+@pytest.mark.long
 def test_a_chain_materialized_is_the_base_exported_there_bit_for_bit(job, tmp_path):
     delta, base = exports_of(job, "chain")[-1], exports_of(job, "bases")[-1]
     assert (delta.name.partition("-")[2], base.name.partition("-")[2]) == ("delta", "base")

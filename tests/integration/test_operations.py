@@ -72,6 +72,7 @@ def acted(store):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(followed, start, shards):
     job = start(*RARELY, *RULE, f"cluster.shards={shards}")

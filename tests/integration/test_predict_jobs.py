@@ -135,6 +135,7 @@ def test_four_trainers_and_two_shards_write_the_same(ended, live, tmp_path):
     assert content(tmp_path / "out") == content(live)
 
 
+@pytest.mark.long
 def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended, live, tmp_path):
     cancelled, held, private, told = threading.Event(), [], tmp_path / "private", set()
     private.mkdir()

@@ -49,6 +49,7 @@ def meet(world: int, folder: Path) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_trainers_hear_the_same_and_sum_in_one_order_at_every_run(world, tmp_path):
     first, again = meet(world, tmp_path / "first"), meet(world, tmp_path / "again")
@@ -87,6 +88,7 @@ sys.exit(exit_code_of(main))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [

@@ -27,6 +27,7 @@ def embedded(job):
     return run(job, 1, 0, "embedded")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [0, 2, *(pytest.param(shards, marks=pytest.mark.slow) for shards in (1, 3))])
 def test_one_trainer_ends_with_the_same_bits_wherever_its_rows_are(job, embedded, shards):
     again = run(job, 1, shards, f"one-{shards}")

@@ -191,6 +191,7 @@ def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tm
     assert out.splitlines()[-1] == f"report    {store / 'report.json'}"
 
 
+@pytest.mark.long
 def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, workers_do, tmp_path):
     workers_do(["say", "error: the stream broke"], ["exit", 1])
     code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
@@ -219,6 +220,7 @@ def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touch
     assert not store.exists()
 
 
+@pytest.mark.long
 def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_path):
     go = tmp_path / "go"
     workers_do(["serve"], ["await_file", str(go)], ["exit", 0])

@@ -93,6 +93,7 @@ print(sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
 """
 
 
+@pytest.mark.long
 def test_no_trainer_loads_torch_s_compiler_which_takes_as_long_as_torch():
     assert subprocess.run([sys.executable, "-c", START], capture_output=True, text=True).stdout == "[]\n"
 

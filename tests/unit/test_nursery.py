@@ -200,6 +200,7 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
     child.let_go()
 
 
+@pytest.mark.long
 def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (

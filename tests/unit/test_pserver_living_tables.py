@@ -233,6 +233,7 @@ ACTS = st.lists(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("section", [PLAIN, LATER, ITEMS_LATER], ids=["plain", "later", "items-later"])
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTS)

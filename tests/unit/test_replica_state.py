@@ -181,6 +181,7 @@ def test_a_key_that_comes_twice_in_a_whole_update_counts_as_it_comes_last():
         assert sorted(view.rows_RW[view.index_I[view.index_I != EMPTY], 0].tolist()) == [2, 2, 2]
 
 
+@pytest.mark.long
 def test_a_request_sees_one_version_never_two(job):
     """Every version has one value in all rows: a mixture would not be a multiple of it."""
     state = state_of(max_versions=2)
