@@ -7,9 +7,15 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
+
+from millrace.deadline import Deadline
+
+GONE_S = 0.5
+"""Longest wait for what a killed worker has started: the kernel ends the processes of a group one after another."""
 
 
 class Child(Protocol):
@@ -100,12 +106,24 @@ class SpawnedChild:
             os.killpg(self._process.pid, signal.SIGKILL)
             code = self._process.wait()
             self._reaped = True
+        _until_gone(self._process.pid)
         return code
 
     def let_go(self) -> None:
         """See Child."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def _until_gone(group: int) -> None:
+    """Wait until no process of a killed group is left, or GONE_S, as where nobody reaps orphans."""
+    deadline = Deadline.after(GONE_S)
+    while not deadline.passed():
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.001)
 
 
 def unbuffered(environment: Mapping[str, str]) -> dict[str, str]:

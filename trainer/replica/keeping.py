@@ -98,9 +98,9 @@ class Keeper:
         newest = self._state.versions()
         self._figures.refused.labels(error.reason if isinstance(error, UpdateRefused) else "unusable").inc()
         self._source.resume(newest[-1].version if newest else None)
-        self.refused = str(error)
         goes_on = f"version {newest[-1].version.number} goes on being served" if newest else "nothing is served yet"
         log.warning("refused: %s; %s", error, goes_on)
+        self.refused = str(error)
 
     def _well(self) -> None:
         if self._trouble and not self.refused:
