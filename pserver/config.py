@@ -275,6 +275,8 @@ class ShardProcess(Section):
     """Slot group of each sparse slot, by name."""
     seed: Seed
     """The job's seed: initial values come from it."""
+    mode: str = "sync"
+    """Name of the consistency policy; see pserver.consistency.modes."""
     secret: str = ""
     """What callers must show."""
     generation: Count = 1

@@ -9,6 +9,8 @@ from millrace.deadline import Deadline
 from millrace.points import Point, reach
 from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, TableStats
 from pserver.config import TableSection
+from pserver.consistency.policy import Consistency
+from pserver.consistency.sync import Sync
 from pserver.errors import BadRequest
 from pserver.ledger import Ledger, Verdict
 from pserver.operations import Shrink, Survey, TableOperation
@@ -29,12 +31,13 @@ class EmbeddedShards:
         live: Path | None = None,
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
+        policy: Consistency | None = None,
     ) -> None:
-        """`live` is where committed rows are kept; without it there are no commits. `groups`: slot groups by slot;
-        `generation`: of the workers."""
+        """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
+        `generation`: of the workers; `policy`: `sync` unless given."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation)
-        self._ledger = Ledger(num_ranks=1)
+        self._ledger = Ledger(1, policy or Sync())
         self._close_digest = ""
         self._num_taken = 0
         self._predicted: Batch | None = None
@@ -84,7 +87,7 @@ class EmbeddedShards:
             if push is not None:
                 self._shard.apply([push], ledger.pass_number)
             reach(Point.PARTLY_PUSHED)
-            ledger.applied()
+            ledger.steps.applied()
             if batch is not None:
                 self._shard.release(_own(batch))
         return None if following is None else self._shard.rows(_own(following))

@@ -1,14 +1,16 @@
-"""Decides what a call means where a shard stands: passes, steps, which ranks are in, and the one commit in flight.
+"""Decides what a call means at this moment on a shard: the open pass, the last version, the one snapshot in flight.
 
-Pure: no lock, no wait, no rows. A pass opens when the first rank asks, its step t is applied when every rank's push
-for t is in, it closes when every rank asked; between passes a snapshot may be taken, which is in flight until it is
-settled. Repeats are harmless, everything else out of turn is refused.
+Pure: no lock, no wait, no rows. A pass opens when the first rank asks and closes when every rank has asked. Between
+passes a snapshot may be taken; it is in flight until it is settled. Repeats are harmless; every other call out of turn
+is refused. The order of pushes inside a pass is the work of a consistency policy (pserver.consistency).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from pserver.consistency.policy import Consistency, StepOrder
+from pserver.consistency.sync import names
 from pserver.errors import BadRequest
 
 
@@ -16,25 +18,24 @@ class Verdict(Enum):
     """What to do with a call."""
 
     ACT = auto()
-    """It is the last that was missing: apply the step, or open or close the pass, then call `acted`."""
+    """Act now: open or close the pass, or apply pushes. Then call the method that records it."""
     WAIT = auto()
-    """It counts; others are missing."""
+    """The call counts; calls of other ranks are missing."""
     REPEAT = auto()
-    """It was acted upon before: answer, change nothing."""
+    """The call was acted on before: answer, and change nothing."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Where a shard stands."""
+    """The state of a shard as its callers see it."""
 
     num_ranks: int
+    policy: Consistency
     pass_number: int = 0
     """The open pass, or the last one closed."""
     is_open: bool = False
-    next_step: int = 0
-    """Step of the open pass whose pushes are awaited."""
-    arrived: set[int] = field(default_factory=set)
-    """Ranks whose push of `next_step` is in."""
+    steps: StepOrder = field(init=False)
+    """The pushes of the open pass."""
     closing: dict[int, int] = field(default_factory=dict)
     """Ranks that asked for the close, with the day they gave."""
     version: int = 0
@@ -46,43 +47,34 @@ class Ledger:
     in_flight: int | None = None
     """The version whose snapshot is taken and not settled."""
 
+    def __post_init__(self) -> None:
+        self.steps = self.policy.steps(0, self.num_ranks)
+
     def open_pass(self, pass_number: int) -> Verdict:
-        """A rank asks to open a pass."""
+        """A rank asks to open a pass. ACT: it is open; prepare for its steps."""
         if self.is_open and pass_number == self.pass_number:
             return Verdict.REPEAT
         if self.is_open:
             raise BadRequest(f"pass {pass_number} cannot open: pass {self.pass_number} is not closed")
         if pass_number <= self.pass_number:
             raise BadRequest(f"pass {pass_number} cannot open: pass {self.pass_number} was closed before")
-        self.pass_number, self.is_open, self.next_step = pass_number, True, 0
+        self.pass_number, self.is_open = pass_number, True
+        self.steps = self.policy.steps(pass_number, self.num_ranks)
         return Verdict.ACT
 
     def push(self, pass_number: int, step: int, rank: int) -> Verdict:
-        """A rank pushes a step. After ACT: apply it, then call `applied`."""
+        """A rank pushes a step. After ACT: apply the pushes of `steps.due`, then call `steps.applied`."""
         self._check(pass_number, rank)
-        if step == self.next_step - 1:
+        if not self.steps.push(step, rank):
             return Verdict.REPEAT
-        if step != self.next_step:
-            raise BadRequest(f"push of step {step} of pass {pass_number} while step {self.next_step} is awaited")
-        if self.closing:
-            raise BadRequest(
-                f"push of step {step} of pass {pass_number} after ranks {self._names(self.closing)} closed it"
-            )
-        self.arrived.add(rank)
-        return Verdict.ACT if len(self.arrived) == self.num_ranks else Verdict.WAIT
-
-    def applied(self) -> None:
-        """The awaited step is applied."""
-        self.next_step += 1
-        self.arrived.clear()
+        return Verdict.ACT if self.steps.due() else Verdict.WAIT
 
     def close_pass(self, pass_number: int, rank: int, day: int) -> Verdict:
         """A rank asks to close a pass. After ACT: close it, then call `closed`."""
         if not self.is_open and pass_number == self.pass_number:
             return Verdict.REPEAT
         self._check(pass_number, rank)
-        if self.arrived:
-            raise BadRequest(f"pass {pass_number} cannot close: step {self.next_step} lacks {self.missing()}")
+        self.steps.close(rank)
         self.closing[rank] = day
         if len(set(self.closing.values())) > 1:
             raise BadRequest(f"ranks disagree on the day of pass {pass_number}: {self.closing}")
@@ -93,16 +85,16 @@ class Ledger:
         self.is_open, self.version = False, self.pass_number
         self.closing.clear()
 
-    def has_applied(self, pass_number: int, step: int) -> bool:
-        """Whether a step is applied, or its pass long over."""
-        return self.pass_number > pass_number or (self.pass_number == pass_number and self.next_step > step)
+    def may_answer(self, pass_number: int, step: int, rank: int) -> bool:
+        """Whether a rank that pushed a step may read the rows of its next step, or the pass is over."""
+        return self.pass_number > pass_number or self.steps.may_answer(step, rank)
 
     def has_closed(self, pass_number: int) -> bool:
         """Whether a pass is closed."""
         return self.pass_number > pass_number or (self.pass_number == pass_number and not self.is_open)
 
     def restore(self, version: int) -> Verdict:
-        """The chief asks to begin at `version`. After ACT: restore it, then call `has_restored`."""
+        """Rank 0 asks to begin at `version`. After ACT: restore it, then call `has_restored`."""
         if self.restored == version == self.pass_number and not self.is_open:
             return Verdict.REPEAT
         if self.restored is not None or self.is_open or self.pass_number:
@@ -114,7 +106,7 @@ class Ledger:
         self.restored = self.version = self.pass_number = version
 
     def operate(self, version: int) -> Verdict:
-        """The chief has operations act at the close of `version`. After ACT: let them, then call `has_operated`."""
+        """Rank 0 asks for operations at the close of `version`. After ACT: apply them, then call `has_operated`."""
         if self.operated == version:
             return Verdict.REPEAT
         if version != self.version or self.is_open:
@@ -126,10 +118,9 @@ class Ledger:
         self.operated = version
 
     def snapshot(self, version: int) -> Verdict:
-        """The chief asks for a snapshot of `version`. After ACT: take it, then call `taken`.
+        """Rank 0 asks for a snapshot of `version`. After ACT: take it, then call `taken`.
 
-        Other ranks may have opened the next pass by then: rows are as they were until its first step is applied, for
-        which the chief's own push is needed.
+        Other ranks may have opened the next pass by then. Rows do not change before its first step is applied.
         """
         if self.in_flight == version:
             return Verdict.REPEAT
@@ -137,7 +128,7 @@ class Ledger:
             raise BadRequest(f"no snapshot of version {version}: that of {self.in_flight} is not settled")
         if version != self.version:
             raise BadRequest(f"no snapshot of version {version}: version {self.version} is the last one closed")
-        if self.is_open and self.next_step:
+        if self.is_open and self.steps.num_applied:
             raise BadRequest(f"no snapshot of version {version}: steps of pass {self.pass_number} are applied")
         return Verdict.ACT
 
@@ -146,24 +137,25 @@ class Ledger:
         self.in_flight = version
 
     def settled(self) -> None:
-        """The commit of the snapshot in flight is made, or given up."""
+        """The commit of the snapshot in flight is complete, or given up."""
         self.in_flight = None
 
     def publish(self, version: int) -> None:
-        """The chief has subscribers told of `version`; as often as it likes."""
-        if version != self.version or (self.is_open and self.next_step):
-            raise BadRequest(f"version {version} cannot be told of: {self._place()}")
+        """Rank 0 publishes `version` to subscribers. It may do so more than once."""
+        if version != self.version or (self.is_open and self.steps.num_applied):
+            raise BadRequest(f"version {version} cannot be published: {self._place()}")
 
     def _place(self) -> str:
         return f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
 
     def missing(self) -> str:
         """The ranks that a waiting call waits for, in words."""
-        seen = self.closing or self.arrived
-        return f"rank {self._names([rank for rank in range(self.num_ranks) if rank not in seen])}"
+        return f"rank {names(self._absent())}"
 
-    def _names(self, ranks: Sequence[int] | dict[int, int]) -> str:
-        return ", ".join(str(rank) for rank in sorted(ranks))
+    def _absent(self) -> Sequence[int]:
+        if not self.closing:
+            return self.steps.missing()
+        return [rank for rank in range(self.num_ranks) if rank not in self.closing]
 
     def _check(self, pass_number: int, rank: int) -> None:
         if not self.is_open or pass_number != self.pass_number:

@@ -7,7 +7,7 @@ the batches that ranks announced, and the translation of our errors into status 
 import json
 import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
 from millrace.points import Point, reach
 from pserver import wire
 from pserver.config import ShardProcess
+from pserver.consistency.modes import policy_of
 from pserver.errors import BadRequest, OutOfMemory, StaleGeneration, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.ledger import Ledger, Verdict
 from pserver.operations import Shrink
@@ -81,8 +82,8 @@ class _Servicer:
         )
         self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
-        self._ledger = Ledger(config.num_ranks)
-        self._pushes: dict[int, Push | None] = {}
+        self._ledger = Ledger(config.num_ranks, policy_of(config.mode))
+        self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
         self._close_digest, self._num_taken = "", 0
         self._stopping = False
         self._announcing = threading.Lock()
@@ -148,9 +149,11 @@ class _Servicer:
     def _forget_before(self, rank: int, number: int) -> None:
         """Let go of the batches that a rank will not come back to."""
         with self._announcing:
-            mine, pushed = self._batches[rank], self._pushes.get(rank)
+            mine = self._batches[rank]
+            # A push may still wait to be applied where its rank gave up waiting: its batch is kept until then.
+            pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
             for older in [other for other in mine if other < number]:
-                if pushed is None or mine[older] is not pushed.batch:  # one not applied yet, of a rank that gave up
+                if not any(mine[older] is push.batch for push in pushes):
                     self._shard.release(mine.pop(older))
 
     @_answered
@@ -175,26 +178,31 @@ class _Servicer:
         return wire.with_rows(self._shard.rows(self._batch(rank, request.following)))
 
     def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
-        """Count a rank's push; return once the step is applied."""
+        """Accept a rank's push; return once the policy lets the rank go on."""
         with self._turn:
-            samples = {other.batch_samples for other in (push, *self._pushes.values()) if other is not None}
+            same_step = (other for (at, _), other in self._pushes.items() if at == step)
+            samples = {other.batch_samples for other in (push, *same_step) if other is not None}
             if len(samples) > 1:
                 raise BadRequest(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
             verdict = self._ledger.push(pass_number, step, rank)
             if verdict is Verdict.REPEAT:
                 return
-            self._pushes[rank] = push
-            if verdict is Verdict.WAIT:
+            self._pushes[step, rank] = push
+            if verdict is Verdict.ACT:
+                self._apply_due(pass_number)
+            else:
                 reach(Point.PARTLY_PUSHED)
-                self._wait(lambda: self._ledger.has_applied(pass_number, step), f"step {step}", pass_number, deadline)
-                return
-            pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
-            self._pushes.clear()
-            self._shard.apply([push for push in pushes if push is not None], pass_number)
-            if self._config.num_ranks == 1:
-                reach(Point.PARTLY_PUSHED)
-            self._ledger.applied()
-            self._turn.notify_all()
+            answerable = partial(self._ledger.may_answer, pass_number, step, rank)
+            self._wait(answerable, f"step {step}", pass_number, deadline)
+
+    def _apply_due(self, pass_number: int) -> None:
+        """Apply the pushes that are due."""
+        pushes = [self._pushes.pop(key, None) for key in self._ledger.steps.due()]
+        self._shard.apply([push for push in pushes if push is not None], pass_number)
+        if self._config.num_ranks == 1:
+            reach(Point.PARTLY_PUSHED)
+        self._ledger.steps.applied()
+        self._turn.notify_all()
 
     def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
         left_s = deadline.left_s()

@@ -1,7 +1,7 @@
 """The close of a pass: everybody agrees on what was read, the day is set, metrics are reduced, state is compared."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from functools import partial
@@ -18,9 +18,10 @@ from millrace.errors import BadInput, MillraceError
 from millrace.points import Point, reach
 from pserver.client import Shards, TableStats
 from pserver.config import LAST_DAY
+from pserver.consistency.policy import Consistency
 from pserver.digest import add
 from trainer.batches import Batch
-from trainer.dense import DensePart
+from trainer.dense_strategy import DenseStrategy
 from trainer.freshness import Freshness
 from trainer.leading import Lead
 from trainer.observe import SECONDS_PER_DAY, Observer, figures_of
@@ -117,9 +118,10 @@ class PassCloser:
     def __init__(
         self,
         ranks: Ranks,
+        policy: Consistency,
         shards: Shards,
         loader: Loader[Batch],
-        dense: DensePart,
+        dense: DenseStrategy,
         observer: Observer,
         progress: Progress,
         chief: Lead | None,
@@ -131,7 +133,7 @@ class PassCloser:
         live_from_s: float,
     ) -> None:
         """`live_from_s`: see Freshness."""
-        self._ranks, self._shards, self._loader, self._dense = ranks, shards, loader, dense
+        self._ranks, self._policy, self._shards, self._loader, self._dense = ranks, policy, shards, loader, dense
         self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
         self._planner = None if chief is None else chief.planner
         self._operator = None if chief is None else chief.operator
@@ -158,8 +160,10 @@ class PassCloser:
         self._dirty_rows: Mapping[str, int] = {}
         self._stats: Mapping[str, TableStats] = {}
 
-    def close(self, plan: Plan) -> None:
-        """Make version `plan.number`.
+    def close(self, plan: Plan, commit_is_due: Callable[[int], bool]) -> bool:
+        """Make version `plan.number`; returns, on every rank, whether it is to be committed now.
+
+        `commit_is_due` says so of a version. It is called on rank 0 alone, after step 4.
 
         1. Dead letters are published, so that they are there to look at if step 2 finds too many.
         2. The chief's buffers replace those of the other ranks. Ranks tell the chief what they read, and the hash of
@@ -179,11 +183,13 @@ class PassCloser:
         reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
-        digests = {"dense": dense, "pushes": f"{pushes:032x}"}
+        digests = self._policy.promised({"dense": dense, "pushes": f"{pushes:032x}"})
         told = partial(self._write_down, plan, reading, digests, times_s, metrics, self._day - day_before)
-        self._heed(by_chief(self._ranks, told))  # a full disk may keep it waiting
+        word = by_chief(self._ranks, told)  # a full disk may keep it waiting
+        committed = self._heed(word, commit=word is not None and commit_is_due(plan.number))
         slots = self._count_slots(tally)
         self._progress.closed(plan, reading, self._tell(plan, reading, metrics, slots, times_s))
+        return committed
 
     def _tell(
         self,
@@ -284,18 +290,20 @@ class PassCloser:
             self._stats = self._shards.stats(Deadline.after(self._close_s))
         return word
 
-    def _heed(self, word: Word | None) -> None:
-        """What operations of the chief's changed for every rank."""
-        said = self._ranks.broadcast(None if word is None else word._asdict())
+    def _heed(self, word: Word | None, *, commit: bool) -> bool:
+        """Apply on every rank what operations changed; returns `commit` of rank 0."""
+        said = self._ranks.broadcast(None if word is None else {**word._asdict(), "commit": commit})
+        commit = bool(said.pop("commit"))
         heard = Word(**said)
         if heard.dense_lr is not None:
             self._dense.set_lr(heard.dense_lr)
         if self._operator is not None:
             self._day = self._operator.day
+        return commit
 
     def begin(self, word: Word | None) -> None:
         """Every rank, before the first pass: take over what was set while the job ran; the chief says it."""
-        self._heed(word)
+        self._heed(word, commit=False)
 
     @property
     def day(self) -> int:

@@ -1,7 +1,7 @@
 """Leads commits, on the chief: when one is due, its numbered steps, what a failed one leaves, and what goes afterwards.
 
 What a commit holds and how it is read again is trainer.commits'; the chief's own state comes from trainer.saved.
-The loop calls `tick` between passes; writing happens on a thread, while training goes on.
+The loop calls `due` and `begin` between passes; writing happens on a thread, while training goes on.
 """
 
 import logging
@@ -92,7 +92,7 @@ class _Wanted:
 
 
 class Committer:
-    """See module docstring. `tick`, `exactly` and `finish` from the loop's thread; `ask` and `status` from any."""
+    """See module docstring. `due`, `begin`, `exactly` and `finish` on the loop's thread; `ask` and `status` on any."""
 
     def __init__(
         self,
@@ -101,14 +101,17 @@ class Committer:
         origin: Origin,
         joblog: Log,
         shards: Shards,
-        capture: Callable[[], Saved],
+        capture: Callable[[Mapping[str, Any]], Saved],
         show_positions: Callable[[Mapping[str, int]], None],
         parent: Commit | None,
         mirror: Mirroring | None = None,
         disk: Disk = REAL,
         changes_since: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`changes_since`: since which version somebody will ask what changed; see Shards.snapshot."""
+        """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
+
+        `changes_since`: since which version somebody will ask what changed; see Shards.snapshot.
+        """
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
         self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
@@ -132,36 +135,41 @@ class Committer:
         self._asked.set()
 
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
-        """Have a commit made of `version`, which is being closed, at the next `tick`, whatever else is in flight.
+        """Have a commit made of `version`, which is being closed, when `due` is next asked, whatever else is in flight.
 
         It is held as `who` (trainer.commits: holds) from before it exists on. `told` is called on the loop's thread
         with the commit once it is there, or with why there is none.
         """
         self._wanted.append(_Wanted(version, who, told))
 
-    def tick(self, version: int, *, full: bool = False) -> None:
-        """Between passes: take note of a commit that ended, begin one if it is due. `full`: memory waits for it.
+    def due(self, version: int, *, full: bool = False, ended: bool = False) -> bool:
+        """Between passes: note how a commit ended; whether `version` is to be committed now. If so, call `begin` next.
 
-        After one that failed the next is due after a pause. Raises CommitsFail; and what ends this process at once:
-        Superseded, ManifestFailed, StoreDamaged, and what shards raise that cannot be told how a commit ended.
+        `full`: memory waits for a commit. `ended`: nothing follows, so every version is due that is not committed.
+        After a failed commit the next one is due after a pause. Raises CommitsFail; and what ends this process at
+        once: Superseded, ManifestFailed, StoreDamaged, and errors of shards that cannot be told how a commit ended.
         """
         self._reap()
-        if self._wanted:
-            self._make_wanted(version)
+        if self._wanted and self._wanted_now(version):
+            return True
         now_s = time.monotonic()
         if self._flight is not None or version <= self.version or now_s < self._not_before_s:
-            return
+            return False
         passes = self._section.every_passes
-        due = now_s - self._begun_s >= self._section.every or (passes and version - self.version >= passes)
-        if due or full or self._failing is not None or self._asked.is_set():
+        by_count = passes is not None and version - self.version >= passes
+        by_time = now_s - self._begun_s >= self._section.every
+        return ended or full or by_time or by_count or self._failing is not None or self._asked.is_set()
+
+    def begin(self, version: int, dense: Mapping[str, Any]) -> None:
+        """Begin the commit of `version`, for which `due` was true. `dense`: what all ranks consolidated, on rank 0."""
+        wanted, self._wanted = tuple(self._wanted), []
+        if not wanted:
             self._asked.clear()
-            self._begin(version)
+        self._begin(version, dense, wanted)
 
     def finish(self, version: int) -> bool:
-        """At an orderly end: whether `version` is committed; begins what is missing. To be called again until it is."""
+        """At an orderly end: whether `version` is committed. Call it again until it is."""
         self._reap()
-        if self._flight is None and version > self.version and time.monotonic() >= self._not_before_s:
-            self._begin(version)
         return self._flight is None and version <= self.version
 
     def status(self) -> dict[str, Any]:
@@ -183,26 +191,27 @@ class Committer:
         """Wait for the thread; a commit that is being written ends first."""
         self._thread.shutdown()
 
-    def _make_wanted(self, version: int) -> None:
-        """Begin the commit that somebody reads, once the one in flight has ended; training waits for that."""
+    def _wanted_now(self, version: int) -> bool:
+        """Whether somebody reads this version, and its commit can begin; training waits for the one in flight."""
         if self._flight is not None:
             wait([self._flight], timeout=self._section.deadline)
             self._reap()
         wanted, self._wanted = self._wanted, []
-        ours = tuple(each for each in wanted if each.version == version)
+        ours = [each for each in wanted if each.version == version]
         if ours and self._flight is None and version > self.version:
-            self._begin(version, ours)
-            return
+            self._wanted = ours
+            return True
         why = "the commit before it was still being written" if self._flight is not None else "it was gone past"
         for each in wanted:
             each.told(None, f"no commit of version {each.version} could be made: {why}")
+        return False
 
-    def _begin(self, version: int, held_for: tuple[_Wanted, ...] = ()) -> None:
+    def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_Wanted, ...]) -> None:
         self._begun_s = time.monotonic()
         since = self._changes_since()
         told = () if since is None else (since,)
         self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *told)  # 2
-        saved = self._capture()
+        saved = self._capture(dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
         self._flight = self._thread.submit(self._make, version, saved, held_for)

@@ -67,8 +67,12 @@ class DensePart:
         else:  # not by torch: it would wake a second thread for it, and wait
             self._grad.numpy().fill(0)
 
-    def reduce(self, loss_scale: float) -> None:
-        """Sum the step's gradient over ranks, and take the loss scale out."""
+    def communicates(self, step: int) -> bool:
+        """See DenseStrategy: every step does, unless there are no dense parameters."""
+        return self._flat.numel() > 0
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        """See DenseStrategy: sums the gradient over ranks, in fixed buckets, and divides it by the loss scale."""
         if self._flat.numel():
             self._ranks.all_reduce(self._grad)
             if loss_scale != 1:
@@ -114,6 +118,10 @@ class DensePart:
             for name, value in sorted(self._optimizer.state.items()):
                 found[f"optimizer.{name}"] = torch.as_tensor(value)
         return found
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """See DenseStrategy: every rank holds everything, so no collective is needed."""
+        return self.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `tensors` gave; another kind of optimizer begins anew. Raises BadInput for another model."""

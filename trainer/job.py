@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dataset.dead_letters import BadFraction, DeadLetters
 from dataset.loader import Loader, Reader
@@ -26,6 +26,8 @@ from millrace.points import Point, arm, reach
 from millrace.secrecy import with_secrets
 from millrace.seeds import derive
 from pserver.client import Shards
+from pserver.consistency.modes import policy_of
+from pserver.consistency.policy import Consistency
 from pserver.embedded import EmbeddedShards
 from pserver.remote import RemoteShards
 from trainer.batches import Batch, BatchMaker
@@ -35,7 +37,7 @@ from trainer.commits import Commit, Commits, read_commit
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
 from trainer.default_rows import DefaultRows, widths_of
 from trainer.defaults import in_full
-from trainer.dense import DensePart
+from trainer.dense_strategy import dense_strategy
 from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
@@ -99,7 +101,8 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         held.callback(ranks.close)
         beginning = by_chief(ranks, lambda: begin_at(config, job))
         progress = Progress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
-        shards = _shards(config, job, schema)
+        policy = policy_of(job.train.mode)
+        shards = _shards(config, job, schema, policy)
         held.callback(shards.close)
         progress.step.unanswered = shards.unanswered
         chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
@@ -113,16 +116,15 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         model = build_model(job, schema, config.folder, device)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = DensePart(model, job.train, ranks, default_rows.parameters)
+        dense = dense_strategy(model, job.train, ranks, default_rows.parameters)
         threads = torch.get_num_threads()
         stepper = Stepper(model, schema, job.tasks, job.train, pooling_on(device, threads), device, default_rows)
         halves = config.store / HALVES if job.metrics.halves and source.bounded else None
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)
+        joint = (ranks, policy, shards, loader)
         closer = PassCloser(
-            ranks,
-            shards,
-            loader,
+            *joint,
             dense,
             observer,
             progress,
@@ -138,9 +140,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         parts = Parts(
             job.train,
             job.tasks,
-            ranks,
-            shards,
-            loader,
+            *joint,
             maker,
             stepper,
             dense,
@@ -268,8 +268,8 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: Beginning, joblo
     return uploader
 
 
-def _capture(config: WorkerConfig, chief: Lead, holders: Holders) -> Saved:
-    """Chief, between passes: what a commit holds beside the rows."""
+def _capture(config: WorkerConfig, chief: Lead, holders: Holders, dense: Mapping[str, Tensor]) -> Saved:
+    """Rank 0, between passes: what a commit holds beside the rows. `dense`: the tensors that were consolidated."""
     known = chief.beginning.known if chief.planner is None else chief.planner.known
     skips = chief.beginning.skips if chief.planner is None else chief.planner.skips
     facts = {
@@ -278,7 +278,7 @@ def _capture(config: WorkerConfig, chief: Lead, holders: Holders) -> Saved:
         "skips": [list(skip) for skip in skips],
         "operations": chief.operator.state(),
     }
-    return holders.capture(chief.chronicle.needed_from, facts)
+    return holders.capture(chief.chronicle.needed_from, facts, dense)
 
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
@@ -353,10 +353,10 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
     return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
 
 
-def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema) -> Shards:
+def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
     if not config.shards:
-        return EmbeddedShards(job.tables, job.seed, config.cores, config.live, groups, config.generation)
+        return EmbeddedShards(job.tables, job.seed, config.cores, config.live, groups, config.generation, policy)
     return RemoteShards(
         config.shards,
         job.tables,

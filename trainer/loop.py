@@ -19,11 +19,12 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
 from pserver.client import Gradients, Scale, Shards
+from pserver.consistency.policy import Consistency, StepFigures
 from trainer.batches import Batch, BatchMaker
 from trainer.close import PassCloser
 from trainer.commit import Committer
 from trainer.config import TaskSection, TrainSection
-from trainer.dense import DensePart
+from trainer.dense_strategy import DenseStrategy
 from trainer.exports.exporting import Exporting
 from trainer.feed import ChiefFeed
 from trainer.infer_first import InferFirst, in_turn
@@ -56,11 +57,12 @@ class Parts:
     train: TrainSection
     tasks: tuple[TaskSection, ...]
     ranks: Ranks
+    policy: Consistency
     shards: Shards
     loader: Loader[Batch]
     maker: BatchMaker
     stepper: Stepper
-    dense: DensePart
+    dense: DenseStrategy
     observer: Observer
     closer: PassCloser
     progress: Progress
@@ -114,9 +116,12 @@ class TrainLoop:
             self._ask()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
-            parts.closer.close(plan)
+            committed = parts.closer.close(plan, self._commit_is_due)
             progress.step.end()
-            self._commit_if_due()
+            self._publish()
+            if committed:
+                self._commit()
+            self._export()
         progress.ended()
 
     # -- plans
@@ -161,6 +166,8 @@ class TrainLoop:
                 return None
             if "plan" in message or "end" in message:
                 self._heard(message)
+            if "commit" in message:
+                self._commit()
             if self._next is not None and "wait" not in message:
                 plan, self._next = self._next, None
                 return plan
@@ -170,9 +177,12 @@ class TrainLoop:
 
         At a drain the pass that is known and not begun stays in the log, and is the first one of the next run.
         """
+        parts = self._parts
         if self._draining.is_set() or (self._end and self._next is None):
             if not self._draining.is_set() and (plan := self._carry()) is not None:
                 return {"plan": plan.message()}
+            if self._commit_is_due(parts.progress.version, ended=True):
+                return {"wait": True, "commit": True}
             if self._all_kept():
                 return {"over": True}
             with self._spent.part(Part.COMMIT):
@@ -180,12 +190,14 @@ class TrainLoop:
             return {"wait": True}
         if self._next is not None:
             return {"go": True}
-        self._commit_if_due()
+        self._publish()
+        if self._commit_is_due(parts.progress.version):
+            return {"wait": True, "commit": True}
+        self._export()
         with self._spent.part(Part.EVENTS):
             known = self._poll_plan(IDLE_WAIT_S)
         if known is not None:
             return known
-        parts = self._parts
         parts.progress.idle(parts.chief is not None and parts.chief.chronicle.paused)
         return {"wait": True}
 
@@ -204,15 +216,35 @@ class TrainLoop:
         no_more = self._draining.is_set() or parts.chief is None or parts.chief.planner is None
         return parts.exporting is None or parts.exporting.finish(stopping=no_more)
 
-    def _commit_if_due(self) -> None:
+    # -- between passes
+
+    def _commit_is_due(self, version: int, *, ended: bool = False) -> bool:
+        """Rank 0: whether `version` is to be committed now; at the end, whatever is not committed yet."""
+        parts = self._parts
+        if parts.committer is None:
+            return False
+        with self._spent.part(Part.COMMIT):
+            return parts.committer.due(version, full=parts.closer.memory_waits, ended=ended)
+
+    def _commit(self) -> None:
+        """All ranks: bring the dense part together; rank 0 begins a commit with it."""
         parts = self._parts
         with self._spent.part(Part.COMMIT):
-            if parts.feed is not None:  # first: replicas wait for it
-                parts.feed.tick(parts.progress.version)
+            dense = parts.dense.consolidate()
             if parts.committer is not None:
-                parts.committer.tick(parts.progress.version, full=parts.closer.memory_waits)
-            if parts.exporting is not None:
-                parts.exporting.tick()
+                parts.committer.begin(parts.progress.version, dense)
+
+    def _publish(self) -> None:
+        """Rank 0: tell subscribers of the version. This comes first, for replicas wait for it."""
+        if self._parts.feed is not None:
+            with self._spent.part(Part.COMMIT):
+                self._parts.feed.tick(self._parts.progress.version)
+
+    def _export(self) -> None:
+        """Rank 0: note what exports have done."""
+        if self._parts.exporting is not None:
+            with self._spent.part(Part.COMMIT):
+                self._parts.exporting.tick()
 
     # -- steps
 
@@ -247,20 +279,18 @@ class TrainLoop:
         return parts.infer_first.first(batches, self._agree)
 
     def _agree(self, batch: Batch | None) -> _Common:
-        """Weights of the coming step over all ranks; carries the next plan as soon as the chief has it."""
-        ranks, tasks = self._parts.ranks, self._parts.tasks
-        self._parts.progress.step.begin(WaitsFor.TRAINERS)
-        message = self._poll_plan(0.0) if ranks.rank == 0 else None
-        mine = np.zeros(len(tasks) + 3)
+        """Figures of the coming step; carries the next plan as soon as rank 0 has it."""
+        parts, tasks = self._parts, self._parts.tasks
+        parts.progress.step.begin(WaitsFor.TRAINERS)
+        mine = StepFigures([0.0] * len(tasks), num_samples=0, num_batches=0)
         if batch is not None:
-            mine[: len(tasks)] = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
-            mine[len(tasks) :] = len(batch.samples), 1, 0
-        mine[-1] = message is not None
-        total = ranks.sum_floats(mine)
-        if total[-1]:
-            self._heard(ranks.broadcast(message))
-        weight = {task.name: float(total[i]) for i, task in enumerate(tasks)}
-        return _Common(weight, int(total[-3]), bool(total[-2]))
+            weights = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
+            mine = StepFigures(weights, len(batch.samples), num_batches=1)
+        figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
+        if news is not None:
+            self._heard(news)
+        weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
+        return _Common(weight, figures.num_samples, more=figures.num_batches > 0)
 
     def _learn(
         self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
@@ -278,7 +308,8 @@ class TrainLoop:
             with self._spent.part(Part.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
-        parts.dense.reduce(parts.stepper.scale.value)
+        if batch is not None or parts.dense.communicates(step):
+            parts.dense.after_backward(step, parts.stepper.scale.value)
         apply = self._all_finite(step, finite)
         if apply:
             with self._spent.part(Part.BACKWARD):
@@ -319,7 +350,7 @@ class TrainLoop:
         """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""
         parts = self._parts
         good = finite and parts.dense.finite()
-        num_bad = int(parts.ranks.sum(np.array([not good], np.int64))[0])
+        num_bad = parts.policy.num_bad(parts.ranks, good)
         parts.stepper.scale.settle(num_bad == 0)
         if not num_bad:
             return True

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from pserver.client import Shards
-from trainer.dense import DensePart
+from trainer.dense_strategy import DenseStrategy
 from trainer.observe import INFER_FIRST
 from trainer.progress import Progress
 
@@ -21,7 +21,7 @@ TABLE = ("rows", "bytes", "rows_by_slot", "bytes_by_slot")
 Compared = Sequence[tuple[int, Sequence[str]]]
 
 
-def digest_of(shards: Shards, dense: DensePart, deadline: Deadline) -> str:
+def digest_of(shards: Shards, dense: DenseStrategy, deadline: Deadline) -> str:
     """One hash over all rows (independent of order and of shards), dense weights and optimizer state."""
     tables = {name: f"{value:032x}" for name, value in sorted(shards.digest(deadline).items())}
     return hashlib.sha256(json.dumps({"tables": tables, "dense": dense.digest()}).encode()).hexdigest()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from millrace.errors import MillraceError
 from trainer.close import PassCloser
-from trainer.dense import DensePart
+from trainer.dense_strategy import DenseStrategy
 from trainer.metrics.meter import MeterState
 from trainer.observe import Observer
 from trainer.progress import Progress
@@ -47,14 +47,14 @@ class Saved:
 class Holders:
     """The parts of a trainer whose state is saved."""
 
-    dense: DensePart
+    dense: DenseStrategy
     observer: Observer
     closer: PassCloser
     progress: Progress
     scale: LossScale
 
-    def capture(self, log_from: int, facts: Mapping[str, Any]) -> Saved:
-        """Everything, as it is now, on the chief between passes. `facts` join the state."""
+    def capture(self, log_from: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Saved:
+        """Everything, as it is now, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
         meter, progress = self.observer.state(), self.progress
         arrays = {f"meter/{name}": array for name, array in meter.arrays.items()}
         arrays |= {f"slots/{name}": array for name, array in self.closer.arrays().items()}
@@ -65,7 +65,7 @@ class Holders:
             "loss_scale": self.scale.state(),
             **facts,
         }
-        dense = {name: tensor.detach().cpu().clone() for name, tensor in self.dense.tensors().items()}
+        dense = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         return Saved(progress.version, log_from, dict(progress.positions), dense, arrays, state)
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:

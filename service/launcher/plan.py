@@ -98,6 +98,7 @@ def _shard(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], number: in
         "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
         "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
         "seed": job.spec.seed,
+        "mode": job.spec.train.mode,
         "live": _live(job, told["generation"], number),
         "address_file": str(address_file),
     }

@@ -67,6 +67,8 @@ def at_closes(trainer: Trainer, act: Callable[[int], None]) -> None:
 def committed(trainer: Trainer, version: int) -> dict:
     """Commit `version` while training waits; the committer's figures."""
     committer = trainer.parts.committer
+    if committer.due(version, ended=True):
+        committer.begin(version, trainer.parts.dense.consolidate())
     while not committer.finish(version):
         time.sleep(0.001)
     return committer.status()

@@ -145,7 +145,7 @@ def test_opening_and_closing_may_be_repeated(world):
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_push_out_of_turn_is_refused(world, step):
     world.one.open_pass(1, w.soon())
-    with pytest.raises(BadRequest, match=f"step {step} of pass 1 while step 0 is awaited"):
+    with pytest.raises(BadRequest, match=f"step {step} of pass 1: the next step of this shard is 0"):
         world.one.exchange(step, None, None, None, Scale(1), w.soon())
 
 

@@ -51,7 +51,7 @@ class Chief:
             Origin("news", "t1", 1, 1, {}),
             self.log,
             self.shards,
-            lambda: Saved(self.version, 1, {}, {"w": torch.ones(30_000)}, {"m": np.ones(30_000)}, {}),
+            lambda dense: Saved(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}),
             lambda positions: None,
             None,
         )
@@ -63,9 +63,10 @@ class Chief:
     def commit(self):
         """One try; why it failed, or None."""
         time.sleep(EVERY_S)  # a commit is due, a pause is over
-        self.committer.tick(self.version)
+        assert self.committer.due(self.version)
+        self.committer.begin(self.version, {"w": torch.ones(30_000)})
         self.committer._thread.submit(int).result()  # it is behind the commit
-        self.committer.tick(0)
+        assert not self.committer.due(0)
         return self.committer.status()["failing"]
 
     def dirty_rows(self):

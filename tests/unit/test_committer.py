@@ -105,10 +105,10 @@ class World:
         )  # fmt: skip
         self.thread = self.committer._thread
 
-    def capture(self):
+    def capture(self, dense):
         self.done.append("capture")
         log_from = self.log.append(Kind.CLOSE, {"number": self.version}).number + 1
-        return Saved(self.version, log_from, {"a": 9}, {"w": torch.ones(2)}, {"m": np.ones(2)}, {})
+        return Saved(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, {})
 
     def show(self, positions):
         self.done.append(f"positions {positions['a']}")
@@ -120,8 +120,19 @@ class World:
 
     def tick(self, after_s=0.0, **asked):
         self.now_s += after_s
-        self.committer.tick(self.version, **asked)
+        self.commit_if_due(self.version, **asked)
         return self.versions()
+
+    def commit_if_due(self, version, **asked):
+        """What the loop does between passes; whether it began a commit."""
+        is_due = self.committer.due(version, **asked)
+        if is_due:
+            self.committer.begin(version, {"w": torch.ones(2)})
+        return is_due
+
+    def finish(self, version):
+        """What the loop does at an orderly end."""
+        return not self.commit_if_due(version, ended=True) and self.committer.finish(version)
 
     def want(self, version, who="export-main"):
         """Somebody reads this version, once it is closed."""
@@ -129,7 +140,7 @@ class World:
 
     def reap(self):
         """Take note of what was written meanwhile, and begin nothing."""
-        self.committer.tick(0)
+        assert not self.committer.due(0)
         return self.committer.status()
 
     def versions(self):
@@ -188,7 +199,7 @@ def test_one_commit_is_in_flight_and_training_goes_on(world):
     assert world.close_pass(EVERY_S) == []
     assert world.committer.status()["writing"] and world.committer.status()["rows"] == 7
     assert world.close_pass(EVERY_S, full=True) == []
-    assert not world.committer.finish(world.version)
+    assert not world.finish(world.version)
     world.thread.go()
     assert world.versions() == [1] and world.committer.version == 0  # the loop was not told yet
     world.tick()
@@ -199,9 +210,9 @@ def test_one_commit_is_in_flight_and_training_goes_on(world):
 
 def test_an_orderly_end_commits_what_is_new_and_waits_for_it(world):
     world.close_pass()
-    assert not world.committer.finish(1)
-    assert world.committer.finish(1) and world.versions() == [1]
-    assert world.committer.finish(1) and world.done.count("write") == 1
+    assert not world.finish(1)
+    assert world.finish(1) and world.versions() == [1]
+    assert world.finish(1) and world.done.count("write") == 1
 
 
 # For those who read one
@@ -390,12 +401,12 @@ def test_commits_that_fail_for_too_long_end_the_job_and_name_the_last_error(worl
 def test_an_end_waits_for_room_no_longer_than_training_does(world):
     world.shards.fails = {"write": StoreFailed("full")}
     world.close_pass()
-    assert not world.committer.finish(1) and not world.committer.finish(1)
+    assert not world.finish(1) and not world.finish(1)
     world.now_s += RETRY_S
-    assert not world.committer.finish(1) and world.done.count("write") == 2
+    assert not world.finish(1) and world.done.count("write") == 2
     world.now_s += MAX_FAILING_S
     with pytest.raises(CommitsFail):
-        world.committer.finish(1)
+        world.finish(1)
 
 
 @pytest.mark.parametrize("operation", ["sync", "rename", "sync_folder"])

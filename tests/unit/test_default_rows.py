@@ -82,7 +82,7 @@ class Trainer:
             if learn:
                 gradients, finite = self.stepper.backward(batch, forward)
                 assert finite
-                self.dense.reduce(self.stepper.scale.value)
+                self.dense.after_backward(0, self.stepper.scale.value)
                 self.dense.step()
                 self.shards.exchange(step, batch.prepared, gradients, None, Scale(len(samples)), DEADLINE)
         self.shards.close_pass(0, DEADLINE)

@@ -35,7 +35,7 @@ def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
         x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
         part.clear()
         flat(x).square().mean().backward()
-        part.reduce(1.0)
+        part.after_backward(0, 1.0)
         part.step()
         optimizer.zero_grad()
         plain(x).square().mean().backward()
@@ -113,7 +113,7 @@ def test_accumulated_steps_learn_once_from_the_mean_and_a_close_leaves_none_over
     for x in (1.0, 2.0, 6.0, 4.0):
         part.clear()
         flat(torch.tensor([[x]])).sum().backward()
-        part.reduce(1.0)
+        part.after_backward(0, 1.0)
         part.step()
     assert flat.weight.item() == pytest.approx(start - 3.0)
     part.flush()
@@ -154,7 +154,7 @@ def test_a_gradient_that_is_no_number_is_noticed_and_a_large_one_is_not():
 def test_a_model_without_parameters_is_no_error():
     part = DensePart(nn.Identity(), TrainSection(), Alone())
     part.clear()
-    part.reduce(1.0)
+    part.after_backward(0, 1.0)
     assert part.finite()
     part.step()
     part.flush()
@@ -192,7 +192,7 @@ def test_another_dense_optimizer_begins_its_own_state_and_the_weights_stay(old, 
     def learnt(part, flat):
         part.clear()
         flat(torch.ones(2, 3)).square().mean().backward()
-        part.reduce(1.0)
+        part.after_backward(0, 1.0)
         part.step()
 
     before, after = model(), model()

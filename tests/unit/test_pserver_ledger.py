@@ -2,12 +2,13 @@
 
 import pytest
 
+from pserver.consistency.sync import Sync
 from pserver.errors import BadRequest
 from pserver.ledger import Ledger, Verdict
 
 
 def opened(num_ranks=2, pass_number=1):
-    ledger = Ledger(num_ranks)
+    ledger = Ledger(num_ranks, Sync())
     assert ledger.open_pass(pass_number) is Verdict.ACT
     return ledger
 
@@ -15,8 +16,8 @@ def opened(num_ranks=2, pass_number=1):
 def test_a_step_is_applied_when_every_rank_is_in():
     ledger = opened(3)
     assert [ledger.push(1, 0, rank) for rank in (2, 0, 1)] == [Verdict.WAIT, Verdict.WAIT, Verdict.ACT]
-    ledger.applied()
-    assert ledger.next_step == 1 and ledger.has_applied(1, 0) and not ledger.has_applied(1, 1)
+    ledger.steps.applied()
+    assert ledger.steps.num_applied == 1 and ledger.may_answer(1, 0, 2) and not ledger.may_answer(1, 1, 2)
 
 
 def test_a_push_repeated_while_others_are_missing_counts_once():
@@ -31,8 +32,8 @@ def test_a_push_repeated_while_others_are_missing_counts_once():
 def test_a_push_repeated_after_its_step_changes_nothing():
     ledger = opened(1)
     ledger.push(1, 0, 0)
-    ledger.applied()
-    assert ledger.push(1, 0, 0) is Verdict.REPEAT and not ledger.arrived
+    ledger.steps.applied()
+    assert ledger.push(1, 0, 0) is Verdict.REPEAT and not ledger.steps.due()
 
 
 def test_ranks_that_are_late_are_named():
@@ -86,7 +87,7 @@ def test_ranks_must_agree_on_the_day():
 def test_steps_count_from_0_in_each_pass():
     ledger = opened(1)
     ledger.push(1, 0, 0)
-    ledger.applied()
+    ledger.steps.applied()
     ledger.close_pass(1, 0, 0)
     ledger.closed()
     assert ledger.open_pass(5) is Verdict.ACT and ledger.open_pass(5) is Verdict.REPEAT
@@ -102,7 +103,7 @@ def closed(pass_number=3):
 
 def test_a_pass_is_not_pushed_before_it_opens():
     with pytest.raises(BadRequest, match="pass 0 is closed"):
-        Ledger(1).push(1, 0, 0)
+        Ledger(1, Sync()).push(1, 0, 0)
 
 
 def test_a_snapshot_is_of_the_last_closed_pass_and_in_flight_until_settled():
@@ -130,13 +131,13 @@ def test_a_snapshot_may_come_after_another_rank_opened_the_next_pass_but_not_aft
     ledger.push(5, 0, 1)
     assert ledger.snapshot(3) is Verdict.ACT
     ledger.push(5, 0, 0)
-    ledger.applied()
+    ledger.steps.applied()
     with pytest.raises(BadRequest, match="no snapshot of version 3: steps of pass 5 are applied"):
         ledger.snapshot(3)
 
 
 def test_a_version_is_restored_before_the_first_pass_and_once():
-    ledger = Ledger(1)
+    ledger = Ledger(1, Sync())
     assert ledger.restore(7) is Verdict.ACT
     assert ledger.restore(8) is Verdict.ACT  # the first one failed
     ledger.has_restored(8)
@@ -152,7 +153,7 @@ def test_a_version_is_restored_before_the_first_pass_and_once():
 
 
 def test_a_fresh_job_is_restored_as_version_0():
-    ledger = Ledger(1)
+    ledger = Ledger(1, Sync())
     assert ledger.restore(0) is Verdict.ACT
     ledger.has_restored(0)
     assert ledger.restore(0) is Verdict.REPEAT and ledger.snapshot(0) is Verdict.ACT

@@ -11,7 +11,7 @@ from millrace.deadline import Deadline
 from pserver.client import F32, Keys, Shards
 from trainer.commit import Committer
 from trainer.config import TrainerJob, WorkerConfig
-from trainer.dense import DensePart
+from trainer.dense_strategy import DenseStrategy
 from trainer.exports.exporting import Exporting
 from trainer.exports.ordering import STAGES, Setting
 from trainer.exports.process import ExporterProcess
@@ -32,7 +32,7 @@ def open_exporting(
     chief: Lead,
     shards: Shards,
     model: nn.Module,
-    dense: DensePart,
+    dense: DenseStrategy,
     observer: Observer,
     arithmetic: Mapping[str, str],
 ) -> Iterator[Exporting]:

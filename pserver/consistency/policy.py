@@ -1,0 +1,111 @@
+"""The seam of consistency: one policy object, read by the training loop and by every shard.
+
+A policy answers three questions. When is a push applied? `steps`, on a shard. Whom does a rank wait for? `steps` on a
+shard, `agree` and `num_bad` in the loop. What does a close promise? `promised`, at the close. A policy decides only:
+it holds no rows and no locks; shards wait on its behalf.
+
+The choice between policies is pserver.consistency.modes' work.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+News = dict[str, Any]
+"""What rank 0 tells all ranks in the middle of a pass, as JSON-able data."""
+
+
+class Peers(Protocol):
+    """The trainers of the job, as a policy uses them. Every rank makes the same calls in the same order."""
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum over ranks."""
+        ...
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum over ranks, in rank order."""
+        ...
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """The message of rank 0 on all ranks; the other ranks pass None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What one rank brings to a step, or what all ranks that it waits for bring together."""
+
+    weights: Sequence[float]
+    """Weight of the samples, by task."""
+    num_samples: int
+    num_batches: int
+    """0 on a rank that has run out of batches."""
+
+
+class StepOrder(Protocol):
+    """The pushes of one open pass on one shard. Steps count from 0. Calls are made one at a time.
+
+    A shard calls `push`, applies the pushes of `due`, calls `applied` where there were any, and answers the rank once
+    `may_answer` is true.
+    """
+
+    @property
+    def num_applied(self) -> int:
+        """Steps of which a push is applied. While it is 0, rows are as the last close left them."""
+        ...
+
+    def push(self, step: int, rank: int) -> bool:
+        """Accept the push of a rank. False: it was applied before and must not count again.
+
+        A push that is repeated before it is applied counts once. Raises BadRequest for a push out of turn.
+        """
+        ...
+
+    def due(self) -> Sequence[tuple[int, int]]:
+        """(step, rank) of the accepted pushes that are to be applied now, in the order in which they are merged."""
+        ...
+
+    def applied(self) -> None:
+        """The pushes of `due` are applied."""
+        ...
+
+    def may_answer(self, step: int, rank: int) -> bool:
+        """Whether `rank`, which pushed `step`, may read the rows of its next step."""
+        ...
+
+    def missing(self) -> Sequence[int]:
+        """The ranks that waiting ranks wait for."""
+        ...
+
+    def close(self, rank: int) -> None:
+        """`rank` pushes no more in this pass. Raises BadRequest where an accepted push could no longer be applied."""
+        ...
+
+
+class Consistency(Protocol):
+    """See module docstring. Policies have no state of their own: one object serves every pass."""
+
+    name: str
+    """As in `train.mode`."""
+
+    def steps(self, pass_number: int, num_ranks: int) -> StepOrder:
+        """Shard: the order of the pushes of a pass that opens now."""
+        ...
+
+    def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
+        """Loop, before a step: the figures by which the step is weighted, and news of rank 0 where there are any.
+
+        `news` is what rank 0 has to tell; None on the other ranks. A pass ends on a rank when `num_batches` is 0.
+        """
+        ...
+
+    def num_bad(self, peers: Peers, good: bool) -> int:
+        """Loop, before a push: the number of ranks whose loss or gradient is not finite; if any, none may push."""
+        ...
+
+    def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
+        """Close: those of the digests that are equal whenever the pass is trained again; a replay compares them."""
+        ...

@@ -1,0 +1,100 @@
+"""Synchronous training: every rank takes part in every step, and a step begins when the one before is applied.
+
+A pull for step t sees exactly the first t steps of the pass. The pushes of a step are merged in rank order, so the
+same pass gives the same bits at every replay.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from pserver.consistency.policy import News, Peers, StepFigures
+from pserver.errors import BadRequest
+
+
+class StepBarrier:
+    """The order of pushes of one pass: a step is applied when the push of every rank is in. See StepOrder."""
+
+    def __init__(self, pass_number: int, num_ranks: int) -> None:
+        self._pass_number, self._num_ranks = pass_number, num_ranks
+        self._next_step = 0
+        self._arrived: set[int] = set()
+        self._closed: set[int] = set()
+
+    @property
+    def num_applied(self) -> int:
+        """See StepOrder."""
+        return self._next_step
+
+    def push(self, step: int, rank: int) -> bool:
+        """See StepOrder."""
+        if step == self._next_step - 1:
+            return False
+        if step != self._next_step:
+            raise BadRequest(
+                f"push of step {step} of pass {self._pass_number}: the next step of this shard is {self._next_step}"
+            )
+        if self._closed:
+            raise BadRequest(
+                f"push of step {step} of pass {self._pass_number} after ranks {names(self._closed)} closed it"
+            )
+        self._arrived.add(rank)
+        return True
+
+    def due(self) -> Sequence[tuple[int, int]]:
+        """See StepOrder."""
+        if len(self._arrived) < self._num_ranks:
+            return ()
+        return [(self._next_step, rank) for rank in range(self._num_ranks)]
+
+    def applied(self) -> None:
+        """See StepOrder."""
+        self._next_step += 1
+        self._arrived.clear()
+
+    def may_answer(self, step: int, rank: int) -> bool:
+        """See StepOrder."""
+        return self._next_step > step
+
+    def missing(self) -> Sequence[int]:
+        """See StepOrder."""
+        return [rank for rank in range(self._num_ranks) if rank not in self._arrived]
+
+    def close(self, rank: int) -> None:
+        """See StepOrder."""
+        if self._arrived:
+            raise BadRequest(
+                f"pass {self._pass_number} cannot close: step {self._next_step} lacks rank {names(self.missing())}"
+            )
+        self._closed.add(rank)
+
+
+class Sync:
+    """See module docstring, and Consistency."""
+
+    name = "sync"
+
+    def steps(self, pass_number: int, num_ranks: int) -> StepBarrier:
+        """See Consistency."""
+        return StepBarrier(pass_number, num_ranks)
+
+    def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
+        """See Consistency: sums over all ranks. News travel in a message of their own, which a flag announces."""
+        figures = np.array([*mine.weights, mine.num_samples, mine.num_batches, news is not None], np.float64)
+        total = peers.sum_floats(figures)
+        told = peers.broadcast(news) if total[-1] else None
+        weights = [float(weight) for weight in total[:-3]]
+        return StepFigures(weights, num_samples=int(total[-3]), num_batches=int(total[-2])), told
+
+    def num_bad(self, peers: Peers, good: bool) -> int:
+        """See Consistency: counted over all ranks."""
+        return int(peers.sum(np.array([not good], np.int64))[0])
+
+    def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
+        """See Consistency: all of them."""
+        return dict(digests)
+
+
+def names(ranks: Iterable[int]) -> str:
+    """Ranks as a message lists them."""
+    return ", ".join(str(rank) for rank in sorted(ranks))

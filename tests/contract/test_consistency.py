@@ -1,0 +1,233 @@
+"""What every consistency policy keeps, and what `sync` promises beyond that.
+
+The contract: each push counts once, in an order that does not depend on the order of arrival; a rank that pushed gets
+its answer; no pass closes over a push that is not applied; ranks agree on a step although some have no batch.
+"""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.errors import SpecError
+from pserver.client import Scale
+from pserver.consistency.modes import POLICIES, policy_of
+from pserver.consistency.policy import StepFigures
+from pserver.errors import BadRequest
+from tests.contract import shards_world as w
+from tests.fakes.thread_ranks import on_ranks
+
+EVERY = pytest.mark.parametrize("mode", sorted(POLICIES))
+WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
+
+
+class Pass:
+    """The pushes of one pass on a shard, as the shard handles them, with ranks that run at their own speed."""
+
+    def __init__(self, mode, num_ranks, steps):
+        self.order = policy_of(mode).steps(1, num_ranks)
+        self.steps, self.at = steps, [0] * num_ranks
+        self.waits: dict[int, int] = {}  # the step of each rank that waits for its answer
+        self.applied = []
+
+    def push(self, rank):
+        """One rank pushes its next step."""
+        step = self.at[rank]
+        assert self.order.push(step, rank)
+        self.waits[rank] = step
+        if due := self.order.due():
+            self.applied.append([tuple(key) for key in due])
+            self.order.applied()
+        for other, pushed in list(self.waits.items()):
+            if self.order.may_answer(pushed, other):
+                del self.waits[other]
+                self.at[other] += 1
+
+    def ready(self):
+        return [rank for rank, at in enumerate(self.at) if rank not in self.waits and at < self.steps]
+
+
+def run(mode, num_ranks, steps, seed):
+    """A whole pass whose ranks take turns as `seed` draws them."""
+    draw, one = random.Random(seed), Pass(mode, num_ranks, steps)
+    while ready := one.ready():
+        one.push(draw.choice(ready))
+    return one
+
+
+@EVERY
+@given(num_ranks=st.integers(1, 4), steps=st.integers(0, 6), seed=st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_every_push_is_applied_once_and_every_rank_gets_its_answer(mode, num_ranks, steps, seed):
+    one = run(mode, num_ranks, steps, seed)
+    assert not one.waits and one.at == [steps] * num_ranks
+    counts = Counter(key for group in one.applied for key in group)
+    assert counts == Counter((step, rank) for step in range(steps) for rank in range(num_ranks))
+    for rank in range(num_ranks):
+        one.order.close(rank)
+
+
+@EVERY
+@given(num_ranks=st.integers(2, 4), steps=st.integers(1, 5), seed=st.integers(0, 1 << 16))
+@settings(max_examples=40, deadline=None)
+def test_the_pushes_that_are_applied_together_are_merged_in_order_of_step_and_rank(mode, num_ranks, steps, seed):
+    for group in run(mode, num_ranks, steps, seed).applied:
+        assert group == sorted(group)
+
+
+@EVERY
+@WORLDS
+def test_a_push_that_is_repeated_after_it_was_applied_does_not_count_again(mode, world):
+    one = run(mode, world, 2, seed=1)
+    assert not any(one.order.push(1, rank) for rank in range(world))
+    assert not one.order.due()
+
+
+@EVERY
+@WORLDS
+def test_no_push_follows_the_close_of_its_rank(mode, world):
+    one = run(mode, world, 1, seed=1)
+    one.order.close(0)
+    with pytest.raises(BadRequest):
+        one.order.push(1, 0)
+
+
+@EVERY
+def test_rows_are_as_the_last_close_left_them_until_a_step_is_applied(mode):
+    one = Pass(mode, 2, 1)
+    while not one.applied:
+        assert one.order.num_applied == 0
+        one.push(one.ready()[0])
+    assert one.order.num_applied > 0
+
+
+@EVERY
+def test_a_policy_has_the_name_by_which_it_is_chosen(mode):
+    assert policy_of(mode).name == mode
+
+
+def test_a_mode_that_is_not_built_is_refused_with_those_that_are():
+    with pytest.raises(SpecError, match=f'train.mode: there is no mode "geo"; known: {", ".join(sorted(POLICIES))}'):
+        policy_of("geo")
+
+
+# In the loop
+
+
+def uneven(rank, step):
+    """Rank 0 has one batch, rank 1 two, and so on: (weight, samples), or None."""
+    return (0.1 + rank + step, 10 * rank + step + 1) if step <= rank else None
+
+
+@EVERY
+@WORLDS
+def test_a_pass_ends_on_every_rank_although_some_run_out_of_batches(mode, world):
+    policy = policy_of(mode)
+
+    def act(ranks):
+        told = []
+        for step in range(world + 3):
+            mine = uneven(ranks.rank, step)
+            weight, num_samples = mine or (0.0, 0)
+            news = {"plan": step} if ranks.rank == 0 and step == 0 else None
+            figures, heard = policy.agree(ranks, StepFigures([weight], num_samples, int(mine is not None)), news)
+            told.append((figures, heard))
+            if not figures.num_batches:
+                return told
+        raise AssertionError("the pass has no end")
+
+    told, ranks = on_ranks(world, act)
+    assert all(each[-1][0] == StepFigures([0.0], 0, 0) for each in told)
+    for rank in range(world):
+        own = [figures for figures, _ in told[rank]][: rank + 1]
+        assert all(figures.weights[0] >= uneven(rank, step)[0] for step, figures in enumerate(own))
+    assert len({tuple(each.made) for each in ranks}) == 1, "ranks without a batch make the same collectives"
+    assert told[0][0][1] == {"plan": 0} and all(heard is None for _, heard in told[0][1:])
+
+
+@EVERY
+@WORLDS
+def test_a_rank_does_not_push_what_is_not_finite(mode, world):
+    bad, _ = on_ranks(world, lambda ranks: policy_of(mode).num_bad(ranks, ranks.rank != world - 1))
+    assert bad[world - 1] > 0
+    good, _ = on_ranks(world, lambda ranks: policy_of(mode).num_bad(ranks, True))
+    assert good == [0] * world
+
+
+@EVERY
+def test_a_close_promises_no_other_digests_than_those_that_were_made(mode):
+    digests = {"dense": "aa", "pushes": "bb"}
+    assert policy_of(mode).promised(digests).items() <= digests.items()
+
+
+# On shards: three trainers, of which two run out of batches
+
+
+def train(world, num_steps):
+    """A pass in which rank r has batches for steps 0 to r alone; the digest of all rows."""
+
+    def act(rank, shards):
+        shards.open_pass(1, w.soon())
+        batches = [w.keys(*range(10 * step, 10 * step + 6)) for step in range(num_steps) if step <= rank]
+        ready = [shards.prepare({"default": keys}, learn=True) for keys in batches]
+        if ready:
+            shards.pull(ready[0], w.soon())
+        for step in range(num_steps):
+            mine = step < len(ready)
+            push = {"default": w.push_of(batches[step], 5, seed=100 * step + rank)} if mine else None
+            following = ready[step + 1] if step + 1 < len(ready) else None
+            shards.exchange(step, ready[step] if mine else None, push, following, Scale(30), w.soon())
+        return shards.close_pass(0, w.soon())
+
+    closes = world.each(act)
+    return closes, world.one.digest(w.soon())
+
+
+@EVERY
+def test_ranks_without_batches_take_part_in_every_step_on_the_shards(mode):
+    with w.job(2, 3, mode=mode) as world:
+        closes, digest = train(world, 3)
+    assert closes[0] == closes[1] == closes[2] and digest["default"]
+
+
+# sync
+
+
+@given(num_ranks=st.integers(1, 4), steps=st.integers(1, 5), seed=st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_sync_applies_whole_steps_in_their_order_with_ranks_in_theirs(num_ranks, steps, seed):
+    applied = run("sync", num_ranks, steps, seed).applied
+    assert applied == [[(step, rank) for rank in range(num_ranks)] for step in range(steps)]
+
+
+def test_sync_names_the_ranks_that_are_missing_and_lets_nobody_close_before_they_are_there():
+    one = Pass("sync", 3, 1)
+    one.push(1)
+    assert one.order.missing() == [0, 2] and one.ready() == [0, 2]
+    with pytest.raises(BadRequest, match="pass 1 cannot close: step 0 lacks rank 0, 2"):
+        one.order.close(0)
+
+
+def test_sync_sums_over_ranks_in_their_order():
+    def act(ranks):
+        mine = StepFigures([0.1 * (ranks.rank + 1), 1e16 * (-1) ** ranks.rank], ranks.rank, 1)
+        return policy_of("sync").agree(ranks, mine, None)[0]
+
+    found, _ = on_ranks(3, act)
+    weights = [float((np.float64(0.1) * 1 + np.float64(0.1) * 2) + np.float64(0.1) * 3), 1e16 - 1e16 + 1e16]
+    assert found == [StepFigures(weights, 3, 3)] * 3
+
+
+def test_sync_gives_the_same_rows_at_every_run():
+    digests = []
+    for _ in range(2):
+        with w.job(2, 3, mode="sync") as world:
+            digests.append(train(world, 3))
+    assert digests[0] == digests[1]
+
+
+def test_sync_promises_all_digests():
+    assert policy_of("sync").promised({"dense": "aa", "pushes": "bb"}) == {"dense": "aa", "pushes": "bb"}

@@ -1,0 +1,96 @@
+"""Ranks that are threads of one process, and the collectives that each of them made."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MEET_S = 20.0
+"""A rank that waits so long for the others fails: they make other collectives, or fewer."""
+
+
+class Meeting:
+    """Where the ranks of a job meet for their collectives."""
+
+    def __init__(self, world: int) -> None:
+        self._barrier = threading.Barrier(world)
+        self._brought: list[Any] = [None] * world
+
+    def meet(self, rank: int, kind: str, value: Any) -> list[Any]:
+        """What all ranks bring, by rank. They must make the same call."""
+        self._brought[rank] = (kind, value)
+        self._barrier.wait(MEET_S)
+        brought = list(self._brought)
+        self._barrier.wait(MEET_S)  # all have read it
+        kinds = {kind for kind, _ in brought}
+        assert len(kinds) == 1, f"the ranks make different collectives: {sorted(kinds)}"
+        return [value for _, value in brought]
+
+    def abort(self) -> None:
+        """Have every rank fail that waits."""
+        self._barrier.abort()
+
+
+class ThreadRanks:
+    """See trainer.ranks.Ranks; sums are in rank order. `made` lists the collectives of this rank."""
+
+    def __init__(self, rank: int, world: int, meeting: Meeting) -> None:
+        self.rank, self.world, self._meeting = rank, world, meeting
+        self.made: list[str] = []
+
+    def _meet(self, kind: str, value: Any) -> list[Any]:
+        self.made.append(kind)
+        return self._meeting.meet(self.rank, kind, value)
+
+    def sum(self, array):
+        return np.add.reduce(self._meet(f"sum {array.shape}", array.copy()))
+
+    def sum_floats(self, array):
+        total, *others = self._meet(f"sum_floats {array.shape}", array.copy())
+        for other in others:
+            total = total + other
+        return total
+
+    def all_reduce(self, flat):
+        total, *others = self._meet(f"all_reduce {tuple(flat.shape)}", flat.detach().clone())
+        for other in others:
+            total = total + other
+        flat.copy_(total)
+
+    def copy_from_chief(self, flat):
+        flat.copy_(self._meet(f"copy {tuple(flat.shape)}", flat.detach().clone())[0])
+
+    def gather(self, columns: Mapping[str, Any]):
+        parts = self._meet(f"gather {sorted(columns)}", {name: column.copy() for name, column in columns.items()})
+        return parts if self.rank == 0 else None
+
+    def broadcast(self, message):
+        return dict(self._meet("broadcast", message)[0])
+
+    def close(self) -> None:
+        pass
+
+
+def on_ranks(world: int, act: Callable[[ThreadRanks], Any]) -> tuple[list[Any], Sequence[ThreadRanks]]:
+    """What `act` gives on each rank, and the ranks; the first error is raised."""
+    meeting = Meeting(world)
+    ranks = [ThreadRanks(rank, world, meeting) for rank in range(world)]
+    results: list[Any] = [None] * world
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = act(ranks[rank])
+        except BaseException as error:  # noqa: BLE001  # raised again below, in the test's thread
+            errors.append(error)
+            meeting.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((each for each in errors if not isinstance(each, threading.BrokenBarrierError)), errors[0])
+    return results, ranks
