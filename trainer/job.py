@@ -47,12 +47,13 @@ from trainer.fingerprint import fingerprint
 from trainer.infer_first import InferFirst
 from trainer.leading import CLOSE_S, OPEN_S, Lead, lead, source_of
 from trainer.log import Log
-from trainer.loop import Parts, TrainLoop
+from trainer.loop import TrainLoop
 from trainer.mirror.address import parse
 from trainer.mirror.uploader import Uploader
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
 from trainer.observe import Observer
+from trainer.parts import TrainerParts
 from trainer.pooling import pooling_on
 from trainer.progress import Progress
 from trainer.ranks import Alone, Ranks, TorchRanks, by_chief
@@ -77,7 +78,7 @@ class Trainer:
     """A trainer, ready to run."""
 
     loop: TrainLoop
-    parts: Parts
+    parts: TrainerParts
     job: TrainerJob
     store: Path
     answer: Callable[[Mapping[str, Any]], dict[str, Any]] | None
@@ -137,7 +138,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
         keeping = _keeping(config, job, schema, chief, shards, model, holders, fingerprint(device))
-        parts = Parts(
+        parts = TrainerParts(
             job.train,
             job.tasks,
             *joint,

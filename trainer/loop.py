@@ -14,28 +14,17 @@ import numpy as np
 import torch
 
 from dataset.batch import F32
-from dataset.loader import Loader
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
-from pserver.client import Gradients, Scale, Shards
-from pserver.consistency.policy import Consistency, StepFigures
-from trainer.batches import Batch, BatchMaker
-from trainer.close import PassCloser
-from trainer.commit import Committer
-from trainer.config import TaskSection, TrainSection
-from trainer.dense_strategy import DenseStrategy
-from trainer.exports.exporting import Exporting
-from trainer.feed import ChiefFeed
-from trainer.infer_first import InferFirst, in_turn
-from trainer.leading import Lead
-from trainer.observe import Observer
+from pserver.client import Gradients, Scale
+from pserver.consistency.policy import StepFigures
+from trainer.batches import Batch
+from trainer.infer_first import in_turn
+from trainer.parts import TrainerParts
 from trainer.plan import Plan
 from trainer.planner import Drained
-from trainer.progress import Progress
-from trainer.ranks import Ranks
 from trainer.stalls import WaitsFor
-from trainer.step import Stepper
 from trainer.time_spent import Part
 
 IDLE_WAIT_S = 0.2
@@ -48,34 +37,6 @@ log = logging.getLogger(__name__)
 
 class NonFinite(MillraceError):
     """A loss or gradient is no number, and `on_nonfinite` is "fail"."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a trainer is made of."""
-
-    train: TrainSection
-    tasks: tuple[TaskSection, ...]
-    ranks: Ranks
-    policy: Consistency
-    shards: Shards
-    loader: Loader[Batch]
-    maker: BatchMaker
-    stepper: Stepper
-    dense: DenseStrategy
-    observer: Observer
-    closer: PassCloser
-    progress: Progress
-    chief: Lead | None
-    """The chief's, as all below; None on other ranks."""
-    committer: Committer | None
-    """None for a rerun, too: it keeps nothing."""
-    exporting: Exporting | None
-    """Likewise."""
-    feed: ChiefFeed | None = None
-    """Likewise."""
-    infer_first: InferFirst | None = None
-    """Where each pass is predicted before it is learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +53,7 @@ class _Common:
 class TrainLoop:
     """See module docstring."""
 
-    def __init__(self, parts: Parts, seed: int) -> None:
+    def __init__(self, parts: TrainerParts, seed: int) -> None:
         self._parts, self._seed = parts, seed
         self._spent = parts.progress.spent
         self._next: Plan | None = None
