@@ -31,9 +31,13 @@ from typing import Any
 import setproctitle
 
 from millrace import documents
+from millrace.deadline import Deadline
+from millrace.process import kill_group, wait_until_gone
 
 MAX_MESSAGE_BYTES = 64 << 10
 """Bound of a request; a longer one is a bug."""
+GROUP_S = 10.0
+"""Longest wait for the rest of a killed group. The launcher ends a nursery that is silent for as long."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Of prctl(2): the signal a process gets when its parent dies; orphans below us become our children."""
 
@@ -118,13 +122,10 @@ class Nursery:
             if pid not in self._children:
                 os.waitpid(pid, 0)
                 continue
-            _kill_group(pid)  # while the zombie holds the group's number
+            kill_group(pid)  # while the zombie holds the group's number
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            try:
-                while True:
-                    os.waitpid(-pid, 0)  # what the child started is ours now, and dying
-            except ChildProcessError:
-                number = self._children.pop(pid)
+            wait_until_gone(pid, Deadline.after(GROUP_S))  # this process adopts the orphans of the group
+            number = self._children.pop(pid)
             if not self._children:
                 _kill_adopted()
             self._tell({"id": number, "code": code})
@@ -138,7 +139,7 @@ class Nursery:
     def _end(self) -> None:
         """The launcher is gone: so is everything here, stopped processes too."""
         for pid in self._children:
-            _kill_group(pid)
+            kill_group(pid)
         _kill_adopted()
         os._exit(0)  # what libraries say of their own end is nobody's
 
@@ -178,13 +179,6 @@ def become(request: Request, descriptors: Sequence[int]) -> None:
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has not come as far as setsid()
-        os.kill(pid, signal.SIGKILL)
-
-
 def _kill_adopted() -> None:
     """End all our children. Workers are gone or dying: the others are what those started and left behind.
 
@@ -192,7 +186,7 @@ def _kill_adopted() -> None:
     """
     while pids := _children():
         for pid in pids:
-            _kill_group(pid)
+            kill_group(pid)
         for pid in pids:
             os.waitpid(pid, 0)  # then its own children are ours, for the next round
 

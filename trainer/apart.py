@@ -1,29 +1,40 @@
-"""Questions about a job's model, asked of a process that has torch: the control plane has not.
+"""Questions about a job's model, answered by a subprocess that has torch: the control plane has not.
 
-A module that answers them is a program of its own: a JSON object on its standard input, another as its last line.
+A module that answers them is a program: it reads a JSON object from standard input and prints another as its last line.
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from millrace import documents
+from millrace import documents, process
+from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
+from millrace.printable import printable
 
-ASK_S = 300.0
-"""How long building the model may take."""
+ANSWER_S = 300.0
+"""Longest time to build the model and answer."""
+MAX_SHOWN = 2000
+"""The message of a failure repeats so many of the last characters of standard error."""
 
 
-def answer_of(module: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What `python -m module` says. Raises SpecError where that is {"error": ...}."""
-    command, text = [sys.executable, "-P", "-m", module], json.dumps(asked, default=str)
+def answer_of(module: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of `python -m module`. Raises SpecError where it is {"error": ...}, MillraceError where none came."""
+    command, text = [sys.executable, "-P", "-m", module], json.dumps(question, default=str)
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False)
-        answer = documents.parse_object(done.stdout.splitlines()[-1], "the answer")
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        raise MillraceError(f"the model cannot be looked at: {error!r}") from error
+        finished = process.run(command, deadline=Deadline.after(ANSWER_S), data=text.encode())
+    except OSError as error:
+        raise MillraceError(f"the model cannot be inspected: {error}") from error
+    if finished.code is None:
+        raise MillraceError(f"the model cannot be inspected: no answer within {ANSWER_S:g} s")
+    try:
+        answer = documents.parse_object(finished.output.decode().splitlines()[-1], "the answer")
+    except (ValueError, IndexError) as error:
+        errors = printable(finished.errors.decode("utf-8", "replace")[-MAX_SHOWN:].strip())
+        raise MillraceError(
+            f"the model cannot be inspected: exit code {finished.code}; its errors: {errors}"
+        ) from error
     if "error" in answer:
         raise SpecError(answer["error"])
     return answer

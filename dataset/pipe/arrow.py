@@ -10,13 +10,14 @@ from dataset.batch import Samples
 from dataset.config import EventTime
 from dataset.event_time import event_times, slot_times
 from dataset.pipe.command import Command
-from dataset.pipe.process import Child, Repeats
+from dataset.pipe.process import Child
 from dataset.pipe.work import Outcome, Work, joined, take_events
 from dataset.rejection import Reason, Rejection
 from dataset.schema import Schema
 from dataset.slot_counters import SlotCounters, Sum
 from dataset.source import Events
 from dataset.trim import trim
+from millrace.stderr import RepeatedLines
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """First bytes of every message of an IPC stream."""
@@ -83,7 +84,7 @@ class ArrowRunner:
         self._reader = AnswerReader(schema, masks)
         self._child: Child | None = None
         self._closed = False
-        self._repeats = Repeats()
+        self._repeats = RepeatedLines()
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""

@@ -7,15 +7,13 @@ import shutil
 import sys
 import zlib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from dataset.config import DenseSlot, MetaSlot, PipeSection
 from dataset.schema import Schema, Slot
 from millrace.errors import SpecError
+from millrace.process import dying_with_parent, user_environment
 
-PASSED_ON = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
-"""What a command sees of our environment; nothing in it is secret."""
 MAX_SLOTS_BYTES = 100_000
 """Linux refuses a longer variable (128 KiB)."""
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -56,14 +54,13 @@ def check_command(config: PipeSection, folder: Path) -> tuple[str, ...]:
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:
     """The command with its environment: fixed hashing, zone and locale, no secrets, and what `run()` must know."""
-    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    environment |= {"PYTHONHASHSEED": "0", "TZ": "UTC", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    environment = user_environment() | {"PYTHONHASHSEED": "0"}
     paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
     if spec is not None:
         environment["MILLRACE_SPEC"] = str(spec.resolve())
     environment |= {"MILLRACE_SLOTS": tell_slots(schema), "MILLRACE_EXTRA": config.extra}
-    return Command(config.command, (*_with_us(), *check_command(config, folder)), folder, environment)
+    return Command(config.command, dying_with_parent(check_command(config, folder)), folder, environment)
 
 
 def tell_slots(schema: Schema) -> str:
@@ -85,10 +82,3 @@ def describe(slot: Slot) -> list[object]:
             return [slot.name, "meta", kind, 1]
         case _:
             return [slot.name, "sparse", slot.sparse.values, int(slot.sparse.weighted)]
-
-
-@cache
-def _with_us() -> tuple[str, ...]:
-    """On Linux: have the kernel kill the command when we die, however we die."""
-    setpriv = shutil.which("setpriv")
-    return () if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--")

@@ -9,13 +9,14 @@ from dataset.config import EventTime
 from dataset.event_time import slot_times
 from dataset.multislot import BadLine, MultiSlotParser
 from dataset.pipe.command import Command
-from dataset.pipe.process import Child, Chunk, Repeats
+from dataset.pipe.process import Child, Chunk
 from dataset.pipe.work import Outcome, Work, bytes_of, joined
 from dataset.rejection import Reason, Rejection
 from dataset.schema import Schema
 from dataset.slot_counters import SlotCounters, Sum
 from dataset.source import Events
 from dataset.trim import trim
+from millrace.stderr import RepeatedLines
 
 LINE_FEED = 10
 PARSE_BYTES = 1 << 20
@@ -36,7 +37,7 @@ class MultiSlotRunner:
         self._parser = MultiSlotParser(schema, masks)
         self._child: Child | None = None
         self._closed = False
-        self._repeats = Repeats()
+        self._repeats = RepeatedLines()
 
     def run(self, work: Work) -> Outcome:
         """Put a segment through."""

@@ -7,9 +7,9 @@ import subprocess
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.locks import locked
+from millrace.process import unbuffered
 from service.hosting.folder import JobFolder, Told
 from service.hosting.printed import begun
-from service.launcher.child import unbuffered
 from service.launcher.plan import PYTHON
 
 LOCK_S = 1.0

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from typing import Any, TextIO
 
 from millrace import documents
 from millrace.nursery import MAX_MESSAGE_BYTES
-from service.launcher.child import Child, Spawner, unbuffered
+from millrace.process import DEVNULL, ChildProcess, unbuffered
+from service.launcher.child import Child, Spawner
 from service.launcher.plan import PYTHON
 
 START_S = 120.0
@@ -94,12 +94,13 @@ class _Running:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = (*PYTHON, "millrace.nursery", "--socket", str(theirs.fileno()), "--preload", *preload)
-            self.process = subprocess.Popen(
+            self.process = ChildProcess(
                 command,
-                env=unbuffered(os.environ),
-                stdin=subprocess.DEVNULL,
+                environment=unbuffered(os.environ),
+                stdin=DEVNULL,
+                stdout=None,
+                stderr=None,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
             )
         self._numbers = count()
         self._children: dict[int, NurseryChild] = {}
@@ -134,12 +135,10 @@ class _Running:
     def close(self) -> None:
         """End it, and with it what it forked."""
         self._control.shutdown(socket.SHUT_RDWR)
-        try:
-            self.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
+        if not self.process.ends_within(CLOSE_S):
             self.process.kill()
         self._listener.join()
-        self.process.wait()
+        self.process.end()
         self._control.close()
 
     def _listen(self) -> None:

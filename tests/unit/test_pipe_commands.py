@@ -255,7 +255,7 @@ def test_what_every_process_says_is_logged_once_and_then_counted(tmp_path, caplo
     segments = [Segment("memory/0", 0, 0, 1)] * 25
     read(tmp_path, command, segments=segments)
     told = [message.partition(": ")[2] for message in caplog.messages if "the same" in message]
-    assert told == ["the same", "10 lines so far are as earlier processes said them; the last: the same"]
+    assert told == ["the same", "10 lines so far repeat lines of earlier processes; the last: the same"]
 
 
 def test_stderr_goes_to_the_log_a_few_lines_at_a_time(tmp_path, caplog):

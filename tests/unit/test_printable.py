@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from dataset.pipe.process import Stderr
 from millrace import logs
 from millrace.errors import MillraceError
 from millrace.lifecycle import exit_code_of
 from millrace.printable import printable, say
+from millrace.stderr import StderrLog
 from service.alarms import alarms
 from service.display import LiveShow, render
 from service.launcher.process import Worker
@@ -74,7 +74,7 @@ def test_a_workers_lines_are_harmless_where_its_launcher_reads_them():
 
 
 def test_a_pipe_commands_last_words_are_harmless_in_log_and_message(caplog):
-    stderr = Stderr("pipe")
+    stderr = StderrLog("pipe")
     with caplog.at_level(logging.INFO):
         stderr.add(f"{EVIL}\nhalf {TITLE}".encode("utf-8", "surrogatepass"), time.monotonic())
     assert stderr.tail() == f"{SHOWN}\n" + r"half \x1b]0;owned\x07"

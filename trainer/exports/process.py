@@ -1,33 +1,32 @@
-"""The exporter process as its chief has it: one request at a time, never waited for; started anew when it has died.
+"""Rank 0's side of the exporter process: one request at a time, never waited for; started again after its death.
 
-The chief hands over a line of JSON and looks, between passes, whether an answer came. A thread a request talks to the
-process, so that nothing of it can hold up training. What the process does is trainer.exports.__main__'s.
+Rank 0 submits a request and polls for its answer between passes. One thread per request talks to the process, so that
+the process cannot delay training. The work of the process is in trainer.exports.__main__.
 """
 
 import contextlib
 import logging
 import os
 import select
-import signal
-import subprocess
 import sys
 import threading
 import time
 
 from pydantic import ValidationError
 
-from dataset.pipe.process import Stderr
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.points import LAST_WORDS
+from millrace.process import ChildProcess
+from millrace.stderr import StderrLog
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 
 GRACE_S = 15.0
-"""How long after an export's deadlines its process may still be silent; then it is killed."""
-LOOK_S = 0.2
-"""How often a thread that waits looks whether it is to end."""
+"""The process is killed so long after the deadlines of its export, if it has not answered."""
+POLL_S = 0.2
+"""Longest wait of one poll; the deadline is checked after each."""
 END_S = 5.0
-"""How long a process may take to end that was told to, and a thread whose process is gone."""
+"""Longest wait for a process that closed its output, and for a thread whose process is gone."""
 READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 16 << 20
 
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ChildGone(Exception):
-    """The process died, hung, or said what is no answer."""
+    """The process died, hung, or printed something that is no answer."""
 
 
 class Child:
@@ -43,25 +42,17 @@ class Child:
 
     def __init__(self, config: ExporterConfig) -> None:
         """Raises ChildGone."""
-        try:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "trainer.exports"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                process_group=0,  # its group ends with us; our session, so that its niceness counts
-            )
+        try:  # in the session of this process, so that its niceness counts
+            self._process = ChildProcess((sys.executable, "-m", "trainer.exports"), new_session=False)
         except OSError as error:
             raise ChildGone(f"cannot be started: {error}") from error
-        assert self._process.stdin and self._process.stdout and self._process.stderr
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
-        self._stderr = Stderr("exporter")
-        self._said = b""
+        self._stderr = StderrLog("exporter")
+        self._received = b""
         self._send(config.model_dump_json())
 
     def ask(self, request: ExportRequest, deadline: Deadline) -> ExportAnswer:
-        """Have one made. Raises ChildGone."""
+        """Send a request and wait for its answer. Raises ChildGone."""
         self._send(request.model_dump_json())
         while True:
             line = self._line(deadline)
@@ -72,27 +63,22 @@ class Child:
 
     @staticmethod
     def _pass_on(line: bytes) -> None:
-        """What is no answer: last words go where those of all workers do."""
+        """Handle a line that is no answer. Last words of a fault run go to standard output, as those of workers do."""
         if line.startswith(LAST_WORDS.encode()):
             os.write(1, line + b"\n")
         else:
             log.warning("exporter: %s", line.decode("utf-8", "replace"))
 
     def kill(self) -> None:
-        """End it at once, and all it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Send SIGKILL to the process and its group."""
+        self._process.kill()
 
     def close(self) -> None:
-        """Kill, and let go of the pipes."""
-        if self._process.poll() is None:
-            self.kill()
-        self._process.wait()
+        """End the process and its group, and close the pipes."""
+        self._process.end()
         self._drain()
         self._stderr.close()
-        for pipe in (self._in, self._out, self._err):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self._process.close()
 
     def _send(self, line: str) -> None:
         try:
@@ -105,32 +91,31 @@ class Child:
         watch = select.poll()
         for pipe in (self._out, self._err):
             watch.register(pipe, select.POLLIN)
-        while b"\n" not in self._said:
+        while b"\n" not in self._received:
             if deadline.passed():
                 raise ChildGone("did not answer in time and was killed; is its disk or object store slow?")
-            for fd, _ in watch.poll(LOOK_S * 1000):
+            for fd, _ in watch.poll(POLL_S * 1000):
                 data = os.read(fd, READ_BYTES)
                 if fd == self._err.fileno():
                     self._stderr.add(data, time.monotonic())
                     if not data:
                         watch.unregister(self._err)
-                elif not data or len(self._said) > MAX_ANSWER_BYTES:
+                elif not data or len(self._received) > MAX_ANSWER_BYTES:
                     raise ChildGone(self._end())
                 else:
-                    self._said += data
-        line, _, self._said = self._said.partition(b"\n")
+                    self._received += data
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
     def _end(self) -> str:
-        """How it ended, which it has, or is about to."""
-        try:
-            code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        """How it ended, for people. It has ended, or does soon."""
+        if not self._process.ends_within(END_S):
             return "closed its output and was killed"
+        code = self._process.end()
         self._drain()
-        said = self._stderr.tail()
+        tail = self._stderr.tail()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{how}; its last words:\n{said}" if said else f"{how}; it said nothing"
+        return f"{how}; its last words:\n{tail}" if tail else f"{how}; it printed nothing on stderr"
 
     def _drain(self) -> None:
         os.set_blocking(self._err.fileno(), False)
@@ -140,10 +125,10 @@ class Child:
 
 
 class ExporterProcess:
-    """See module docstring; trainer.exports.attempts.Exporter. One thread."""
+    """Implements trainer.exports.attempts.Exporter. One thread."""
 
     def __init__(self, config: ExporterConfig) -> None:
-        """Nothing is started before the first request."""
+        """The process starts with the first request."""
         self._config = config
         self._child: Child | None = None
         self._thread: threading.Thread | None = None
@@ -151,14 +136,14 @@ class ExporterProcess:
         self._closed = False
 
     def submit(self, request: ExportRequest) -> None:
-        """Begin this one; none is being made."""
+        """Begin this request. No other is in progress."""
         assert self._thread is None, "one at a time"
         self._answer = None
         self._thread = threading.Thread(target=self._run, args=(request,), name="exporter", daemon=True)
         self._thread.start()
 
     def poll(self) -> ExportAnswer | None:
-        """How the one that was begun ended; None: it did not, or none was begun. Each answer once."""
+        """The answer to the request, once; None while there is none."""
         if self._thread is None or self._thread.is_alive():
             return None
         self._thread.join()
@@ -167,7 +152,7 @@ class ExporterProcess:
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it is making: what is half made is removed by the next that makes it."""
+        """End the process at once. The next attempt removes a half-made export."""
         self._closed = True
         if (child := self._child) is not None:
             child.kill()
@@ -179,7 +164,7 @@ class ExporterProcess:
             self._child = None
 
     def _run(self, request: ExportRequest) -> None:
-        """A thread: one request to its end."""
+        """Runs on a thread: one request to its end."""
         section = request.section
         deadline = Deadline.after(section.deadline + (section.command_deadline if section.command else 0) + GRACE_S)
         try:
@@ -189,6 +174,5 @@ class ExporterProcess:
         except ChildGone as error:
             self._answer = ExportAnswer(name=request.name, outcome="failed", error=f"the exporter process {error}")
             if not self._closed and (child := self._child) is not None:
-                self._child, self._config = None, self._config.model_copy(update={"faults": ()})  # they are its own
+                self._child, self._config = None, self._config.model_copy(update={"faults": ()})  # it dies once
                 child.close()
-                self._config = self._config.model_copy(update={"faults": ()})  # a fault run kills it once
