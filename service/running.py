@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from millrace.lifecycle import ExitCode
 from millrace.printable import say
 from service.begun import as_begun
-from service.launcher.local import Launcher
+from service.launcher.local import LocalLauncher
 from service.launcher.running import started
 from service.launcher.supervision import Outcome
 from service.lines import labelled, news, summary_lines
@@ -132,7 +132,7 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
         yield serve
 
 
-def tell_end(outcome: Outcome, launcher: Launcher, report: Mapping[str, Any], path: Path) -> int:
+def tell_end(outcome: Outcome, launcher: LocalLauncher, report: Mapping[str, Any], path: Path) -> int:
     """Say how the run ended, on standard output if well, else on standard error with the first death's last lines."""
     if outcome.code == ExitCode.DRAINED:
         say(f"done: {outcome.reason}")

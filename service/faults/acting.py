@@ -19,12 +19,13 @@ from service.faults.exporters import kill_exporter
 from service.faults.held import HeldChild, Holding
 from service.faults.plan import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtInstant, AtPoint, Death
 from service.launcher.child import Spawner
+from service.launcher.launchers import local_starter
 from service.launcher.local import LAUNCHER, LocalLauncher
-from service.launcher.nursery import Nursery, able
-from service.launcher.process import OnLine
+from service.launcher.process import ProcessLauncher
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.running import phases, preloaded
+from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
 from service.spec import LoadedJob
 from service.store import WORKERS, claimed
@@ -300,11 +301,16 @@ def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> Outcome:
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
         folder = held.enter_context(run_folder(store / WORKERS))
-        starter = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else Spawner()
+        starter = held.enter_context(local_starter(preloaded(job.spec.cluster)))
         held.enter_context(deaths.watching())
         deaths.workers = Holding(starter)
         launcher = LocalLauncher(
-            job.spec.name, phases(job, folder), heard, starter=deaths.workers, restarts=AT_ONCE, faults=deaths.faults
+            job.spec.name,
+            phases(job, folder),
+            heard,
+            launcher=ProcessLauncher(deaths.workers),
+            restarts=AT_ONCE,
+            faults=deaths.faults,
         )
         outcome = launcher.run()
         deaths.read_closes()

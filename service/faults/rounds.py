@@ -20,7 +20,7 @@ from service.faults.acting import Deaths, Died, run
 from service.faults.exported import Exported, differing, exported_of, troubles
 from service.faults.operators import Operators, Wish, misdeeds
 from service.faults.plan import AtPoint, Busy, Death, deaths, places
-from service.launcher.process import OnLine
+from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
 from service.past.rerun import rerun_job
 from service.running import Show

@@ -31,7 +31,7 @@ from service.hosting.desired import (
 from service.hosting.folder import JobFolder
 from service.hosting.host import Desired, Ending
 from service.hosting.register import Entry, Register
-from service.launcher.chief import ChiefLine
+from service.launcher.chief import ChiefLine, address_in
 from service.launcher.restarts import RestartLimits
 from service.launcher.running import hold
 from service.records.database import Records, utc_now
@@ -169,7 +169,9 @@ class Supervisor:
         told = entry.folder.told()
         if told is not None and told.id != watched.id:
             before = {**watched.last, "job": entry.name, "state": "starting", "stalled": None}
-            watched.line = ChiefLine(before, entry.folder.address, told.secret, STATUS_S, worker="the launcher")
+            watched.line = ChiefLine(
+                before, address_in(entry.folder.address), told.secret, STATUS_S, worker="the launcher"
+            )
             watched.id, watched.draining = told.id, False
             watched.line.start()
 

@@ -6,7 +6,7 @@ The service has such a line to each launcher.
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,18 @@ MAX_SILENT_S = 30.0
 """A worker that says nothing for longer is told as one that stands still, unless a job says otherwise."""
 
 
+def address_in(path: Path) -> Callable[[], str | None]:
+    """Reads the address in the file `path`: None until the file exists."""
+    return lambda: path.read_text() if path.exists() else None
+
+
 class ChiefLine:
     """A thread that knows the chief's last status: `before`, until the chief's address file is there and it answers."""
 
     def __init__(
         self,
         before: Mapping[str, Any],
-        address_file: Path,
+        address: Callable[[], str | None],
         secret: str,
         interval_s: float,
         *,
@@ -36,7 +41,7 @@ class ChiefLine:
         max_silent_s: float = MAX_SILENT_S,
     ) -> None:
         """`worker`: whom it asks, for people; told as one that stands still after `max_silent_s` without an answer."""
-        self._address_file, self._secret, self._interval_s = address_file, secret, interval_s
+        self._address, self._secret, self._interval_s = address, secret, interval_s
         self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
         self._heard_s: float | None = None
@@ -73,8 +78,8 @@ class ChiefLine:
         client: RoleClient | None = None
         while not self._closing.is_set():
             try:
-                if client is None and self._address_file.exists():
-                    client = RoleClient(self._address_file.read_text(), self._secret)
+                if client is None and (address := self._address()) is not None:
+                    client = RoleClient(address, self._secret)
                     self._heard_s = time.monotonic()
                 if client is not None:
                     self._ask_once(client)

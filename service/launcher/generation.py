@@ -6,16 +6,15 @@ input, which closes when this process is gone, however it died: then it kills it
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import assert_never
 
 from millrace.deadline import Deadline
 from millrace.points import Fault
 from service.launcher.chief import ChiefLine
-from service.launcher.child import Starter
-from service.launcher.plan import JobPlan, WorkerPlan
-from service.launcher.process import OnLine, Worker
-from service.launcher.run_folder import write_private
+from service.launcher.plan import JobPlan
+from service.launcher.runtime import KILL_S, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from service.launcher.supervision import (
     Drain,
     Effect,
@@ -35,8 +34,6 @@ TICK_S = 0.1
 """How often time is looked at; a death or a signal is noticed at once."""
 START_S = 120.0
 """How long all shards may take to give their addresses: they compile their kernels at the first start."""
-KILL_S = 30.0
-"""How long processes may take to be gone after SIGKILL; then the operating system is at fault."""
 
 Faults = Callable[[int, str], Sequence[Fault]]
 """Takes a generation and a worker's name; at which points that worker is to die. For fault runs."""
@@ -53,13 +50,13 @@ class Generation:
         on_line: OnLine,
         limits: Limits,
         faults: Faults,
-        starter: Starter,
+        launcher: Launcher,
     ) -> None:
-        self._starter = starter
+        self._launcher = launcher
         self._plan, self._events, self._chief, self._on_line, self._faults = plan, events, chief, on_line, faults
         shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
         self._supervision = Supervision(shards, trainers, limits)
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerHandle] = {}
         self._start_by = Deadline.after(START_S)
 
     @property
@@ -69,14 +66,13 @@ class Generation:
 
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker."""
-        return list(self._workers[worker].tail) if worker in self._workers else []
+        return self._workers[worker].last_lines() if worker in self._workers else []
 
     def run(self) -> Outcome:
         """Run to the end of all workers; none is left when this returns or raises."""
         try:
             self._chief.start()
-            for plan in self._plan.shards:
-                self._start(plan, plan.config)
+            self._start(self._plan.shards)
             while (outcome := self._supervision.outcome) is None:
                 self._start_trainers_when_shards_are_up()
                 self._take_event()
@@ -105,25 +101,30 @@ class Generation:
                     self._workers[name].terminate()
             case Kill(workers):
                 for name in workers:
-                    self._workers[name].kill()
+                    self._workers[name].kill(within_s=0)  # their ends are events
             case _:
                 assert_never(effect)
 
-    def _start(self, plan: WorkerPlan, config: Mapping[str, Any]) -> None:
+    def _start(self, specs: Sequence[WorkerSpec]) -> None:
         if self._supervision.ending:
             return
-        path = self._plan.run_folder / f"{plan.name}.json"
-        if faults := self._faults(self._plan.generation, plan.name):
-            config = {**config, "faults": [fault.model_dump(mode="json") for fault in faults]}
         try:
-            write_private(path, config)
-            command = (*plan.command, "--config", str(path))
-            child = self._starter.start(command, self._plan.folder)
-        except OSError as error:
-            self._step(StartFailed(plan.name, f"cannot be started: {error}"))
+            handles = self._launcher.start(
+                [self._with_faults(spec) for spec in specs],
+                self._plan.generation,
+                on_line=self._on_line,
+                on_exit=self._on_exit,
+            )
+        except CannotStart as error:
+            self._step(StartFailed(error.worker, f"cannot be started: {error.reason}"))
             return
-        self._workers[plan.name] = Worker(plan.name, child, self._on_line, self._on_exit)
-        self._step(Started(plan.name))
+        for handle in handles:
+            self._workers[handle.name] = handle
+            self._step(Started(handle.name))
+
+    def _with_faults(self, spec: WorkerSpec) -> WorkerSpec:
+        faults = [fault.model_dump(mode="json") for fault in self._faults(self._plan.generation, spec.name)]
+        return replace(spec, config={**spec.config, "faults": faults}) if faults else spec
 
     def _on_exit(self, worker: str, code: int) -> None:
         self._events.put(Exited(worker, code))
@@ -131,18 +132,18 @@ class Generation:
     def _start_trainers_when_shards_are_up(self) -> None:
         if self._supervision.ending or self._plan.chief.name in self._workers:
             return
-        late = [shard for shard in self._plan.shards if not shard.address_file.exists()]
+        addresses = {shard.name: self._launcher.rendezvous.address(shard) for shard in self._plan.shards}
+        late = [name for name, address in addresses.items() if address is None]
         if late and self._start_by.passed():
-            self._step(StartFailed(late[0].name, f"did not come up within {START_S:g} s"))
+            self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
-            addresses = [shard.address_file.read_text() for shard in self._plan.shards]
-            for plan in self._plan.trainers:
-                self._start(plan, {**plan.config, "shards": addresses})
+            told = {"shards": list(addresses.values())}
+            self._start([replace(spec, config={**spec.config, **told}) for spec in self._plan.trainers])
 
     def _kill_all(self) -> None:
         """Nothing may outlive the generation, even where the launcher fails itself."""
         for worker in self._workers.values():
-            worker.kill()
+            worker.kill(within_s=0)  # all at once
         deadline = Deadline.after(KILL_S)
         for worker in self._workers.values():
-            worker.join(deadline.left_s())
+            worker.kill(deadline.left_s())

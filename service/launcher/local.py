@@ -7,17 +7,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
 from service.launcher.chief import ChiefLine
-from service.launcher.child import Spawner, Starter
 from service.launcher.generation import Faults, Generation
 from service.launcher.plan import JobPlan
-from service.launcher.process import OnLine
 from service.launcher.restarts import Death, End, RestartLimits, decide
 from service.launcher.run_folder import run_folder
+from service.launcher.runtime import Launcher, OnLine
 from service.launcher.supervision import Event, Limits, Outcome, StopAsked
 from service.status import Status
 
@@ -26,28 +26,6 @@ LAUNCHER = "launcher"
 
 NextPlan = Callable[[int], JobPlan]
 """The plan of the next generation, whose number is above the one given and above every one that the log knows."""
-
-
-class Launcher(Protocol):
-    """Starts a job's workers, keeps them together, starts them again where they die, ends them together."""
-
-    def run(self) -> Outcome:
-        """Run the job to its end. SIGINT or SIGTERM: ends after the pass in training; a second one: at once.
-
-        Main thread only. No worker is left when this returns or raises.
-        """
-        ...
-
-    def status(self) -> Mapping[str, Any]:
-        """The chief's last status, "restarts" and "last_death"; "state" is "restarting" between generations.
-
-        Any thread.
-        """
-        ...
-
-    def last_lines(self, worker: str) -> list[str]:
-        """The last lines of output of a worker of the last generation. Any thread."""
-        ...
 
 
 class LocalLauncher:
@@ -62,13 +40,13 @@ class LocalLauncher:
         phases: Iterable[NextPlan],
         on_line: OnLine,
         *,
-        starter: Starter | None = None,
+        launcher: Launcher,
         limits: Limits | None = None,
         restarts: RestartLimits | None = None,
         faults: Faults = lambda generation, worker: (),
         status_interval_s: float = 0.5,
     ) -> None:
-        self._starter = starter or Spawner()
+        self._launcher = launcher
         self._phases, self._on_line, self._faults = phases, on_line, faults
         self._limits, self._restarts = limits or Limits(), restarts or RestartLimits()
         self._status_interval_s = status_interval_s
@@ -128,14 +106,14 @@ class LocalLauncher:
         self._last_number = plan.generation
         self._chief = chief = ChiefLine(
             self._before,
-            plan.chief.address_file,
+            partial(self._launcher.rendezvous.address, plan.chief),
             plan.secret,
             self._status_interval_s,
             worker=plan.chief.name,
             max_silent_s=plan.max_silent_s,
         )
         self._generation = generation = Generation(
-            plan, self._events, chief, self._on_line, self._limits, self._faults, self._starter
+            plan, self._events, chief, self._on_line, self._limits, self._faults, self._launcher
         )
         with run_folder(plan.run_folder):
             return generation.run(), generation.stop_asked

@@ -1,58 +1,74 @@
-"""Which processes a generation of a job needs, and what each is told: pure, but for the secret drawn per generation.
+"""The processes of a job's generation, or of a prediction, and the configuration of each.
 
-The launcher starts them; what the workers do with their configuration is theirs.
+Pure, but for the secret drawn for each generation. A launcher starts them (service.launcher.runtime).
 """
 
 import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dataset.schema import Schema
+from millrace.secrecy import revealed, with_secrets
+from service.launcher.runtime import Resources, WorkerRole, WorkerSpec
 from service.spec import LoadedJob
 from service.store import LIVE
+from trainer.predict.config import PredictionRequest
 from trainer.stalls import STALL_SHARE
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
-    """One process: `<command> --config <file>`."""
-
-    name: str
-    """For people: "shard-0", "trainer-1"."""
-    command: tuple[str, ...]
-    config: Mapping[str, Any] = field(repr=False)
-    """What it is told, as JSON; a trainer's lacks the shards' addresses, which are known once those run."""
-    address_file: Path
+BESIDE = "trainer.predict.beside"
+"""The module that runs another one at the lowest priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """All processes of one generation of a job."""
+    """The processes of one generation of a job."""
 
     job: str
     generation: int
-    folder: Path
-    """Where workers run: the spec's folder."""
     run_folder: Path
-    """Private files of this generation: configurations, addresses, rendezvous."""
-    shards: tuple[WorkerPlan, ...]
-    trainers: tuple[WorkerPlan, ...]
+    """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
+    shards: tuple[WorkerSpec, ...]
+    trainers: tuple[WorkerSpec, ...]
+    """Their configurations lack the addresses of the shards, which are known once those run."""
     max_silent_s: float
-    """The chief stands still where it does not answer for longer."""
+    """Rank 0 stands still where it does not answer for longer."""
     secret: str = field(repr=False)
-    """What every call between the job's processes carries."""
+    """Every call between the job's processes carries it."""
 
     @property
-    def chief(self) -> WorkerPlan:
+    def chief(self) -> WorkerSpec:
         """Rank 0, which plans passes and answers for the job."""
         return self.trainers[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionPlan:
+    """The processes of one try of a prediction."""
+
+    generation: int
+    shards: tuple[WorkerSpec, ...]
+    predictors: tuple[WorkerSpec, ...]
+    """Their configurations lack the addresses of the shards, which are known once those run."""
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionFolders:
+    """Where the processes of a prediction work. `live` and `private` are new, and for their owner only."""
+
+    output: Path
+    commit: Path
+    """The commit whose rows and weights are read."""
+    live: Path
+    """For the rows while they are open."""
+    private: Path
+    """For configurations and addresses."""
 
 
 def plan_job(
@@ -66,15 +82,20 @@ def plan_job(
     secret = secrets.token_hex(32)
     cluster = job.spec.cluster
     cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
-    told = {"secret": secret, "generation": generation, "max_message": cluster.max_message}
+    common = {"secret": secret, "generation": generation, "max_message": cluster.max_message}
     return JobPlan(
         job=job.spec.name,
         generation=generation,
-        folder=job.folder,
         run_folder=run_folder,
-        shards=tuple(_shard(job, run_folder, told, number) for number in range(cluster.num_shards)),
+        shards=_shards(
+            job,
+            run_folder,
+            common,
+            [_live(job, generation, shard) for shard in range(cluster.num_shards)],
+            num_ranks=cluster.trainers,
+        ),
         trainers=tuple(
-            _trainer(job, run_folder, {**told, "cores": cores_each, "until": until}, rank)
+            _trainer(job, run_folder, {**common, "cores": cores_each, "until": until}, rank)
             for rank in range(cluster.trainers)
         ),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
@@ -82,35 +103,96 @@ def plan_job(
     )
 
 
+def plan_prediction(
+    job: LoadedJob, request: PredictionRequest, folders: PredictionFolders, cores: float, *, beside: bool
+) -> PredictionPlan:
+    """The processes of a prediction, which share `cores`; `beside`: at the lowest priority.
+
+    Each prediction has processes of its own, so its generation is 1.
+    """
+    secret, generation = secrets.token_hex(32), 1
+    max_message = job.spec.cluster.max_message
+    command = (*PYTHON, BESIDE) if beside else PYTHON
+    told = {
+        "job": with_secrets(job.full, job.secrets),
+        "folder": str(job.folder),
+        "output": str(folders.output),
+        "commit": str(folders.commit),
+        "request": revealed(request),
+        "secret": secret,
+        "cores": cores / request.trainers,
+        "max_message": max_message,
+        "live": str(folders.live / "live"),
+    }
+    return PredictionPlan(
+        generation=generation,
+        shards=_shards(
+            job,
+            folders.private,
+            {"secret": secret, "generation": generation, "max_message": max_message},
+            [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
+            num_ranks=request.trainers,
+            command=command,
+        ),
+        predictors=tuple(
+            WorkerSpec(
+                role=WorkerRole.PREDICTOR,
+                number=rank,
+                command=(*command, "trainer.predict"),
+                config={**told, "rank": rank},
+                folder=job.folder,
+                run_folder=folders.private,
+                resources=Resources(cores=cores / request.trainers),
+            )
+            for rank in range(request.trainers)
+        ),
+        secret=secret,
+    )
+
+
 def _live(job: LoadedJob, generation: int, shard: int) -> str:
-    """Where a shard of a generation keeps the rows it works on."""
+    """The folder of a shard of a generation for its rows."""
     return str(job.store / LIVE / f"g{generation}-shard-{shard}")
 
 
-def _shard(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], number: int) -> WorkerPlan:
-    name = f"shard-{number}"
-    address_file = run_folder / f"{name}.address"
-    config = {
-        **told,
-        "shard": number,
-        "num_shards": job.spec.cluster.num_shards,
-        "num_ranks": job.spec.cluster.trainers,
+def _shards(
+    job: LoadedJob,
+    run_folder: Path,
+    common: Mapping[str, Any],
+    live: list[str],
+    *,
+    num_ranks: int,
+    command: tuple[str, ...] = PYTHON,
+) -> tuple[WorkerSpec, ...]:
+    """One shard for each folder of `live`; `common` holds secret, generation and max_message."""
+    told = {
+        **common,
+        "num_shards": len(live),
+        "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
         "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,
-        "live": _live(job, told["generation"], number),
-        "address_file": str(address_file),
     }
-    return WorkerPlan(name=name, command=(*PYTHON, "pserver"), config=config, address_file=address_file)
+    return tuple(
+        _listening(
+            WorkerSpec(
+                role=WorkerRole.SHARD,
+                number=number,
+                command=(*command, "pserver"),
+                config={**told, "shard": number, "live": folder},
+                folder=job.folder,
+                run_folder=run_folder,
+            )
+        )
+        for number, folder in enumerate(live)
+    )
 
 
-def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: int) -> WorkerPlan:
-    name = f"trainer-{rank}"
-    address_file = run_folder / f"{name}.address"
+def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int) -> WorkerSpec:
     cluster = job.spec.cluster
     config = {
-        **told,
+        **common,
         "job": job.full,
         "secrets": job.secrets,
         "folder": str(job.folder),
@@ -118,7 +200,21 @@ def _trainer(job: LoadedJob, run_folder: Path, told: Mapping[str, Any], rank: in
         "rank": rank,
         "world": cluster.trainers,
         "rendezvous": str(run_folder / "rendezvous") if cluster.trainers > 1 else None,
-        "live": None if cluster.num_shards else _live(job, told["generation"], 0),
-        "address_file": str(address_file),
+        "live": None if cluster.num_shards else _live(job, common["generation"], 0),
     }
-    return WorkerPlan(name=name, command=(*PYTHON, "trainer"), config=config, address_file=address_file)
+    return _listening(
+        WorkerSpec(
+            role=WorkerRole.TRAINER,
+            number=rank,
+            command=(*PYTHON, "trainer"),
+            config=config,
+            folder=job.folder,
+            run_folder=run_folder,
+            resources=Resources(cores=common["cores"]),
+        )
+    )
+
+
+def _listening(spec: WorkerSpec) -> WorkerSpec:
+    """The spec of a worker that writes its address to a file."""
+    return replace(spec, config={**spec.config, "address_file": str(spec.address_file)})

@@ -15,12 +15,12 @@ from millrace.durable import writing
 from millrace.lifecycle import ExitCode
 from service.begun import as_begun, told_once
 from service.config import ClusterSection
+from service.launcher.launchers import open_launcher
 from service.launcher.local import LAUNCHER, LocalLauncher, NextPlan
-from service.launcher.nursery import Nursery, able
 from service.launcher.plan import JobPlan, plan_job
-from service.launcher.process import OnLine
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import worker_folder
+from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
 from service.spec import LoadedJob
 from service.store import PAUSED, REPORT, WORKERS, claimed, clear_live
@@ -74,10 +74,10 @@ def started(
         if text := told_once(job):
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
-        nursery = held.enter_context(Nursery(preloaded(job.spec.cluster))) if able() else None
+        launcher = held.enter_context(open_launcher(preloaded(job.spec.cluster)))
         limits = restart_limits(job.spec.cluster)
         plans = phases(job, folder, newest)
-        yield Run(LocalLauncher(job.spec.name, plans, on_line, starter=nursery, restarts=limits), store)
+        yield Run(LocalLauncher(job.spec.name, plans, on_line, launcher=launcher, restarts=limits), store)
 
 
 def hold(store: Path, paused: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from millrace.errors import SpecError
 from millrace.lifecycle import ExitCode
+from service.launcher.launchers import open_launcher
 from service.launcher.local import LocalLauncher
 from service.launcher.plan import JobPlan, plan_job
 from service.launcher.restarts import RestartLimits
@@ -59,7 +60,9 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
         folder = held.enter_context(run_folder(store / WORKERS))
         plan = comparing(plan_job(again, folder / "g1", generation=1), job.store, commit)
         # No restarts: the job's state is not at stake, and a death says something about it.
-        launcher = LocalLauncher(job.spec.name, [lambda _: plan], show.on_line, restarts=RestartLimits(max_restarts=0))
+        limits = RestartLimits(max_restarts=0)
+        workers = held.enter_context(open_launcher())
+        launcher = LocalLauncher(job.spec.name, [lambda _: plan], show.on_line, launcher=workers, restarts=limits)
         with show.watching(launcher.status):
             outcome = launcher.run()
     if outcome.code != ExitCode.DRAINED:

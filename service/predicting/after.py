@@ -14,8 +14,8 @@ from millrace.durable import REAL, write_whole, writing
 from millrace.errors import MillraceError, SpecError
 from millrace.lifecycle import ExitCode, on_stop_signal
 from service.launcher.local import LAUNCHER
-from service.launcher.process import OnLine
 from service.launcher.running import Run
+from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
 from service.lines import count
 from service.predicting.crew import PredictionCancelled

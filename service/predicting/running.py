@@ -24,8 +24,10 @@ from millrace.locks import locked
 from millrace.secrecy import check_shown
 from service.begun import as_begun
 from service.checks import check_references
-from service.launcher.process import OnLine
+from service.launcher.launchers import open_launcher
+from service.launcher.plan import PredictionFolders, plan_prediction
 from service.launcher.run_folder import run_folder
+from service.launcher.runtime import OnLine
 from service.predicting.crew import Crew, PredictionCancelled, WorkerDied
 from service.predicting.versions import Version, version_of
 from service.spec import Job, LoadedJob, with_defaults
@@ -194,11 +196,14 @@ def _make_parts(
             return
         with (
             run_folder(folder / f"try-{attempt}") as live,
-            run_folder(private / f"try-{attempt}") as told,
-            Crew(job, live, told, on_line, check, beside=beside) as crew,
+            run_folder(private / f"try-{attempt}") as run_private,
+            open_launcher() as launcher,
+            Crew(job, launcher, on_line, check) as crew,
         ):
+            folders = PredictionFolders(output=output.folder, commit=version.commit, live=live, private=run_private)
+            plan_ = plan_prediction(job, request, folders, share * (os.cpu_count() or 1), beside=beside)
             try:
-                crew.run(request, output.folder, version.commit, share * (os.cpu_count() or 1), tick)
+                crew.run(plan_, version.commit, tick)
             except WorkerDied as error:
                 if attempt == TRIES:
                     raise

@@ -27,6 +27,7 @@ from millrace.config import validate
 from service.launcher.child import Child, Starter
 from service.launcher.local import LocalLauncher
 from service.launcher.nursery import Nursery
+from service.launcher.process import ProcessLauncher
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.running import phases, preloaded
@@ -94,7 +95,7 @@ def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
             loaded.spec.name,
             phases(loaded, folder),
             lambda worker, text: said.append(f"{worker}: {text}"),
-            starter=kept,
+            launcher=ProcessLauncher(kept),
             restarts=OFTEN,
             status_interval_s=LOOK_S,
         )

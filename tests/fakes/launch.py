@@ -11,8 +11,10 @@ from pathlib import Path
 from service.launcher.child import Spawner, Starter
 from service.launcher.local import LocalLauncher
 from service.launcher.nursery import Nursery
-from service.launcher.plan import PYTHON, JobPlan, WorkerPlan
+from service.launcher.plan import PYTHON, JobPlan
+from service.launcher.process import ProcessLauncher
 from service.launcher.restarts import RestartLimits
+from service.launcher.runtime import WorkerRole, WorkerSpec
 from service.launcher.supervision import Limits
 
 WORKER = (*PYTHON, "tests.fakes.worker")
@@ -25,24 +27,26 @@ def starting(forked: bool) -> AbstractContextManager[Starter]:
     return Nursery(PRELOAD) if forked else nullcontext(Spawner())
 
 
+def fake_worker(folder: Path, run: Path, role: WorkerRole, number: int, do: list, command=WORKER, **more) -> WorkerSpec:
+    """A worker that does as told; it notes its process number in a file of `folder`."""
+    address_file = run / f"{role}-{number}.address"
+    config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file), **more}
+    return WorkerSpec(role=role, number=number, command=command, config=config, folder=folder, run_folder=run)
+
+
 def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -> JobPlan:
     """A plan whose workers do as told: each list holds the verbs of each worker."""
     run = folder / "run" / f"g{generation}"
 
-    def plan(role: str, number: int, do: list) -> WorkerPlan:
-        name = f"{role}-{number}"
-        address_file = run / f"{name}.address"
-        config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file)}
-        config["generation"] = generation
-        return WorkerPlan(name=name, command=WORKER, config=config, address_file=address_file)
+    def plan(role: WorkerRole, number: int, do: list) -> WorkerSpec:
+        return fake_worker(folder, run, role, number, do, generation=generation)
 
     return JobPlan(
         job="fake",
         generation=generation,
-        folder=folder,
         run_folder=run,
-        shards=tuple(plan("shard", number, do) for number, do in enumerate(shards)),
-        trainers=tuple(plan("trainer", number, do) for number, do in enumerate(trainers)),
+        shards=tuple(plan(WorkerRole.SHARD, number, do) for number, do in enumerate(shards)),
+        trainers=tuple(plan(WorkerRole.TRAINER, number, do) for number, do in enumerate(trainers)),
         max_silent_s=60.0,
         secret="s",
     )
@@ -56,7 +60,7 @@ def fake_launcher(
         "fake",
         [lambda last: fake_plan(folder, shards, trainers, last + 1)],
         on_line,
-        starter=starter,
+        launcher=ProcessLauncher(starter or Spawner()),
         limits=Limits(**limits),
         restarts=RestartLimits(max_restarts=max_restarts),
         status_interval_s=0.05,

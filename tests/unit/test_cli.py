@@ -16,9 +16,11 @@ from service import cli
 from service.api import server
 from service.launcher import plan as planning
 from service.launcher import running as launching
+from service.launcher.runtime import WorkerRole
 from service.launcher.supervision import Outcome
 from service.running import PlainShow, run_job
 from service.spec import load_job
+from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -64,21 +66,15 @@ def workers_do(monkeypatch):
 
     def set_up(*verbs, shards=()):
         def fake(role, number, folder, do):
-            name = f"{role}-{number}"
-            address_file = folder / f"{name}.address"
-            config = {"do": do, "secret": "s", "address_file": str(address_file), "pids": str(folder / "pids")}
-            return planning.WorkerPlan(
-                name=name, command=(sys.executable, str(WORKER)), config=config, address_file=address_file
-            )
+            return fake_worker(folder, folder, role, number, do, command=(sys.executable, str(WORKER)))
 
         def plan_job(job, folder, *, generation, **_):
             return planning.JobPlan(
                 job=job.spec.name,
                 generation=generation,
-                folder=job.folder,
                 run_folder=folder,
-                shards=tuple(fake("shard", n, folder, do) for n, do in enumerate(shards)),
-                trainers=(fake("trainer", 0, folder, list(verbs)),),
+                shards=tuple(fake(WorkerRole.SHARD, n, folder, do) for n, do in enumerate(shards)),
+                trainers=(fake(WorkerRole.TRAINER, 0, folder, list(verbs)),),
                 max_silent_s=60.0,
                 secret="s",
             )

@@ -6,10 +6,11 @@ import pytest
 
 from millrace.config import validate
 from pserver.config import ShardProcess
-from service.launcher.plan import plan_job
+from service.launcher.plan import PredictionFolders, plan_job, plan_prediction
 from service.launcher.running import next_plan
 from service.spec import load_job
 from trainer.config import WorkerConfig
+from trainer.predict.config import PredictionRequest, PredictWorker
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -87,3 +88,30 @@ def test_workers_do_not_import_from_the_users_folder(plan):
     planned = plan("{trainers=2}")
     assert {worker.command[1:3] for worker in (*planned.shards, *planned.trainers)} == {("-P", "-m")}
     assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == ["pserver", "trainer", "trainer"]
+
+
+# -- predictions
+
+
+@pytest.mark.parametrize(("shards", "beside"), [(0, False), (2, False), (2, True)])
+def test_predictors_and_shards_can_read_what_they_are_told(tmp_path, shards, beside):
+    job = load_job(NEWS, [f"store.path={tmp_path}/store", 'cluster.max_message="64MiB"'])
+    raw = {"input": {"paths": ["holdout.txt"]}, "output": "out", "trainers": 3 if shards else 1, "shards": shards}
+    request = validate(PredictionRequest, raw)
+    folders = PredictionFolders(
+        output=tmp_path / "out", commit=tmp_path / "commit", live=tmp_path / "rows", private=tmp_path / "private"
+    )
+    planned = plan_prediction(job, request, folders, 6.0, beside=beside)
+    told = [validate(ShardProcess, shard.config) for shard in planned.shards]
+    assert [(s.shard, s.num_shards, s.num_ranks, s.generation) for s in told] == [(n, 2, 3, 1) for n in range(shards)]
+    assert [s.live for s in told] == [tmp_path / f"rows/live-{n}" for n in range(shards)]
+    predictors = [validate(PredictWorker, {**p.config, "shards": ["a", "b"]}) for p in planned.predictors]
+    assert [p.rank for p in predictors] == list(range(request.trainers))
+    assert {p.cores for p in predictors} == {6.0 / request.trainers}
+    assert {p.commit for p in predictors} == {tmp_path / "commit"}
+    assert {worker.secret for worker in (*told, *predictors)} == {planned.secret}
+    assert {worker.max_message for worker in (*told, *predictors)} == {64 << 20}
+    commands = {(spec.name[:5], spec.command[3:]) for spec in (*planned.shards, *planned.predictors)}
+    run = ("trainer.predict.beside",) if beside else ()
+    assert commands == {("predi", (*run, "trainer.predict")), *({("shard", (*run, "pserver"))} if shards else ())}
+    assert planned.secret not in repr(planned)

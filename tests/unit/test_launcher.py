@@ -18,7 +18,8 @@ from millrace.errors import Unavailable
 from millrace.points import Fault, Point
 from millrace.role import RoleClient
 from service.launcher import restarts
-from service.launcher.process import MAX_LINE_CHARACTERS, TAIL_LINES
+from service.launcher.process import MAX_LINE_CHARACTERS
+from service.launcher.runtime import TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from millrace.config import validate
 from millrace.errors import BadInput, SpecError
 from pserver.config import TableSection
 from service.predicting.commands import folder_of, input_of
-from service.predicting.crew import Crew, PredictionFailed, WorkerDied
+from service.predicting.crew import PredictionFailed, WorkerDied, error_of
 from service.predicting.running import predict
 from service.spec import Job
 from tests.integration.stream_job import SPEC
@@ -392,10 +392,10 @@ def test_a_process_rests_for_what_it_worked_beyond_its_share():
 
 def test_the_end_of_a_worker_is_told_as_what_it_is():
     tail = ["12:00:01 INFO  predictor-0: part 3", "error: slots.0: is wrong", "  and this too"]
-    wrong = Crew._error("predictor-0", 2, tail)  # noqa: SLF001
+    wrong = error_of("predictor-0", 2, tail)
     assert isinstance(wrong, SpecError) and str(wrong) == "slots.0: is wrong\n  and this too"
-    assert isinstance(Crew._error("predictor-0", 1, tail), PredictionFailed)  # noqa: SLF001
-    killed = Crew._error("shard-1", -9, tail[:1])  # noqa: SLF001
+    assert isinstance(error_of("predictor-0", 1, tail), PredictionFailed)
+    killed = error_of("shard-1", -9, tail[:1])
     assert isinstance(killed, WorkerDied) and "shard-1 ended first: killed by SIGKILL" in str(killed)
 
 

@@ -18,7 +18,7 @@ from millrace.printable import printable, say
 from millrace.stderr import StderrLog
 from service.alarms import alarms
 from service.display import LiveShow, render
-from service.launcher.process import Worker
+from service.launcher.process import LocalWorker
 from service.lines import news
 from service.remote import commands
 from service.running import PlainShow
@@ -67,9 +67,9 @@ def test_a_workers_lines_are_harmless_where_its_launcher_reads_them():
         def let_go(self): ...
 
     seen = []
-    worker = Worker("trainer-0", Printing(), lambda name, text: seen.append(text), lambda name, code: None)
-    assert worker.join(5)
-    assert seen == list(worker.tail)
+    worker = LocalWorker("trainer-0", Printing(), lambda name, text: seen.append(text), lambda name, code: None)
+    assert worker.kill(5)
+    assert seen == worker.last_lines()
     assert all(map(harmless, seen)) and "owned" in seen[0]
 
 

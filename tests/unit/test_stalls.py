@@ -7,7 +7,7 @@ import pytest
 
 from millrace.role import serve_role
 from service.alarms import Alarm, alarms
-from service.launcher.chief import ChiefLine
+from service.launcher.chief import ChiefLine, address_in
 from service.lines import news
 from service.status import Status
 from trainer.progress import Progress
@@ -92,7 +92,7 @@ def test_a_chief_that_does_not_answer_stands_still_until_it_does(tmp_path):
         return {"pass": 3, "state": "training"}
 
     with serve_role(status, lambda: None, "s", address):
-        line = ChiefLine({"state": "starting"}, address, "s", 0.01, worker="trainer-0", max_silent_s=0.3)
+        line = ChiefLine({"state": "starting"}, address_in(address), "s", 0.01, worker="trainer-0", max_silent_s=0.3)
         line.start()
         try:
             until(lambda: line.status == {"pass": 3, "state": "training"})
