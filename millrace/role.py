@@ -7,20 +7,24 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from millrace import documents, rpc, sockets
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
-from millrace.proto import role_pb2, role_pb2_grpc
+from millrace.proto import role_pb2
 
 CLOSE_S = 1.0
 """How long a call in flight may take to end when its server closes; then it is cut off."""
 MAX_WORKERS = 4
 """Calls answered at a time: an answer to `Operate` may wait for the shards, and a status must not wait for that."""
 
+SERVICE = role_pb2.DESCRIPTOR.services_by_name["Role"]
+
+Reply = TypeVar("Reply", bound=Message)
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """What a chief answers to what is asked of it, both as JSON; raises MillraceError for people."""
 
@@ -37,24 +41,22 @@ class _Servicer:
     ) -> None:
         self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
 
-    def Status(self, _request: Any, _context: Any) -> Any:  # noqa: N802  # the proto's name
+    def Status(self, _request: role_pb2.StatusRequest, _context: grpc.ServicerContext) -> role_pb2.StatusReply:
         return role_pb2.StatusReply(status_json=json.dumps(finite(self._status()), allow_nan=False).encode())
 
-    def Drain(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+    def Drain(self, _request: role_pb2.DrainRequest, _context: grpc.ServicerContext) -> role_pb2.DrainReply:
         self._drain()
         return role_pb2.DrainReply()
 
-    def Commit(self, _request: Any, context: Any) -> Any:  # noqa: N802
+    def Commit(self, _request: role_pb2.CommitRequest, context: grpc.ServicerContext) -> role_pb2.CommitReply:
         if self._commit is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no commits")
-        else:
-            self._commit()
+        self._commit()
         return role_pb2.CommitReply()
 
-    def Operate(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def Operate(self, request: role_pb2.OperateRequest, context: grpc.ServicerContext) -> role_pb2.OperateReply:
         if self._answer is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no job")
-            return role_pb2.OperateReply()
         try:
             reply = {"answer": finite(self._answer(documents.parse_object(request.request_json, "the request")))}
         except MillraceError as error:
@@ -107,7 +109,7 @@ def serve_role(
     worker that leads no commits has no `commit`, one that leads no job no `answer`.
     """
     server, address = rpc.local_server(secret, max_workers=MAX_WORKERS, socket=sockets.beside(address_file))
-    role_pb2_grpc.add_RoleServicer_to_server(_Servicer(status, drain, commit, answer), server)
+    rpc.add_service(server, SERVICE, _Servicer(status, drain, commit, answer))
     server.start()
     rpc.write_address(address_file, address)
     return RoleServer(server, address)
@@ -119,20 +121,19 @@ class RoleClient:
     def __init__(self, address: str, secret: str) -> None:
         self._address, self._secret = address, secret
         self._channel = rpc.open_channel(address)
-        self._stub = role_pb2_grpc.RoleStub(self._channel)
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """How the worker is, as it says."""
-        reply = self._call(self._stub.Status, role_pb2.StatusRequest(), deadline)
+        reply = self._call("Status", role_pb2.StatusRequest(), role_pb2.StatusReply, deadline)
         return documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
 
     def drain(self, deadline: Deadline) -> None:
         """Ask the worker to finish its pass and end."""
-        self._call(self._stub.Drain, role_pb2.DrainRequest(), deadline)
+        self._call("Drain", role_pb2.DrainRequest(), role_pb2.DrainReply, deadline)
 
     def commit(self, deadline: Deadline) -> None:
         """Ask the chief to make the state after its pass durable. Raises Refused where the worker leads no commits."""
-        self._call(self._stub.Commit, role_pb2.CommitRequest(), deadline)
+        self._call("Commit", role_pb2.CommitRequest(), role_pb2.CommitReply, deadline)
 
     def operate(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Ask the chief something.
@@ -140,7 +141,7 @@ class RoleClient:
         Raises NotYet where it is to be asked again, MillraceError where it says no: SpecError, if the wish is wrong.
         """
         asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
-        told = self._call(self._stub.Operate, asked, deadline).reply_json
+        told = self._call("Operate", asked, role_pb2.OperateReply, deadline).reply_json
         reply = documents.parse_object(told, f"the answer of the worker at {self._address}")
         if "error" in reply:
             refusal = SpecError if reply.get("wrong") else MillraceError
@@ -152,9 +153,10 @@ class RoleClient:
         """Let go of the connection."""
         self._channel.close()
 
-    def _call(self, method: Any, request: Any, deadline: Deadline) -> Any:
+    def _call(self, method: str, request: Message, reply: type[Reply], deadline: Deadline) -> Reply:
         deadline.check(f"asking the worker at {self._address}")
+        call = self._channel.unary_unary(rpc.path_of(SERVICE, method), rpc.serialize, reply.FromString)
         try:
-            return method(request, timeout=deadline.left_s(), metadata=rpc.metadata(self._secret))
+            return call(request, timeout=deadline.left_s(), metadata=rpc.metadata(self._secret))
         except grpc.RpcError as error:
             raise rpc.translated(error, f"the worker at {self._address}") from error

@@ -9,12 +9,15 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from millrace import sockets
 from millrace.deadline import Deadline
@@ -39,6 +42,9 @@ HANDSHAKE_MS = 10_000
 IDLE_MS = 30_000
 """How long a connection to a port may carry no call; a client that is closed for this connects again by itself."""
 
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +68,7 @@ def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
     ]
 
 
-class _SecretCheck(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+class _SecretCheck(grpc.ServerInterceptor):
     """Refuses every call that does not carry the job's secret, before its message is read.
 
     gRPC gives a call with one message a thread, which waits for all of the message. So a refusal is declared as a
@@ -72,15 +78,19 @@ class _SecretCheck(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
 
-        def refuse(_unread: Any, context: Any) -> None:
+        def refuse(_unread: object, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong secret: this process belongs to another job")
 
         refuse.experimental_thread_pool = ThreadPoolExecutor(1, "refusals")  # type: ignore[attr-defined]
-        self._refusal = grpc.stream_unary_rpc_method_handler(refuse)
+        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refuse)
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Request, Reply] | None"],
+        details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Request, Reply] | None":
         """Go on only with the right secret, compared in constant time."""
-        given = dict(details.invocation_metadata).get(SECRET_KEY, "")
+        given = str(dict(details.invocation_metadata).get(SECRET_KEY, ""))
         return continuation(details) if hmac.compare_digest(given.encode(), self._secret) else self._refusal
 
 
@@ -121,6 +131,32 @@ def _bind(server: grpc.Server, socket: Path) -> str:
     return address
 
 
+def path_of(service: ServiceDescriptor, method: str) -> str:
+    """The name under which gRPC calls a method of a service."""
+    return f"/{service.full_name}/{method}"
+
+
+def serialize(message: Message) -> bytes:
+    """The bytes of a message."""
+    return message.SerializeToString()
+
+
+def add_service(
+    server: grpc.Server, service: ServiceDescriptor, servicer: object, encode: Callable[[Any], bytes] = serialize
+) -> None:
+    """Have `server` answer each call of `service` with the method of `servicer` that has its name.
+
+    `encode` gives the bytes of each reply.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        kind = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        handlers[method.name] = kind(
+            getattr(servicer, method.name), GetMessageClass(method.input_type).FromString, encode
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
     """A channel to a role of the job; connects at the first call. Raises Unavailable where its folder is gone."""
     try:
@@ -133,7 +169,7 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
     return channel
 
 
-def metadata(secret: str) -> Sequence[tuple[str, str]]:
+def metadata(secret: str) -> tuple[tuple[str, str | bytes], ...]:
     """What every call must carry."""
     return ((SECRET_KEY, secret),)
 

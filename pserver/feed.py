@@ -18,7 +18,6 @@ from pserver.client import U64
 from pserver.errors import PserverError
 from pserver.feed_table import TableFeed, Told
 from pserver.proto import feed_pb2 as pb
-from pserver.wire import Loaded
 
 MAX_SUBSCRIBERS = 8
 """Replicas that follow one shard, or one chief; one more is refused."""
@@ -48,11 +47,11 @@ class Subscription:
     def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
         """`let_go` is called, once, when nothing more will be sent: whoever sends may be stuck."""
         self._turn = threading.Condition()
-        self._waiting: deque[Loaded] = deque()
+        self._waiting: deque[feed_wire.Outgoing] = deque()
         self._num_bytes = 0
         self._let_go, self._slow, self._over = let_go, False, False
 
-    def put(self, outgoing: Sequence[Loaded]) -> None:
+    def put(self, outgoing: Sequence[feed_wire.Outgoing]) -> None:
         """Have messages sent; where too much waits, nothing more ever is."""
         size = feed_wire.num_bytes(outgoing)
         with self._turn:
@@ -75,7 +74,7 @@ class Subscription:
             self._over = True
             self._turn.notify_all()
 
-    def waiting(self) -> Iterator[Loaded]:
+    def waiting(self) -> Iterator[feed_wire.Outgoing]:
         """What waits now. Raises TooSlow."""
         while True:
             with self._turn:
@@ -87,7 +86,7 @@ class Subscription:
                 self._num_bytes -= feed_wire.num_bytes([message])
             yield message
 
-    def all(self) -> Iterator[Loaded]:
+    def all(self) -> Iterator[feed_wire.Outgoing]:
         """What waits and comes, until the end. Raises TooSlow."""
         while True:
             yield from self.waiting()
@@ -209,7 +208,7 @@ class ShardFeed:
 
     # --- who is told: pserver.feed_server.Source ---------------------------------------------------------------------
 
-    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[Loaded]:
+    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
         """Tell one more from here on; -> what it is to be told first, its base, to be read at its own pace.
 
         `since` is the version it has, from workers of `generation`. Raises TooMany.
@@ -234,7 +233,7 @@ class ShardFeed:
         known = all(table.known_since <= since for table in self._tables.values())
         return since if known and since <= self._version else 0
 
-    def _base(self, since: int, gone: Mapping[str, U64]) -> Iterator[Loaded]:
+    def _base(self, since: int, gone: Mapping[str, U64]) -> Iterator[feed_wire.Outgoing]:
         yield feed_wire.begin(whole=since == 0)
         for name, table in self._tables.items():
             if name in gone:

@@ -6,7 +6,7 @@ not even take the words that say so is cut off. What is told is the source's mat
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -16,7 +16,6 @@ from pserver import feed_wire, wire
 from pserver.errors import BadRequest
 from pserver.feed import MAX_SUBSCRIBERS, Subscription, TooMany, TooSlow
 from pserver.proto import feed_pb2 as pb
-from pserver.wire import Loaded
 
 CUT_S = 2.0
 """How long one that is let go may take to hear why."""
@@ -27,7 +26,7 @@ CLOSE_S = 2.0
 class Source(Protocol):
     """What subscribers are told. Any thread."""
 
-    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[Loaded]:
+    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
         """Tell one more; -> what it is to be told first. Raises TooMany."""
         ...
 
@@ -53,17 +52,22 @@ class FeedServer:
         self._server, self.address = rpc.local_server(
             secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_wire.MAX_MESSAGE_BYTES
         )
-        calls = {
-            "Subscribe": grpc.unary_stream_rpc_method_handler(
-                self._subscribe, pb.SubscribeRequest.FromString, wire.encoded
-            ),
-            "Poke": grpc.unary_unary_rpc_method_handler(self._poke, pb.PokeRequest.FromString, wire.encoded),
-        }
-        handler = grpc.method_handlers_generic_handler(feed_wire.SERVICE, calls)
-        self._server.add_generic_rpc_handlers((handler,))
+        rpc.add_service(self._server, feed_wire.SERVICE, _Servicer(source), wire.encoded)
         self._server.start()
 
-    def _subscribe(self, request: Any, context: Any) -> Iterator[Loaded]:
+    def close(self) -> None:
+        """Send what waits, stop serving and give the port back."""
+        self._source.end()
+        self._server.stop(CLOSE_S).wait()
+
+
+class _Servicer:
+    """The calls of feed.proto, each on a thread of the server."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def Subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[feed_wire.Outgoing]:
         def cut() -> None:
             timer = threading.Timer(CUT_S, context.cancel)
             timer.daemon = True
@@ -84,17 +88,12 @@ class FeedServer:
         finally:
             self._source.close(subscription)
 
-    def _poke(self, _request: Any, _context: Any) -> Any:
+    def Poke(self, _request: pb.PokeRequest, _context: grpc.ServicerContext) -> pb.PokeReply:
         self._source.poke()
         return pb.PokeReply()
 
-    def close(self) -> None:
-        """Send what waits, stop serving and give the port back."""
-        self._source.end()
-        self._server.stop(CLOSE_S).wait()
 
-
-def _told(base: Iterator[Loaded], subscription: Subscription) -> Iterator[Loaded]:
+def _told(base: Iterator[feed_wire.Outgoing], subscription: Subscription) -> Iterator[feed_wire.Outgoing]:
     """The base with what comes meanwhile, that it is read, and what comes then."""
     for message in base:
         yield message

@@ -26,7 +26,7 @@ class FeedStream:
     def parts(self, since: int, generation: int) -> Iterator[Part]:
         """Subscribe, and what is told until the end. Raises Unavailable, also at the end, and Refused."""
         subscribe = self._channel.unary_stream(
-            feed_wire.path_of("Subscribe"), pb.SubscribeRequest.SerializeToString, pb.FeedPart.FromString
+            rpc.path_of(feed_wire.SERVICE, "Subscribe"), pb.SubscribeRequest.SerializeToString, pb.FeedPart.FromString
         )
         request = pb.SubscribeRequest(format=feed_wire.FORMAT, since=since, generation=generation)
         try:
@@ -41,7 +41,7 @@ class FeedStream:
     def poke(self, deadline: Deadline) -> None:
         """Ask to hear the newest version once more. Raises Unavailable and Refused."""
         poke = self._channel.unary_unary(
-            feed_wire.path_of("Poke"), pb.PokeRequest.SerializeToString, pb.PokeReply.FromString
+            rpc.path_of(feed_wire.SERVICE, "Poke"), pb.PokeRequest.SerializeToString, pb.PokeReply.FromString
         )
         try:
             poke(pb.PokeRequest(), timeout=deadline.left_s(), metadata=self._metadata)

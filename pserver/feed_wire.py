@@ -26,15 +26,18 @@ PART_BYTES = 4 << 20
 """About how much of rows or keys one message holds."""
 MAX_MESSAGE_BYTES = 1 << 30
 """Bound of a message: the chief's, with all tensors of a model, is one."""
-SERVICE = pb.DESCRIPTOR.services_by_name["Feed"].full_name
+SERVICE = pb.DESCRIPTOR.services_by_name["Feed"]
 NO_GONE = np.empty(0, np.uint64)
+
+Outgoing = Loaded[pb.FeedPart]
+"""A message that is to be sent, with its arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A message, its arrays read-only views of it."""
 
-    kind: int
+    kind: pb.FeedPart.Kind
     version: int
     whole: bool
     tables: Mapping[str, Told]
@@ -43,27 +46,22 @@ class Part:
     onnx: bytes
 
 
-def path_of(method: str) -> str:
-    """What gRPC calls a method."""
-    return f"/{SERVICE}/{method}"
-
-
-def begin(*, whole: bool) -> Loaded:
+def begin(*, whole: bool) -> Outgoing:
     """What a shard says first."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, whole=whole), [])
 
 
-def read() -> Loaded:
+def read() -> Outgoing:
     """The base is read."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.READ), [])
 
 
-def version(number: int) -> Loaded:
+def version(number: int) -> Outgoing:
     """All has been said up to a version."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number), [])
 
 
-def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Loaded]:
+def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Outgoing]:
     """What became of a table, in messages of a bounded size; none where that is nothing."""
     present, width = told.rows, told.rows.rows_PD.shape[1]
     at_once = max(1, PART_BYTES // (10 + 4 * width))
@@ -78,7 +76,7 @@ def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Loaded]:
         yield Loaded(pb.FeedPart(kind=kind, tables=[part]), [gone_U])
 
 
-def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Loaded:
+def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Outgoing:
     """The chief's of a version."""
     message = pb.FeedPart(kind=pb.FeedPart.VERSION, version=number, facts_json=json.dumps(facts).encode())
     for name, value in tensors.items():
@@ -86,25 +84,25 @@ def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, 
     return Loaded(message, [value.reshape(-1) for value in tensors.values()])
 
 
-def introduction(facts: Mapping[str, Any], onnx: bytes | None) -> Loaded:
+def introduction(facts: Mapping[str, Any], onnx: bytes | None) -> Outgoing:
     """What the chief says first, or once its model is another one."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, facts_json=json.dumps(facts).encode(), onnx=onnx or b""), [])
 
 
-def num_bytes(outgoing: Sequence[Loaded]) -> int:
+def num_bytes(outgoing: Sequence[Outgoing]) -> int:
     """About how much memory messages hold until they are sent."""
     return sum(100 + len(each.message.onnx) + sum(array.nbytes for array in each.arrays) for each in outgoing)
 
 
-def part_of(message: Any) -> Part:
+def part_of(message: pb.FeedPart) -> Part:
     """What a message says. Raises BadRequest where its payload is not what it should be."""
     payload, tables, tensors = Payload(message), dict[str, Told](), dict[str, NDArray[Any]]()
     for each in message.tables:
         keys_P, group_P = payload.take(np.uint64, each.num_rows), payload.take(np.uint16, each.num_rows)
         present = Present(keys_P, group_P, payload.take(np.float32, each.num_rows, each.width))
         tables[each.table] = Told(present, _gone(payload, each.num_gone))
-    for each in message.tensors:
-        tensors[each.name] = payload.take(_dtype(each.dtype), *each.shape)
+    for tensor in message.tensors:
+        tensors[tensor.name] = payload.take(_dtype(tensor.dtype), *tensor.shape)
     payload.end()
     facts = documents.parse_object(message.facts_json, "what a feed tells") if message.facts_json else {}
     return Part(message.kind, message.version, message.whole, tables, tensors, facts, message.onnx)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from millrace import documents
@@ -28,6 +29,7 @@ from pserver.transport import Connection
 
 I32 = NDArray[np.int32]
 Result = TypeVar("Result")
+Reply = TypeVar("Reply", bound=Message)
 
 ANNOUNCE_S = 120.0
 """How long a shard may take to find a batch's rows; it waits for nobody."""
@@ -86,9 +88,11 @@ class RemoteShards:
         self._counted: dict[Shrink, dict[int, Survey]] = {}
         self._unanswered: set[int] = set()
         self._announcing: Sequence[Future[Any]] = ()
-        self._each(lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), deadline))
+        self._each(
+            lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), pb.HelloReply, deadline)
+        )
 
-    def _hello(self, shard: int, world: int) -> Any:
+    def _hello(self, shard: int, world: int) -> pb.HelloRequest:
         return pb.HelloRequest(
             caller=self._caller,
             format=wire.FORMAT,
@@ -125,15 +129,22 @@ class RemoteShards:
         announcing = [shard for shard, call in enumerate(self._announcing) if not call.done()]
         return sorted(self._unanswered.copy()) or announcing
 
-    def _ask(self, method: str, request: Any, deadline: Deadline, pool: ThreadPoolExecutor | None = None) -> list[Any]:
+    def _ask(
+        self,
+        method: str,
+        request: Message,
+        reply: type[Reply],
+        deadline: Deadline,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> list[Reply]:
         """The reply of every shard to the same request."""
-        return self._each(lambda shard: self._connections[shard].call(method, request, deadline), pool)
+        return self._each(lambda shard: self._connections[shard].call(method, request, reply, deadline), pool)
 
     # --- steps
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), deadline)
+        self._ask("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
         self._pass_number = pass_number
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
@@ -147,7 +158,7 @@ class RemoteShards:
         for shard, (connection, announcer) in enumerate(zip(self._connections, self._announcers, strict=True)):
             message = pb.AnnounceRequest(caller=self._caller, batch=number, learn=learn)
             request = wire.with_keys(message, _keys_part(tables, positions, shard))
-            calls.append(announcer.submit(connection.call, "Announce", request, Deadline.after(ANNOUNCE_S)))
+            calls.append(announcer.submit(connection.call, "Announce", request, pb.Empty, Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
         return Announced(number, learn, positions, num_keys, calls)
 
@@ -156,7 +167,11 @@ class RemoteShards:
         mine = self._ready(batch)
         request = pb.PullRequest(caller=self._caller, batch=mine.number)
         rows = self._room(mine)
-        self._each(lambda shard: self._put(rows, mine, shard, self._connections[shard].call("Pull", request, deadline)))
+
+        def act(shard: int) -> None:
+            self._put(rows, mine, shard, self._connections[shard].call("Pull", request, pb.RowsReply, deadline))
+
+        self._each(act)
         return rows
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
@@ -188,7 +203,8 @@ class RemoteShards:
                 following=None if wanted is None else wanted.number,
             )
             part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
-            reply = self._connections[shard].call("Exchange", wire.with_gradients(message, part), deadline)
+            request = wire.with_gradients(message, part)
+            reply = self._connections[shard].call("Exchange", request, pb.RowsReply, deadline)
             if wanted is not None and rows is not None:
                 self._put(rows, wanted, shard, reply)
 
@@ -207,7 +223,7 @@ class RemoteShards:
     def _room(self, batch: Announced) -> dict[str, F32]:
         return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
 
-    def _put(self, rows: Mapping[str, F32], batch: Announced, shard: int, reply: Any) -> None:
+    def _put(self, rows: Mapping[str, F32], batch: Announced, shard: int, reply: pb.RowsReply) -> None:
         """Put one shard's rows where its keys are."""
         parts = wire.rows_from(reply, self._widths)
         for name, rows_UD in rows.items():
@@ -219,7 +235,7 @@ class RemoteShards:
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
-        replies = self._ask("ClosePass", request, deadline)
+        replies = self._ask("ClosePass", request, pb.ClosePassReply, deadline)
         return {str(shard): reply.digest for shard, reply in enumerate(replies)}
 
     # --- operations
@@ -227,7 +243,8 @@ class RemoteShards:
     def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
         """See Shards."""
         told = wire.operations_json(operations)
-        self._ask("Operate", pb.OperateRequest(caller=self._caller, version=version, operations_json=told), deadline)
+        request = pb.OperateRequest(caller=self._caller, version=version, operations_json=told)
+        self._ask("Operate", request, pb.Empty, deadline)
 
     def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:
         """See Shards. Shards that have counted are not asked again while others count."""
@@ -235,7 +252,7 @@ class RemoteShards:
         counted = self._counted.setdefault(shrink, {})
         for shard, connection in enumerate(self._connections):
             if shard not in counted:
-                found = wire.survey_from(connection.call("Survey", request, deadline).json)
+                found = wire.survey_from(connection.call("Survey", request, pb.JsonReply, deadline).json)
                 if found is not None:
                     counted[shard] = found
         if len(counted) < len(self._connections):
@@ -247,7 +264,7 @@ class RemoteShards:
         """See Shards. Also tells the "shard"."""
         shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
         request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
-        reply = self._connections[shard].call("Explain", request, deadline)
+        reply = self._connections[shard].call("Explain", request, pb.JsonReply, deadline)
         return documents.parse_object(reply.json, f"the answer of shard {shard}") | {"shard": shard}
 
     # --- the live feed
@@ -255,22 +272,22 @@ class RemoteShards:
     def feed(self, secret: str, deadline: Deadline) -> list[str]:
         """See Shards."""
         request = pb.FeedRequest(caller=self._caller, secret=secret)
-        return [connection.call("Feed", request, deadline).address for connection in self._connections]
+        return [connection.call("Feed", request, pb.FeedReply, deadline).address for connection in self._connections]
 
     def publish(self, version: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask("Publish", pb.PublishRequest(caller=self._caller, version=version), deadline)
+        self._ask("Publish", pb.PublishRequest(caller=self._caller, version=version), pb.Empty, deadline)
 
     # --- all rows
 
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """See Shards."""
-        replies = self._ask("Digest", pb.CallerRequest(caller=self._caller), deadline)
+        replies = self._ask("Digest", pb.CallerRequest(caller=self._caller), pb.DigestReply, deadline)
         return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
 
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
-        replies = self._ask("Stats", pb.CallerRequest(caller=self._caller), deadline)
+        replies = self._ask("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
         return {name: wire.stats_from(replies, name) for name in self._sections}
 
     # --- commits
@@ -278,24 +295,25 @@ class RemoteShards:
     def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
         """See Shards."""
         request = pb.SnapshotRequest(caller=self._caller, version=version, changes_since=changes_since)
-        return sum(reply.num_rows for reply in self._ask("Snapshot", request, deadline))
+        return sum(reply.num_rows for reply in self._ask("Snapshot", request, pb.SnapshotReply, deadline))
 
     def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:
         """See Shards. The folder must be one that every shard sees under the same name."""
         request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
-        replies = self._ask("WriteSnapshot", request, deadline, self._writers)
+        replies = self._ask("WriteSnapshot", request, pb.WriteReply, deadline, self._writers)
         return [part for reply in replies for part in wire.parts_from(reply.part_json)]
 
     def settle(self, committed: bool, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask("Settle", pb.SettleRequest(caller=self._caller, committed=committed), deadline, self._writers)
+        request = pb.SettleRequest(caller=self._caller, committed=committed)
+        self._ask("Settle", request, pb.Empty, deadline, self._writers)
 
     def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
         """See Shards. The folder must be one that every shard sees under the same name."""
         request = pb.RestoreRequest(
             caller=self._caller, folder=str(folder.absolute()), parts_json=wire.parts_json(parts), version=version
         )
-        self._ask("Restore", request, deadline)
+        self._ask("Restore", request, pb.Empty, deadline)
 
     def close(self) -> None:
         """See Shards."""

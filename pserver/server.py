@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import grpc
-from google.protobuf.message_factory import GetMessageClass
+from grpc import ServicerContext as Context
 
 from millrace import rpc
 from millrace.deadline import Deadline
@@ -27,11 +27,23 @@ from pserver.operations import Shrink
 from pserver.placement import Placement
 from pserver.proto import shard_pb2 as pb
 from pserver.shard import Batch, Push, Shard
+from pserver.wire import Loaded
 
 MAX_BATCHES_AHEAD = 2048
 """Batches that one rank may have announced and not used; one more is refused."""
 ANSWER_S = 0.5
 """Kept of a caller's deadline to tell it who is late; at most a tenth of what is left."""
+
+
+class _HasCaller(Protocol):
+    """Every request of shard.proto."""
+
+    @property
+    def caller(self) -> pb.Caller: ...
+
+
+Request = TypeVar("Request", bound=_HasCaller)
+Reply = TypeVar("Reply")
 
 
 def _status_of(error: MillraceError) -> grpc.StatusCode:
@@ -52,11 +64,13 @@ def _status_of(error: MillraceError) -> grpc.StatusCode:
             return grpc.StatusCode.INVALID_ARGUMENT
 
 
-def _answered(call: Callable[["_Servicer", Any, Any], Any]) -> Callable[["_Servicer", Any, Any], Any]:
+def _answered(
+    call: Callable[["_Servicer", Request, Context], Reply],
+) -> Callable[["_Servicer", Request, Context], Reply]:
     """Refuse callers of another generation; turn our errors into status codes."""
 
     @wraps(call)
-    def answer(self: "_Servicer", request: Any, context: Any) -> Any:
+    def answer(self: "_Servicer", request: Request, context: Context) -> Reply:
         try:
             self.check_caller(request.caller)
             return call(self, request, context)
@@ -89,7 +103,7 @@ class _Servicer:
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, Batch]] = {rank: {} for rank in range(config.num_ranks)}
 
-    def check_caller(self, caller: Any) -> None:
+    def check_caller(self, caller: pb.Caller) -> None:
         """Raise for a rank that is none of this job's, or of other workers than these."""
         config = self._config
         if caller.generation != config.generation:
@@ -107,7 +121,7 @@ class _Servicer:
             self._turn.notify_all()
 
     @_answered
-    def Hello(self, request: Any, _context: Any) -> Any:
+    def Hello(self, request: pb.HelloRequest, _context: Context) -> pb.HelloReply:
         config = self._config
         if request.format != wire.FORMAT:
             raise BadRequest(f"the caller speaks format {request.format}, shard {config.shard} format {wire.FORMAT}")
@@ -120,14 +134,14 @@ class _Servicer:
         return pb.HelloReply()
 
     @_answered
-    def OpenPass(self, request: Any, _context: Any) -> Any:
+    def OpenPass(self, request: pb.PassRequest, _context: Context) -> pb.Empty:
         with self._turn:
             if self._ledger.open_pass(request.pass_number) is Verdict.ACT:
                 self._shard.open_pass()
         return pb.Empty()
 
     @_answered
-    def Announce(self, request: Any, _context: Any) -> Any:
+    def Announce(self, request: pb.AnnounceRequest, _context: Context) -> pb.Empty:
         batch = self._shard.resolve(wire.keys_from(request), learn=request.learn)
         with self._announcing:
             mine = self._batches[request.caller.rank]
@@ -157,12 +171,12 @@ class _Servicer:
                     self._shard.release(mine.pop(older))
 
     @_answered
-    def Pull(self, request: Any, _context: Any) -> Any:
+    def Pull(self, request: pb.PullRequest, _context: Context) -> Loaded[pb.RowsReply]:
         self._forget_before(request.caller.rank, request.batch)
         return wire.with_rows(self._shard.rows(self._batch(request.caller.rank, request.batch)))
 
     @_answered
-    def Exchange(self, request: Any, context: Any) -> Any:
+    def Exchange(self, request: pb.ExchangeRequest, context: Context) -> pb.RowsReply | Loaded[pb.RowsReply]:
         rank = request.caller.rank
         push = None
         if request.HasField("batch"):
@@ -216,7 +230,7 @@ class _Servicer:
             )
 
     @_answered
-    def ClosePass(self, request: Any, context: Any) -> Any:
+    def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:
         pass_number = request.pass_number
         with self._turn:
             verdict = self._ledger.close_pass(pass_number, request.caller.rank, request.day)
@@ -230,7 +244,7 @@ class _Servicer:
             return pb.ClosePassReply(digest=self._close_digest)
 
     @_answered
-    def Operate(self, request: Any, _context: Any) -> Any:
+    def Operate(self, request: pb.OperateRequest, _context: Context) -> pb.Empty:
         _check_chief(request)
         with self._turn:
             if self._ledger.operate(request.version) is Verdict.ACT:
@@ -239,7 +253,7 @@ class _Servicer:
         return pb.Empty()
 
     @_answered
-    def Survey(self, request: Any, _context: Any) -> Any:
+    def Survey(self, request: pb.SurveyRequest, _context: Context) -> pb.JsonReply:
         _check_chief(request)
         (shrink,) = wire.operations_from(request.shrink_json)
         if not isinstance(shrink, Shrink):
@@ -247,19 +261,19 @@ class _Servicer:
         return pb.JsonReply(json=wire.survey_json(self._shard.survey(shrink)))
 
     @_answered
-    def Explain(self, request: Any, _context: Any) -> Any:
+    def Explain(self, request: pb.ExplainRequest, _context: Context) -> pb.JsonReply:
         _check_chief(request)
         told = self._shard.explain(request.table, request.key, request.group)
         return pb.JsonReply(json=json.dumps(told).encode())
 
     @_answered
-    def Feed(self, request: Any, _context: Any) -> Any:
+    def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
         _check_chief(request)
         with self._announcing:  # not the steps' lock: a port takes a moment
             return pb.FeedReply(address=self._shard.feed(request.secret))
 
     @_answered
-    def Publish(self, request: Any, _context: Any) -> Any:
+    def Publish(self, request: pb.PublishRequest, _context: Context) -> pb.Empty:
         _check_chief(request)
         with self._turn:
             self._ledger.publish(request.version)
@@ -267,17 +281,17 @@ class _Servicer:
         return pb.Empty()
 
     @_answered
-    def Digest(self, _request: Any, _context: Any) -> Any:
+    def Digest(self, _request: pb.CallerRequest, _context: Context) -> pb.DigestReply:
         with self._turn:
             tables = {name: value.to_bytes(16, "big") for name, value in self._shard.digest().items()}
         return pb.DigestReply(tables=tables)
 
     @_answered
-    def Stats(self, _request: Any, _context: Any) -> Any:
+    def Stats(self, _request: pb.CallerRequest, _context: Context) -> pb.StatsReply:
         return wire.with_stats(self._shard.stats())
 
     @_answered
-    def Snapshot(self, request: Any, _context: Any) -> Any:
+    def Snapshot(self, request: pb.SnapshotRequest, _context: Context) -> pb.SnapshotReply:
         _check_chief(request)
         with self._turn:
             if self._ledger.snapshot(request.version) is Verdict.ACT:
@@ -287,13 +301,13 @@ class _Servicer:
             return pb.SnapshotReply(num_rows=self._num_taken)
 
     @_answered
-    def WriteSnapshot(self, request: Any, context: Any) -> Any:
+    def WriteSnapshot(self, request: pb.WriteRequest, context: Context) -> pb.WriteReply:
         _check_chief(request)
         part = self._shard.stores.write(Path(request.folder), _deadline_of(context))
         return pb.WriteReply(part_json=wire.parts_json([part]))
 
     @_answered
-    def Settle(self, request: Any, context: Any) -> Any:
+    def Settle(self, request: pb.SettleRequest, context: Context) -> pb.Empty:
         _check_chief(request)
         self._shard.stores.settle(request.committed, _deadline_of(context))
         with self._turn:
@@ -301,7 +315,7 @@ class _Servicer:
         return pb.Empty()
 
     @_answered
-    def Restore(self, request: Any, _context: Any) -> Any:
+    def Restore(self, request: pb.RestoreRequest, _context: Context) -> pb.Empty:
         _check_chief(request)
         with self._turn:
             if self._ledger.restore(request.version) is Verdict.ACT:
@@ -314,29 +328,16 @@ class _Servicer:
         self._shard.close()
 
 
-def _check_chief(request: Any) -> None:
+def _check_chief(request: _HasCaller) -> None:
     if request.caller.rank != 0:
         raise BadRequest(f"rank {request.caller.rank} asks for what only the chief, rank 0, may ask")
 
 
-def _deadline_of(context: Any) -> Deadline:
+def _deadline_of(context: Context) -> Deadline:
     left_s = context.time_remaining()
     if left_s is None:
         raise BadRequest("a call without a deadline")
     return Deadline.after(left_s)
-
-
-def _handlers(servicer: _Servicer) -> Any:
-    """Every call of shard.proto with our encoding of arrays, which generated code does not offer."""
-    calls = {
-        name: grpc.unary_unary_rpc_method_handler(
-            getattr(servicer, name),
-            request_deserializer=GetMessageClass(method.input_type).FromString,
-            response_serializer=wire.encoded,
-        )
-        for name, method in wire.METHODS.items()
-    }
-    return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
 
 
 class ShardServer:
@@ -352,7 +353,7 @@ class ShardServer:
             config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message, socket=socket
         )
         self._servicer = _Servicer(config)
-        self._server.add_generic_rpc_handlers((_handlers(self._servicer),))
+        rpc.add_service(self._server, wire.SERVICE, self._servicer, wire.encoded)
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:

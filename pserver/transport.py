@@ -4,15 +4,16 @@ Every call of the protocol may be repeated, so one that found no peer is, within
 and on which shards, is pserver.remote's work.
 """
 
-import time
-from typing import Any
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from millrace import rpc
+from millrace import retry, rpc
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
+from millrace.retry import Backoff
 from pserver import wire
 from pserver.errors import (
     BadRequest,
@@ -24,11 +25,12 @@ from pserver.errors import (
     StoreDamaged,
     StoreFailed,
 )
+from pserver.wire import Loaded
 
-MAX_ATTEMPTS = 6
-"""Tries of one call; then the shard counts as unavailable."""
-BACKOFF_S = 0.05
-"""Pause after the first failure; doubles at each further one."""
+BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4, 0.8))
+"""Between tries of one call; after the sixth the shard counts as unavailable."""
+
+Reply = TypeVar("Reply", bound=Message)
 
 
 class Connection:
@@ -39,31 +41,30 @@ class Connection:
         self._metadata = rpc.metadata(secret)
         self._channel = rpc.open_channel(address, max_message_bytes=max_message_bytes)
         self._methods = {
-            name: self._channel.unary_unary(
-                wire.path_of(name),
+            method.name: self._channel.unary_unary(
+                rpc.path_of(wire.SERVICE, method.name),
                 request_serializer=wire.encoded,
                 response_deserializer=GetMessageClass(method.output_type).FromString,
             )
-            for name, method in wire.METHODS.items()
+            for method in wire.SERVICE.methods
         }
 
-    def call(self, method: str, request: Any, deadline: Deadline) -> Any:
-        """The reply to a message, plain or Loaded.
+    def call(self, method: str, request: Message | Loaded[Message], reply: type[Reply], deadline: Deadline) -> Reply:
+        """The reply, of the type `reply`, to a message, plain or Loaded.
 
         Raises every error of pserver.errors.
         """
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+
+        def act(attempt: int) -> Reply:
             deadline.check(f"calling {self.name}")
             try:
-                return self._methods[method](request, timeout=deadline.left_s(), metadata=self._metadata)
+                answer = self._methods[method](request, timeout=deadline.left_s(), metadata=self._metadata)
             except grpc.RpcError as error:
-                ours = translated(error, self.name, attempt)
-                pause_s = BACKOFF_S * 2 ** (attempt - 1)
-                last = attempt == MAX_ATTEMPTS or deadline.left_s() <= pause_s
-                if last or not isinstance(ours, ShardUnavailable):
-                    raise ours from error
-            time.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+                raise translated(error, self.name, attempt) from error
+            assert isinstance(answer, reply), f"{method} answers {type(answer).__name__}"
+            return answer
+
+        return retry.call(act, BACKOFF, lambda error: isinstance(error, ShardUnavailable), deadline=deadline)
 
     def close(self) -> None:
         """Let go of the connection."""

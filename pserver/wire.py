@@ -6,10 +6,11 @@ Arrays go out as the message's last field, `payload`, in one copy; they come bac
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from google.protobuf.message import Message
+from numpy.typing import DTypeLike, NDArray
 
 from millrace import documents
 from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
@@ -22,31 +23,38 @@ FORMAT = 3
 """Number of the messages' meaning; both ends must have the same."""
 PAYLOAD_TAG = bytes([15 << 3 | 2])
 """How protobuf marks field 15, of a length and bytes."""
-SERVICE = pb.DESCRIPTOR.services_by_name["Shard"].full_name
-METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods}
+SERVICE = pb.DESCRIPTOR.services_by_name["Shard"]
 """The calls of shard.proto."""
+
+Sent = TypeVar("Sent", bound=Message, covariant=True)
+KeyedMessage = pb.AnnounceRequest | pb.ExchangeRequest | pb.RowsReply
+"""Messages whose `parts` say how many keys each table has."""
+
+
+class WithPayload(Protocol):
+    """A message whose last field holds arrays."""
+
+    @property
+    def payload(self) -> bytes:
+        """The arrays' bytes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Generic[Sent]):
     """A message and the arrays of its payload, not copied yet."""
 
-    message: Any
+    message: Sent
     arrays: Sequence[NDArray[Any]]
 
 
-def path_of(method: str) -> str:
-    """What gRPC calls a method."""
-    return f"/{SERVICE}/{method}"
-
-
-def encoded(outgoing: Any) -> bytes:
+def encoded(outgoing: Message | Loaded[Message]) -> bytes:
     """The bytes of a message, or of a Loaded one: protobuf's encoding, whose fields may be put one after another."""
     if not isinstance(outgoing, Loaded):
-        return bytes(outgoing.SerializeToString())
+        return outgoing.SerializeToString()
     num_bytes = sum(array.nbytes for array in outgoing.arrays)
     if num_bytes == 0:
-        return bytes(outgoing.message.SerializeToString())
+        return outgoing.message.SerializeToString()
     arrays = (np.ascontiguousarray(array).data for array in outgoing.arrays if array.size)
     return b"".join([outgoing.message.SerializeToString(), PAYLOAD_TAG, _varint(num_bytes), *arrays])
 
@@ -64,11 +72,11 @@ def _varint(number: int) -> bytes:
 class Payload:
     """Reads a message's payload from its beginning."""
 
-    def __init__(self, message: Any) -> None:
+    def __init__(self, message: WithPayload) -> None:
         """Of a message that has one."""
         self._bytes, self._at = message.payload, 0
 
-    def take(self, dtype: Any, *shape: int) -> NDArray[Any]:
+    def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """The next array."""
         count = int(np.prod(shape))
         num_bytes = count * np.dtype(dtype).itemsize
@@ -87,11 +95,11 @@ class Payload:
             raise BadRequest(f"a payload of {len(self._bytes)} bytes, {self._at} of them expected")
 
 
-def _parts(message: Any) -> Iterator[tuple[str, int]]:
+def _parts(message: KeyedMessage) -> Iterator[tuple[str, int]]:
     return ((part.table, part.num_keys) for part in message.parts)
 
 
-def with_keys(message: Any, tables: Mapping[str, Keys]) -> Loaded:
+def with_keys(message: pb.AnnounceRequest, tables: Mapping[str, Keys]) -> Loaded[pb.AnnounceRequest]:
     """`message` with keys."""
     arrays: list[NDArray[Any]] = []
     for name, keys in tables.items():
@@ -100,7 +108,7 @@ def with_keys(message: Any, tables: Mapping[str, Keys]) -> Loaded:
     return Loaded(message, arrays)
 
 
-def keys_from(message: Any) -> dict[str, Keys]:
+def keys_from(message: pb.AnnounceRequest) -> dict[str, Keys]:
     """Keys by table."""
     payload = Payload(message)
     found = {n: Keys(payload.take(np.uint64, count), payload.take(np.uint16, count)) for n, count in _parts(message)}
@@ -108,7 +116,7 @@ def keys_from(message: Any) -> dict[str, Keys]:
     return found
 
 
-def with_gradients(message: Any, tables: Mapping[str, Gradients]) -> Loaded:
+def with_gradients(message: pb.ExchangeRequest, tables: Mapping[str, Gradients]) -> Loaded[pb.ExchangeRequest]:
     """`message` with gradients."""
     arrays: list[NDArray[Any]] = []
     for name, push in tables.items():
@@ -117,7 +125,7 @@ def with_gradients(message: Any, tables: Mapping[str, Gradients]) -> Loaded:
     return Loaded(message, arrays)
 
 
-def gradients_from(message: Any, widths: Mapping[str, int]) -> dict[str, Gradients]:
+def gradients_from(message: pb.ExchangeRequest, widths: Mapping[str, int]) -> dict[str, Gradients]:
     """Gradients by table; `widths` are D of each."""
     payload, found = Payload(message), {}
     for name, count in _parts(message):
@@ -129,13 +137,13 @@ def gradients_from(message: Any, widths: Mapping[str, int]) -> dict[str, Gradien
     return found
 
 
-def with_rows(rows: Mapping[str, F32]) -> Loaded:
+def with_rows(rows: Mapping[str, F32]) -> Loaded[pb.RowsReply]:
     """A RowsReply."""
     message = pb.RowsReply(parts=[pb.TablePart(table=name, num_keys=len(rows_UD)) for name, rows_UD in rows.items()])
     return Loaded(message, list(rows.values()))
 
 
-def rows_from(reply: Any, widths: Mapping[str, int]) -> dict[str, F32]:
+def rows_from(reply: pb.RowsReply, widths: Mapping[str, int]) -> dict[str, F32]:
     """(U, D) rows by table of a RowsReply."""
     payload = Payload(reply)
     found = {name: payload.take(np.float32, count, widths[name]) for name, count in _parts(reply)}
@@ -194,7 +202,7 @@ def parts_from(text: bytes) -> list[ShardPart]:
     return [ShardPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
 
 
-def with_stats(stats: Mapping[str, TableStats]) -> Any:
+def with_stats(stats: Mapping[str, TableStats]) -> pb.StatsReply:
     """A StatsReply."""
     reply = pb.StatsReply()
     for name, of_table in stats.items():
@@ -208,7 +216,7 @@ def with_stats(stats: Mapping[str, TableStats]) -> Any:
     return reply
 
 
-def stats_from(replies: Sequence[Any], table: str) -> TableStats:
+def stats_from(replies: Sequence[pb.StatsReply], table: str) -> TableStats:
     """The stats of a table from the StatsReply of every shard."""
     counts = [reply.tables[table] for reply in replies]
     groups = sorted({group for count in counts for group in count.rows_by_group})

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
-from trainer.log import Kind, Log
-from trainer.patience import Patience
+from millrace.retry import Retrier
+from trainer.log import Kind, Log, LogFull
 from trainer.plan import Plan
-from trainer.planner import Drained, Planner
+from trainer.planner import LOG_WAITS, Drained, Planner
 
 COMPARED = ("events", "samples", "rejected", "day", "digests")
 """What of a close must come out again."""
@@ -89,7 +89,7 @@ class Chronicle:
         A log that cannot be written, for its disk is full, is tried for `max_full_s`; training waits.
         """
         self._log, self._journal, self._planner, self._on_mismatch = joblog, journal, planner, on_mismatch
-        self._patience = Patience(max_full_s)
+        self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s)
         self._ahead = deque(replay)
         self._open: dict[int, Logged] = {}
         self._planned_at = {} if journal is None else journal.planned_at
@@ -117,7 +117,7 @@ class Chronicle:
     @property
     def trouble(self) -> str:
         """Why training waits, for a status; empty where it does not. Any thread."""
-        waits = self._patience.trouble
+        waits = self._retrier.trouble
         return waits if waits or self._planner is None else self._planner.trouble
 
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
@@ -139,7 +139,7 @@ class Chronicle:
         if journal is None or self._planner is None or self._ahead:
             return None
         plan = Plan(number, ((),) * num_ranks, learn, last=True)
-        self._patience.write(lambda: journal.plan(plan))
+        self._retrier.call(lambda: journal.plan(plan))
         return plan
 
     def operations(self, number: int) -> Sequence[Mapping[str, Any]] | None:
@@ -156,7 +156,7 @@ class Chronicle:
 
     def operate(self, body: Mapping[str, Any]) -> int:
         """As `note`, on the loop's thread: a log without room is tried again and again."""
-        return self._patience.write(lambda: self.note(body))
+        return self._retrier.call(lambda: self.note(body))
 
     def close(self, body: Mapping[str, Any]) -> None:
         """A pass ended: log its close, or compare it with the one logged.
@@ -168,7 +168,7 @@ class Chronicle:
         if logged is None or logged.close is None:
             joblog = self._log
             write = None if joblog is None else partial(joblog.append, Kind.CLOSE, body)
-            closed_at = 0 if write is None else self._patience.write(write).number
+            closed_at = 0 if write is None else self._retrier.call(write).number
             reach(Point.CLOSED)
         else:
             closed_at = logged.closed_at

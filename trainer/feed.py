@@ -23,7 +23,6 @@ from pserver import feed_wire
 from pserver.client import Shards
 from pserver.feed import Subscribers, Subscription
 from pserver.feed_server import FeedServer
-from pserver.wire import Loaded
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.default_rows import saved_rows, widths_of
 from trainer.exports.config import ExportSection
@@ -124,7 +123,7 @@ class ChiefFeed:
 
     # --- who is told -------------------------------------------------------------------------------------------------
 
-    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[Loaded]:
+    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
         """See Source: who begins to listen hears of the model with the next version told."""
         with self._opening:
             self._subscribers.add(subscription)

@@ -17,10 +17,11 @@ from dataset.errors import SourceGap
 from dataset.source import Partition, Source
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
+from millrace.retry import Retrier
 from trainer.config import PassesSection
 from trainer.equal_shares import cut_equally
+from trainer.log import LogFull
 from trainer.partitions import Known, Skip, came_late, grown, in_order, meet, past, present
-from trainer.patience import Patience
 from trainer.plan import Plan, backlog, cut, drained, gaps
 from trainer.skew import caps_by_period, caps_by_time, heads
 
@@ -32,6 +33,8 @@ PAUSED = "paused"
 """While this file exists in the store, no passes of events are planned."""
 MAX_NAMED = 8
 """Partitions named on a line of the log."""
+LOG_WAITS = "training waits, for the log cannot be written"
+"""Begins the status of a job while its log's disk is full."""
 LAST_COMMIT_S = 5.0
 """How long the last positions may take to be shown to lag tools, at the end."""
 
@@ -120,7 +123,7 @@ class Planner:
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
-        self._patience = Patience(max_full_s, self._stopping)
+        self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s, self._stopping)
         self.wants_pass: Callable[[], bool] = lambda: False
         """Whether a pass of no events is wanted while nothing comes; asked by the thread."""
         self.held: Callable[[], bool] = lambda: False
@@ -154,7 +157,7 @@ class Planner:
     @property
     def trouble(self) -> str:
         """Why no plan can be had now, for a status; empty where there is no trouble. Any thread."""
-        return self._patience.trouble
+        return self._retrier.trouble
 
     def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Positions that wait, by partition, as last seen."""
@@ -237,7 +240,7 @@ class Planner:
             self.num_late += len(late)
         messages = [each.message() for each in new]
         self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
-        self._patience.write(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+        self._retrier.call(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
 
     def _look_again(self, positions: Mapping[str, int]) -> bool:
         """Once, of a bounded stream that a run before this one began: whether there is more of it by now."""
@@ -280,7 +283,7 @@ class Planner:
                 return None
             max_events = 0
         plan = self._cut(request.number, partitions, positions, max_events, learn)
-        self._patience.write(lambda: self._journal.plan(plan))
+        self._retrier.call(lambda: self._journal.plan(plan))
         return plan
 
     def _cut(
@@ -325,7 +328,7 @@ class Planner:
             log.warning("%s", gap)
             body = {"op": "gap", "partition": gap.partition, "position": gap.position, "go_on": gap.go_on}
             self.skips += (Skip(gap.partition, gap.position, gap.go_on),)  # first, as above
-            self._patience.write(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
+            self._retrier.call(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
             self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 
 def protos(root: Path = ROOT) -> list[Path]:
@@ -25,7 +25,7 @@ def generate(out: Path, root: Path = ROOT) -> None:
     from grpc_tools import protoc  # a tool of developers: not needed to run
 
     bundled = resources.files("grpc_tools") / "_proto"
-    targets = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    targets = [f"--{kind}_out={out}" for kind in ("python", "pyi")]
     arguments = ["protoc", f"-I{root}", f"-I{bundled}", *targets, *map(str, protos(root))]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")

@@ -41,9 +41,10 @@ from rocksdict import (
     SstFileWriter,
 )
 
-from millrace import documents
+from millrace import documents, retry
 from millrace.keys import NUM_BUCKETS
 from millrace.points import Point, reach
+from millrace.retry import Backoff
 from pserver.errors import PserverError, StoreDamaged, StoreFailed
 from pserver.store.base import BUCKET_BITS, U32, U64, StoredFile, keys_at, order_of
 
@@ -69,7 +70,7 @@ in truth the 60 us that the system takes to wake a thread, so that whoever waits
 # (5 ms once it is synced), making a checkpoint and opening hold it; compaction, closing and our syncs do not.
 GET_CHUNK, GET_THREADS = 512, 8
 """Keys of one multi-get, about 2 ms, half of it with the lock; threads that wait for the disk side by side."""
-RECOVERY_TRIES, RECOVERY_PAUSE_S = 8, 1.0
+RECOVERY = Backoff((1.0,) * 7)
 """RocksDB, where its own bookkeeping met a full disk, refuses all writes and looks every 5 s whether there is room."""
 
 
@@ -185,14 +186,12 @@ class RocksRows:
     def _take_in(self, path: Path) -> None:
         moving = IngestExternalFileOptions()
         moving.set_move_files(True)
-        for tries_left in reversed(range(RECOVERY_TRIES)):
-            try:
-                with _translated(self._live):
-                    return self._db.ingest_external_file([str(path)], moving)
-            except StoreFailed as error:
-                if not tries_left or "No space" not in str(error):
-                    raise
-                time.sleep(RECOVERY_PAUSE_S)
+
+        def ingest(_attempt: int) -> None:
+            with _translated(self._live):
+                self._db.ingest_external_file([str(path)], moving)
+
+        retry.call(ingest, RECOVERY, lambda error: isinstance(error, StoreFailed) and "No space" in str(error))
 
     def _chunks(
         self, rows: Iterator[Any], begin: bytes, end: bytes, num_writes: int, breath_s: float

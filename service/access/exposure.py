@@ -3,16 +3,13 @@
 Nothing is bound here.
 """
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace.address import LOCAL_NAMES, LOOPBACK, format_address, is_loopback, parse_address
 from millrace.errors import SpecError
 from millrace.tls import check_tls
 from service.access.config import AccessSection, TlsSection
-
-LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
-"""Names under which it always answers: a page elsewhere cannot reach it by a name of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +26,15 @@ class Exposure:
     @property
     def url(self) -> str:
         """Its address, for people."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'http' if self.cert is None else 'https'}://{host}:{self.port}"
+        return f"{'http' if self.cert is None else 'https'}://{format_address(self.host, self.port)}"
 
 
 def exposure_of(listen: str, access: AccessSection, tls: TlsSection, *, any_token: bool) -> Exposure:
     """How the API is reached at `listen`, "host:port". Raises SpecError where that would let in who should not be."""
-    host, port = _parsed(listen)
+    try:
+        host, port = parse_address(listen)
+    except ValueError as error:
+        raise SpecError(str(error), "listen") from None
     if tls.cert is not None and tls.key is not None:
         check_tls(tls.cert, tls.key)
     loopback = is_loopback(host)
@@ -49,7 +48,7 @@ def exposure_of(listen: str, access: AccessSection, tls: TlsSection, *, any_toke
         names = (*names, host)
     elif not access.hosts:
         raise SpecError(f"{host} has no name of its own: say under which ones others reach the service", "access.hosts")
-    return Exposure("127.0.0.1" if host == "localhost" else host, port, tuple(dict.fromkeys(names)), tls.cert, tls.key)
+    return Exposure(LOOPBACK if host == "localhost" else host, port, tuple(dict.fromkeys(names)), tls.cert, tls.key)
 
 
 def _missing(access: AccessSection, tls: TlsSection, *, any_token: bool) -> list[str]:
@@ -61,18 +60,3 @@ def _missing(access: AccessSection, tls: TlsSection, *, any_token: bool) -> list
     if access.anonymous != "none":
         missing.append(f'callers without a token would be {access.anonymous}: set access.anonymous = "none"')
     return missing
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than localhost could mean anything."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _parsed(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise SpecError(f"{listen!r} is not of the form 127.0.0.1:8080", "listen")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -6,11 +6,10 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.address import LOCAL_NAMES, host_of
 from millrace.bodies import bounded
 from service.api.problems import answer, problem, refused
 
-LOCAL_NAMES = ("127.0.0.1", "localhost")
-"""Names under which it always answers: a web page elsewhere cannot reach it by a name of its own."""
 OURS = ("/v1", "/metrics")
 """Paths whose answers are data: no page of them is ever shown."""
 HEADERS = {
@@ -30,7 +29,11 @@ class Outer:
 
     def __init__(self, app: ASGIApp, names: Sequence[str], max_body: int) -> None:
         """`names` beside LOCAL_NAMES; a body longer than `max_body` bytes is not read on."""
-        self._app, self._names, self._max_body = app, {*LOCAL_NAMES, *(name.lower() for name in names)}, max_body
+        self._app, self._names, self._max_body = (
+            app,
+            {*LOCAL_NAMES, *(name.strip("[]").lower() for name in names)},
+            max_body,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -61,13 +64,6 @@ class Outer:
 
     def _too_large(self) -> str:
         return f"a request may have {self._max_body:,} bytes; see limits.max_body"
-
-
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
-    if header.startswith("["):
-        return header.partition("]")[0] + "]"
-    return header.partition(":")[0].lower()
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:

@@ -1,6 +1,5 @@
 """Serves the API from a thread of a foreground run. Loopback only, until requests are authenticated."""
 
-import ipaddress
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from millrace import address
 from millrace.connections import HEAD_S, PagesConnection
 from millrace.errors import SpecError
 from millrace.listening import Listener, listen
@@ -23,20 +23,17 @@ MAX_MESSAGE = 1 << 20
 
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of "127.0.0.1:8080". Raises SpecError for what is no address of this machine alone."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise SpecError(f"{text!r} is not of the form 127.0.0.1:8080", OPTION)
     try:
-        loopback = host == "localhost" or ipaddress.IPv4Address(host).is_loopback
-    except ipaddress.AddressValueError:
-        loopback = False
-    if not loopback:
+        host, port = address.parse_address(text)
+    except ValueError as error:
+        raise SpecError(str(error), OPTION) from None
+    if ":" in host or not address.is_loopback(host):
         raise SpecError(
             f"{host!r} is not this machine's loopback; the API has no passwords yet, so only 127.0.0.1 is served: "
             "reach it from elsewhere through a tunnel or a proxy that asks who is calling",
             OPTION,
         )
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
+    return (address.LOOPBACK if host == "localhost" else host), port
 
 
 def bound(text: str) -> Listener:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from dataset.pipe.command import check_command
 from millrace import listening
+from millrace.address import format_address, parse_address
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import SpecError
@@ -203,11 +204,11 @@ def page_line(url: str) -> str:
 
 def free_address(listen: str) -> str:
     """`listen`, or any free port of the same host where it is taken."""
-    host, _, port = listen.rpartition(":")
+    host, port = parse_address(listen)
     try:
-        listening.listen(host, int(port), "listen").close()
+        listening.listen(host, port, "listen").close()
     except SpecError:
-        return f"{host}:0"
+        return format_address(host, 0)
     return listen
 
 

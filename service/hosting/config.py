@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from millrace.address import parse_address
 from millrace.config import Duration, PositiveSize, Section, Size, load_toml, validate
 from service.access.config import AccessSection, AllowSection, TlsSection
 
@@ -61,9 +62,7 @@ class ServiceConfig(Section):
     @field_validator("listen")
     @classmethod
     def _is_an_address(cls, listen: str) -> str:
-        host, _, port = listen.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"{listen!r} is not of the form 127.0.0.1:8080")
+        parse_address(listen)
         return listen
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from millrace.retry import Backoff
 from service.launcher.supervision import Outcome
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
@@ -67,7 +68,7 @@ def decide(
     if len(recent) >= limits.max_restarts:
         return End(replace(outcome, reason=_too_many([*(death.reason for death in recent), outcome.reason], limits)))
     in_vain = 0 if progress else sum(1 for _ in takewhile(lambda death: not death.progress, reversed(recent)))
-    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (in_vain - 1)) if in_vain else 0.0
+    pause_s = Backoff.doubling(FIRST_PAUSE_S, MAX_PAUSE_S).pause_s(in_vain) if in_vain else 0.0
     after = f" in {pause_s:g} s" if pause_s else ""
     return Restart(pause_s, f"{outcome.reason}; restarting{after}, {len(recent) + 1} of {limits.max_restarts}")
 

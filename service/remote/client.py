@@ -16,9 +16,10 @@ import httpx
 
 import millrace
 from millrace import documents
+from millrace.address import is_loopback
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, SpecError, Unavailable
-from service.access.exposure import is_loopback
+from millrace.retry import Backoff
 from service.remote.asking import path_of
 
 CALL_S = 30.0
@@ -27,8 +28,8 @@ RETRY_S = 15.0
 """How long a service that is away, or busy, is asked again; then that is the error."""
 REOPEN_S = 60.0
 """How long a stream that broke is tried again."""
-FIRST_WAIT_S, MAX_WAIT_S = 0.2, 5.0
-"""Between two tries, twice as long each time."""
+BACKOFF = Backoff.doubling(0.2, 5.0)
+"""Between two tries of one request."""
 STREAM_S = 1.0
 """Before a stream that broke is gone on with."""
 LOOK_S = 0.3
@@ -136,10 +137,10 @@ class Client:
     ) -> httpx.Response:
         """The answer, asked for again while the service is away or busy, where asking twice is the same as once."""
         content, headers = _encoded(body, headers or {})
-        deadline, wait_s = Deadline.after(RETRY_S), FIRST_WAIT_S
+        deadline, failures = Deadline.after(RETRY_S), 0
         once = method not in ("GET", "POST")  # a POST has its key
         while True:
-            after_s = wait_s
+            at_least_s = 0.0
             try:
                 answer = self._http.request(
                     method, path, content=content, headers=headers, params=_given(parameters or {})
@@ -159,11 +160,12 @@ class Client:
                 trouble = raised(answer.status_code, _problem(answer))
                 if answer.status_code not in AGAIN:
                     raise trouble
-                after_s = max(wait_s, _retry_after_s(answer))
-            if deadline.left_s() <= after_s:
+                at_least_s = _retry_after_s(answer)
+            failures += 1
+            pause_s = BACKOFF.next_pause_s(failures, deadline.left_s(), at_least_s)
+            if pause_s is None:
                 raise trouble
-            time.sleep(after_s)
-            wait_s = min(2 * wait_s, MAX_WAIT_S)
+            time.sleep(pause_s)
 
 
 def raised(status: int, problem: Mapping[str, Any]) -> MillraceError:

@@ -237,12 +237,14 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
         assert job.find(None) == where
         for address in (where.chief, *where.shards):
             channel = rpc.open_channel(address)
-            exchange = channel.unary_unary(wire.path_of("Exchange"), shard_pb2.ExchangeRequest.SerializeToString)
+            exchange = channel.unary_unary(
+                rpc.path_of(wire.SERVICE, "Exchange"), shard_pb2.ExchangeRequest.SerializeToString
+            )
             with pytest.raises(grpc.RpcError) as refused:
                 exchange(shard_pb2.ExchangeRequest(), timeout=5, metadata=rpc.metadata(where.secret))
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
             subscribe = channel.unary_stream(
-                feed_wire.path_of("Subscribe"), feed_pb2.SubscribeRequest.SerializeToString
+                rpc.path_of(feed_wire.SERVICE, "Subscribe"), feed_pb2.SubscribeRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as refused:
                 list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=rpc.metadata(w.SECRET)))

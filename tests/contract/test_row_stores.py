@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millrace.retry import Backoff
 from pserver.errors import StoreDamaged, StoreFailed
 from pserver.store import rocks
 from pserver.store.base import keys_at, order_of
@@ -456,7 +457,7 @@ def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(dis
         disk.leave(0)
 
     monkeypatch.setattr(rocks, "_sync", sync_and_fill)
-    monkeypatch.setattr(rocks, "RECOVERY_TRIES", 1)
+    monkeypatch.setattr(rocks, "RECOVERY", Backoff(()))
     written, failed = {}, False
     for seed in range(60):  # until the next edit of the MANIFEST needs a page of its own
         rows = some_rows(10, seed)

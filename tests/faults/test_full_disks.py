@@ -9,6 +9,7 @@ import torch
 
 from millrace.deadline import Deadline
 from millrace.points import Point
+from millrace.retry import Backoff
 from pserver import commit as shard_commit
 from pserver.embedded import EmbeddedShards
 from pserver.store import rocks
@@ -99,7 +100,7 @@ class Chief:
 
 @pytest.fixture
 def chief(disk, monkeypatch):
-    monkeypatch.setattr(rocks, "RECOVERY_PAUSE_S", 0.0)
+    monkeypatch.setattr(rocks, "RECOVERY", Backoff((0.0,) * 7))
     made = Chief(disk.folder)
     made.train()
     assert made.commit() is None and made.dirty_rows() == 0
@@ -220,7 +221,7 @@ def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monk
         troubles.append(told.trouble)
         disk.free()
 
-    monkeypatch.setattr(told._patience._stopping, "wait", wait)
+    monkeypatch.setattr(told._retrier._stopping, "wait", wait)
     disk.leave(0)
     number = 0
     while not troubles:

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from millrace.deadline import Deadline
+from millrace.retry import Backoff
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import proxy, s3  # noqa: F401
 from tests.small_disk import small_disk
@@ -106,7 +107,7 @@ def test_a_full_store_is_said(job, commit, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(objects_module, "PAUSES_S", (0.02, 0.05))
+    monkeypatch.setattr(objects_module, "BACKOFF", Backoff((0.02, 0.05)))
     monkeypatch.setattr(objects_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(objects_module, "CLIENT_TRIES", 1)
 

@@ -13,6 +13,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.locks import locked
+from millrace.retry import Backoff
 from tests.mirrored_store import files_below, make_commit
 from tests.s3_server import proxy, s3  # noqa: F401
 from trainer.mirror import objects as objects_module
@@ -32,7 +33,7 @@ def soon():
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(objects_module, "PAUSES_S", (0.02, 0.05))
+    monkeypatch.setattr(objects_module, "BACKOFF", Backoff((0.02, 0.05)))
     monkeypatch.setattr(objects_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(objects_module, "CLIENT_TRIES", 1)
 

@@ -14,6 +14,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
+from millrace.retry import Backoff
 from millrace.rpc import await_address
 from pserver.client import Scale
 from pserver.config import TableSection
@@ -166,7 +167,7 @@ def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
 
 
 def test_a_shard_that_is_gone_is_named_within_the_deadline(monkeypatch):
-    monkeypatch.setattr("pserver.transport.BACKOFF_S", 0.001)
+    monkeypatch.setattr("pserver.transport.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     server = ShardServer(w.process(0, 1, 1, w.TABLES))
     shards = connect(server.address)
     server.close()
@@ -305,7 +306,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
 @pytest.mark.parametrize("point", [*DYING, None])
 def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_path, monkeypatch, point):
     """The point comes once in the first commit, which is whole, and is the end of the process in the second."""
-    monkeypatch.setattr("pserver.transport.BACKOFF_S", 0.001)
+    monkeypatch.setattr("pserver.transport.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
     process = start(live=str(tmp_path / "live-1"), faults=faults)
     shards = connect(process.address())

@@ -124,7 +124,7 @@ def test_a_log_without_room_is_waited_for_at_a_close_and_not_by_who_asks(joblog,
         return append(kind, body)
 
     monkeypatch.setattr(joblog, "append", full_twice)
-    monkeypatch.setattr("trainer.patience.PAUSE_S", 0.01)
+    monkeypatch.setattr("millrace.retry.PAUSE_S", 0.01)
     told = Chronicle(joblog, None, (), None, "fail", 5.0)
     with pytest.raises(LogFull):
         told.note({"op": "set"})

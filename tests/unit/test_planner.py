@@ -11,8 +11,8 @@ from dataset.errors import SourceGap, SourceUnavailable
 from dataset.memory import MemorySource, Record
 from dataset.simulated import Simulated
 from dataset.source import Partition
+from millrace import retry
 from millrace.deadline import Deadline
-from trainer import patience
 from trainer.config import PassesSection
 from trainer.log import LogFull
 from trainer.partitions import Known, Skip, meet
@@ -388,7 +388,7 @@ class Full(MemoryJournal):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+    monkeypatch.setattr(retry, "PAUSE_S", 0.01)
 
 
 def test_a_full_log_is_tried_again_until_there_is_room_and_says_so_meanwhile(quick):

@@ -145,7 +145,7 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     ]
     assert fields["AnnounceRequest"] == [(1, "caller"), (2, "batch"), (3, "learn"), (4, "parts"), (15, "payload")]
     assert fields["RowsReply"] == [(1, "parts"), (15, "payload")]
-    assert sorted(wire.METHODS) == [
+    assert sorted(method.name for method in wire.SERVICE.methods) == [
         "Announce", "ClosePass", "Digest", "Exchange", "Explain", "Feed", "Hello", "OpenPass", "Operate", "Publish",
         "Pull", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
+from millrace.retry import Backoff
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
 from trainer.exports.places import ExportUnusable
@@ -182,7 +183,7 @@ def test_who_waits_is_let_go(updates):
 @pytest.fixture
 def kept(job, updates, monkeypatch):
     """A keeper at work: state, keeper, figures."""
-    monkeypatch.setattr(keeping, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(keeping, "BACKOFF", Backoff((0.01,), endless=True))
     monkeypatch.setattr(keeping, "TURN_S", 0.05)
     state = State(10, 1 << 30)
     figures = Figures(state)
@@ -282,7 +283,7 @@ class Failing:
 
 
 def test_a_bug_in_an_update_is_told_and_does_not_end_it(job, caplog, monkeypatch):
-    monkeypatch.setattr(keeping, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(keeping, "BACKOFF", Backoff((0.01,), endless=True))
     state = State(1, 1 << 20)
     source, stopping = Failing(job.update(1, whole=True)), threading.Event()
     thread = threading.Thread(target=Keeper(source, state, Figures(state)).run, args=(stopping,))

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from millrace.retry import Backoff
 from trainer.exports.request import ExportAnswer, ExportRequest
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 """Before an export is tried again: twice as long each time, up to the longest."""
+BACKOFF = Backoff.doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Attempts:
         attempt.tried += 1
         over = answer.outcome == "complete" or answer.final or attempt.tried >= request.section.tries
         if not over:
-            attempt.not_before_s = self._clock() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt.tried - 1))
+            attempt.not_before_s = self._clock() + BACKOFF.pause_s(attempt.tried)
             why = answer.error or "it failed"
             log.warning(
                 "export %s of %s failed, try %d of %d: %s",

@@ -16,15 +16,17 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from millrace import retry
 from millrace.deadline import Deadline
 from millrace.durable import REAL
 from millrace.errors import SpecError
+from millrace.retry import Backoff
 from trainer.commits import CommitDamaged
 from trainer.mirror.address import Address, Kind, parse
 from trainer.mirror.errors import MirrorUnavailable, StoreUnwritable
 
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
-"""Between tries; after the last the call fails."""
+BACKOFF = Backoff((0.2, 0.5, 1.0, 2.0, 4.0))
+"""Between tries; then the call fails."""
 CHUNK_BYTES = 8 << 20
 """Read, hashed and sent at once: what a transfer holds in memory, about twice."""
 SILENCE_S, CONNECT_S, CLIENT_TRIES = 5.0, 3.0, 2
@@ -161,17 +163,23 @@ class Objects:
         self, doing: str, act: Callable[[], Result], deadline: Deadline, *, absence_is_an_answer: bool = False
     ) -> Result:
         """`act`, again after each pause while it fails. An answer that there is no such object: FileNotFoundError."""
-        for pause_s in (*PAUSES_S, None):
+
+        def is_answer(error: Exception) -> bool:
+            return absence_is_an_answer and isinstance(error, FileNotFoundError)
+
+        def attempt(_number: int) -> Result:
             self._check(doing, deadline)
-            try:
-                return act()
-            except (OSError, pa.ArrowException) as error:
-                if absence_is_an_answer and isinstance(error, FileNotFoundError):
-                    raise
-                if pause_s is None or deadline.left_s() < pause_s:
-                    raise MirrorUnavailable(self.address.text, doing, error) from error
-            self._given_up.wait(pause_s)
-        raise AssertionError("the last try returns or raises")
+            return act()
+
+        def may_pass(error: Exception) -> bool:
+            return isinstance(error, OSError | pa.ArrowException) and not is_answer(error)
+
+        try:
+            return retry.call(attempt, BACKOFF, may_pass, deadline=deadline, wait=self._given_up.wait)
+        except (OSError, pa.ArrowException) as error:
+            if is_answer(error):
+                raise
+            raise MirrorUnavailable(self.address.text, doing, error) from error
 
     def _check(self, doing: str, deadline: Deadline) -> None:
         if self._given_up.is_set():

@@ -1,10 +1,10 @@
 """What a replica is told at its start."""
 
-import ipaddress
 from pathlib import Path
 
 from pydantic import field_validator, model_validator
 
+from millrace.address import is_loopback, parse_address
 from millrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
 from millrace.errors import SpecError
 from millrace.tls import check_tls
@@ -49,9 +49,7 @@ class ReplicaConfig(Section):
     @field_validator("listen")
     @classmethod
     def _address(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"{value!r} is not of the form 127.0.0.1:8090")
+        parse_address(value, "127.0.0.1:8090")
         return value
 
     @model_validator(mode="after")
@@ -72,17 +70,12 @@ class ReplicaConfig(Section):
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return parse_address(self.listen)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can ask."""
-        host = self.address[0]
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.address[0])
 
     def token(self) -> str | None:
         """What requests must bear. Raises SpecError where the address asks for one and there is none."""

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from millrace.address import LOCAL_NAMES, host_of
 from millrace.bodies import bounded
 from millrace.sites import is_another_sites
 
@@ -18,8 +19,6 @@ BODY_S = 10.0
 """How long a request's body may take to arrive: who is slow must not keep others out."""
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Told to everybody: who looks after processes has no token."""
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
-"""Names under which a replica without a token answers on loopback: a page elsewhere cannot reach it by its own."""
 
 
 class Gate:
@@ -64,7 +63,7 @@ class Gate:
                 return None
             return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
         hosts = headers.getlist("host")
-        if self._is_local and (len(hosts) != 1 or not {hosts[0], hosts[0].rpartition(":")[0]} & set(LOCAL_NAMES)):
+        if self._is_local and (len(hosts) != 1 or host_of(hosts[0]) not in LOCAL_NAMES):
             return HTTPStatus.BAD_REQUEST, f"is not reached under the name {', '.join(hosts)!r}"
         if is_another_sites(headers.get("host"), headers.getlist("origin"), headers.getlist("sec-fetch-site")):
             return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
+from millrace.retry import Backoff
 from trainer.replica.figures import Figures
 from trainer.replica.history import Version
 from trainer.replica.state import HeldBack, State, UpdateRefused
@@ -19,7 +20,7 @@ from trainer.replica.updates import Update, Updates
 
 TURN_S = 1.0
 """How long one wait for an update lasts; then it is looked whether the process is to end."""
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+BACKOFF = Backoff((0.2, 0.5, 1.0, 2.0, 5.0, 10.0), endless=True)
 """Between attempts while the source cannot be used."""
 
 NICENESS = 5
@@ -113,5 +114,5 @@ class Keeper:
             log.warning("%s", trouble)
         self._trouble = trouble
         self._figures.following.set(0)
-        stopping.wait(PAUSES_S[min(self._failed, len(PAUSES_S) - 1)])
         self._failed += 1
+        stopping.wait(BACKOFF.pause_s(self._failed))

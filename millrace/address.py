@@ -1,0 +1,39 @@
+"""Addresses of the form host:port, and which hosts mean this machine alone.
+
+Nothing is looked up or bound here; millrace.listening binds.
+"""
+
+import ipaddress
+
+LOOPBACK = "127.0.0.1"
+LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
+"""Names under which a server on loopback always answers: a page of another site cannot reach it by its own name."""
+MAX_PORT = 65535
+
+
+def parse_address(text: str, example: str = f"{LOOPBACK}:8080") -> tuple[str, int]:
+    """Host, without the brackets of an IPv6 address, and port. Raises ValueError, which shows the `example`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+        raise ValueError(f"{text!r} is not of the form {example}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(header: str) -> str:
+    """The name in a request's Host header, in lower case, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. A name other than localhost could mean anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
