@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millrace import documents
+from millrace import documents, job_client
 from millrace.deadline import Deadline
 from millrace.durable import REAL, Linked, check_no_link, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
@@ -23,7 +23,7 @@ FORMAT = 1
 """Number of a store's layout; a program that meets a newer one says so and leaves it alone."""
 MAX_MARKER_BYTES = 1 << 20
 """The longest marker, or note of a run, that is read."""
-LOCK = "lock"
+LOCK = job_client.LOCK
 """Held, as long as it lives, by the launcher whose run this is."""
 LOOK_S = 0.2
 """How long who only looks whether it is held may keep it, see `in_use`."""
@@ -31,7 +31,7 @@ RUN = "run.json"
 """Which job was started here, and when: written before anything else of a run, and the first to be removed."""
 REPORT = "report.json"
 """What the chief writes at the end; gone once the run goes on."""
-WORKERS = "workers"
+WORKERS = job_client.WORKERS
 """Private files of the running workers; gone when they are."""
 LIVE = "live"
 """The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""

@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from pydantic import ConfigDict
 
 from millrace.deadline import Deadline
+from millrace.job_client import JobClient
 from service.access.roles import Role
 from service.api.answers import Described
 from service.api.doors import Door, door
 from service.api.jobs import JobName
 from service.api.statuses import StatusesOf
-from service.past.wishes import answered
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=Door)
 
@@ -41,4 +41,4 @@ class Feed(Described):
 )
 def feed(statuses: StatusesOf, job: JobName) -> Feed:
     """Addresses and the secret by which a replica follows a running job; ask again after its workers restart."""
-    return Feed(**answered(statuses.job(job).store, {"do": "feed"}, Deadline.after(ANSWER_S)))
+    return Feed(**JobClient(statuses.job(job).store).answer({"do": "feed"}, Deadline.after(ANSWER_S)))

@@ -28,7 +28,6 @@ from service.begun import as_begun
 from service.operating import explaining, forgetting, shrinking, tables
 from service.operating.committed import newest
 from service.operating.signs import sign_of
-from service.past.wishes import ticked
 from service.spec import LoadedJob
 from service.status import Number, Status
 
@@ -215,7 +214,7 @@ def day_tick(
     store = statuses.job(job).store
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        day, version = ticked(store, to, deadline)
+        day, version = tables.begin_day(store, to, deadline)
         return {"day": day, "version": version}
 
     return begun(host, "day-tick", job, caller, said("until a pass closes", ACT_S, work), response)

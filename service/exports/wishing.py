@@ -1,65 +1,62 @@
 """`millrace export`: has a running job make an export, and waits for it."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from service.past.asking import CALL_S, LOOK_S, chief
-from service.past.wishes import carried_out
+from millrace.errors import DeadlineExceeded, MillraceError
+from millrace.job_client import CALL_S, JobClient
 from service.status import Status
 
 
 class ExportFailed(MillraceError):
-    """The export that was asked for failed; the next of its stream takes what it lacks."""
+    """The requested export failed; the next export of its stream contains the missing rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """An export that was asked for and is there, or one after it."""
+class RequestedExport:
+    """How a requested export ended."""
 
     name: str
+    """Its name; or the newest one of the stream, where another export has ended since."""
     current: bool | None
-    """Whether it is pointed to; None: another one has ended since."""
-    words: str
+    """Whether current.json names it; None where another export has ended since."""
+    summary: str
 
     def __str__(self) -> str:
-        return self.words
+        return self.summary
 
 
-def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> Made:
-    """Have an export of `stream` made; what became of it, once it is complete.
+def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> RequestedExport:
+    """Have an export of `stream` made; return how it ended.
 
-    Raises ExportFailed, and as service.past.wishes.carried_out.
+    Raises ExportFailed, DeadlineExceeded, and what JobClient.carry_out raises.
     """
-    version = carried_out(store, {"op": "export", "stream": stream, "kind": kind}, deadline)
-    while True:
-        try:
-            with chief(store) as client:
-                status = Status(client.status(Deadline.after(CALL_S)))
-            if (told := ended(status, stream, version)) is not None:
-                return told
-        except (Unavailable, DeadlineExceeded):
-            pass
-        deadline.check(f"waiting for the export of version {version}, which goes on being made")
-        time.sleep(LOOK_S)
+    job = JobClient(store)
+    version = job.carry_out({"op": "export", "stream": stream, "kind": kind}, deadline)
+
+    def late(_reason: str) -> MillraceError:
+        return DeadlineExceeded(f"out of time while waiting for the export of version {version}, which continues")
+
+    return job.poll(
+        lambda client: ended(Status(client.status(Deadline.after(CALL_S))), stream, version), deadline, late
+    )
 
 
-def ended(status: Status, stream: str, version: int) -> Made | None:
-    """How the export of a version ended; None: it has not. Raises ExportFailed."""
-    told = status.part("operations").part("exporting").part(stream)
-    last, name = told.part("last"), told.part("last").text("name")
+def ended(status: Status, stream: str, version: int) -> RequestedExport | None:
+    """How the export of a version ended; None while it is being made. Raises ExportFailed."""
+    exporting = status.part("operations").part("exporting").part(stream)
+    last, name = exporting.part("last"), exporting.part("last").text("name")
     number = int(name.partition("-")[0]) if name else 0
     if number < version:
         return None
     if number > version:
-        newest = told.text("name")
-        words = f"that of version {version} has ended, and another one since; the newest is {newest}"
-        return Made(newest, None, words)
+        newest = exporting.text("name")
+        summary = f"the export of version {version} has ended, and another one since; the newest is {newest}"
+        return RequestedExport(newest, None, summary)
     if last.text("outcome") != "complete":
         raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
     if last.flag("current") is False:
-        gates = "; ".join(told.raw.get("failed_gates") or ())
-        return Made(name, False, f"{name} is complete, and not pointed to: {gates}")
-    return Made(name, True, f"{name} is complete")
+        gates = "; ".join(exporting.raw.get("failed_gates") or ())
+        return RequestedExport(name, False, f"{name} is complete, but current.json does not name it: {gates}")
+    return RequestedExport(name, True, f"{name} is complete")

@@ -15,7 +15,7 @@ from typing import Any
 from dataset.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
-from service.past.asking import NotRunning, chief
+from millrace.job_client import JobClient, NotRunning
 from service.spec import Job
 from trainer.history import History
 from trainer.log import read
@@ -75,7 +75,7 @@ class Operators:
 
     def _ask(self, wish: Wish) -> None:
         try:
-            with chief(self._store) as client:
+            with JobClient(self._store).rank0() as client:
                 answer = client.operate({"do": "ask", "operation": wish.body}, Deadline.after(CALL_S))
             wish.version = answer["version"]
         except (Unavailable, DeadlineExceeded, NotYet, NotRunning):

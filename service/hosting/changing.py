@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.deadline import Deadline
+from millrace.job_client import JobClient
 from service.hosting.work import Operation, Progress, Work
-from service.past.wishes import carried_out
 
 CHANGE_S = 600.0
 """How long the close of a pass may be waited for."""
@@ -42,7 +42,7 @@ def change(
     def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
         progress(None, "waits for the close of a pass")
         operation = {"op": "set", "keys": dict(keys)}
-        version = carried_out(store, operation, UntilCancelled.within(CHANGE_S, cancelled))
+        version = JobClient(store).carry_out(operation, UntilCancelled.within(CHANGE_S, cancelled))
         changed()
         return {"version": version, "keys": dict(keys)}
 

@@ -12,12 +12,12 @@ import typer
 from millrace.config import value_of
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.job_client import JobClient
 from millrace.printable import say
 from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
 from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, forgetting, shrinking, tables
 from service.past.commands import ran
-from service.past.wishes import carried_out, ticked
 from service.remote import acting, showing
 from service.remote.asking import JobOrFile, Token, Url, path_of, remote_name, service_at
 
@@ -53,7 +53,7 @@ def set_(
         with service_at(url, token) as client:
             version = acting.set_keys(client, name, keys, Deadline.after(timeout))
     else:
-        version = carried_out(ran(job, overrides).store, {"op": "set", "keys": keys}, Deadline.after(timeout))
+        version = JobClient(ran(job, overrides).store).carry_out({"op": "set", "keys": keys}, Deadline.after(timeout))
     for key, value in keys.items():
         print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting(key)}")
 
@@ -160,7 +160,7 @@ def day_tick(
     timeout: Timeout = 120.0,
 ) -> None:
     """Have the next day begin for a running job whose events have no time."""
-    day, version = ticked(ran(job, overrides).store, to, Deadline.after(timeout))
+    day, version = tables.begin_day(ran(job, overrides).store, to, Deadline.after(timeout))
     print(f"day {day} begins with version {version}")
 
 

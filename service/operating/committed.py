@@ -16,10 +16,10 @@ from dataset.schema import Schema
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet
+from millrace.job_client import RETRY_S, NotRunning
 from pserver.config import MIN_TABLE_BYTES, TableSection
 from pserver.embedded import EmbeddedShards
 from service.begun import as_begun
-from service.past.asking import LOOK_S, NotRunning
 from service.past.choosing import begins_at, lineage
 from service.past.leases import leased, scratch
 from service.predicting.versions import check_fits
@@ -43,7 +43,7 @@ class NothingCommitted(NotRunning):
     """The job does not run, and no commit of it is there to read."""
 
     def __init__(self, store: Path) -> None:
-        MillraceError.__init__(self, f"no run is going on in {store}, and it holds no commit; `millrace run` makes one")
+        MillraceError.__init__(self, f"no run is active in {store}, and it holds no commit; `millrace run` makes one")
 
 
 def newest(job: LoadedJob) -> Commit:
@@ -86,7 +86,7 @@ class Committed:
                 return self.shrinking.dry_run(request) | {"commit": self.commit.name}
             except NotYet:
                 deadline.check(f"counting rows of commit {self.commit.name}")
-                time.sleep(LOOK_S)
+                time.sleep(RETRY_S)
 
     def asked(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> dict[str, Any]:
         """A shrink as it is logged. Raises TooMany, SpecError."""
@@ -95,7 +95,7 @@ class Committed:
                 body = self.shrinking.asked({**request, "op": "shrink", "id": uuid.uuid4().hex})
             except NotYet:
                 deadline.check(f"counting rows of commit {self.commit.name}")
-                time.sleep(LOOK_S)
+                time.sleep(RETRY_S)
             else:
                 assert body is not None, "a shrink is for it"
                 return body | {"at_once": rows < SMALL_ROWS}

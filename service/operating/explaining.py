@@ -10,10 +10,10 @@ from typing import Any
 
 from dataset.schema import Schema
 from millrace.deadline import Deadline
+from millrace.job_client import JobClient
 from service.lines import count
 from service.operating import committed, holding
 from service.operating.signs import sign_of
-from service.past.wishes import answered
 from service.spec import LoadedJob
 from service.store import in_use
 
@@ -22,7 +22,7 @@ def explained(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> dict
     """All that is known of a sign."""
     sign = sign_of(job.spec, slot, value)
     if in_use(job.store):
-        known = answered(job.store, {"do": "explain", "slot": slot, "sign": sign}, deadline)
+        known = JobClient(job.store).answer({"do": "explain", "slot": slot, "sign": sign}, deadline)
     else:
         with committed.opened(job, Schema.of(job.spec.slots).by_name[slot].sparse.table, deadline) as rows:
             known = rows.explain(slot, sign, deadline)

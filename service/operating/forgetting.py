@@ -7,11 +7,11 @@ from pathlib import Path
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import REAL, check_no_link, write_whole, writing
+from millrace.job_client import JobClient
 from millrace.locks import locked
 from service.lines import count
 from service.operating.signs import sign_of
 from service.past.asking import make_commit
-from service.past.wishes import carried_out
 from service.spec import LoadedJob
 from service.store import LETTERS
 from trainer.commits import Commits
@@ -25,7 +25,7 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
     letters anew. 3. Letters go. Raises MillraceError.
     """
     sign = sign_of(job.spec, slot, value)
-    version = carried_out(job.store, {"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
+    version = JobClient(job.store).carry_out({"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
     yield f"slot {slot}: the value has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
     with locked(job.store / "log" / LOCK, deadline):

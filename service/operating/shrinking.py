@@ -11,11 +11,11 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from millrace.job_client import JobClient
 from millrace.mistakes import nearest
 from millrace.printable import say
 from service.lines import count
 from service.operating import committed
-from service.past.wishes import answered, carried_out
 from service.spec import LoadedJob
 from service.store import in_use
 from trainer.shrink_guard import has_rule
@@ -26,7 +26,7 @@ Rule = Mapping[str, Any]
 def tables_of(job: LoadedJob, deadline: Deadline) -> Mapping[str, bool]:
     """The job's tables, and whether each has a rule now."""
     if in_use(job.store):
-        return answered(job.store, {"do": "tables"}, deadline)
+        return JobClient(job.store).answer({"do": "tables"}, deadline)
     tables = committed.tables_in_force(job, committed.newest(job))
     return {name: has_rule(table) for name, table in tables.items()}
 
@@ -70,7 +70,7 @@ def shrink(job: LoadedJob, tables: Sequence[str], wish: Rule, deadline: Deadline
         version = None
         if in_use(job.store):
             found = dry_run(job, table, wish, deadline)
-            version = carried_out(job.store, {"op": "shrink", "table": table, **wish}, deadline)
+            version = JobClient(job.store).carry_out({"op": "shrink", "table": table, **wish}, deadline)
         else:
             found = committed.log_shrink(job, table, wish, deadline)
         yield Shrunk(table, version, int(found["going"]), int(found["rows"]))
@@ -80,7 +80,7 @@ def dry_run(job: LoadedJob, table: str, wish: Rule, deadline: Deadline) -> dict[
     """What would go of a table now."""
     request = {"table": table, **wish}
     if in_use(job.store):
-        return answered(job.store, {"do": "dry_run", "operation": request}, deadline)
+        return JobClient(job.store).answer({"do": "dry_run", "operation": request}, deadline)
     with committed.opened(job, table, deadline) as rows:
         return rows.dry_run(request, deadline)
 

@@ -1,14 +1,15 @@
 """What is in a job's tables, by slot: of a running job as its chief says, of another as its newest commit has it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dataset.schema import Schema
 from millrace.deadline import Deadline
+from millrace.job_client import JobClient
 from service.begun import as_begun
 from service.launcher.running import read_report
 from service.operating.committed import newest
-from service.past.wishes import status_of
 from service.spec import LoadedJob
 from service.status import Status
 from service.store import REPORT, in_use
@@ -44,7 +45,7 @@ def here(job: LoadedJob, deadline: Deadline) -> tuple[list[dict[str, Any]], str 
     """The tables of a job whose store is on this machine; and the commit that says it, where the job does not run."""
     job = as_begun(job)
     if in_use(job.store):
-        return entries_of(job, status_of(job.store, deadline)), None
+        return entries_of(job, _status_of(job.store, deadline)), None
     commit = newest(job)
     return entries_of(job, committed_status(job, commit)), commit.name
 
@@ -67,3 +68,18 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
     deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
     held = deciders.get("shrinking", {}).get("held", {})
     return Status({"tables": told, "slots": fresh.part("slots").raw, "operations": {"shrinking": {"held": held}}})
+
+
+def begin_day(store: Path, to: int | None, deadline: Deadline) -> tuple[int, int]:
+    """Have a running job begin the next day, or day `to`; return the day and the first version it holds for."""
+    day = current_day(store, deadline) + 1 if to is None else to
+    return day, JobClient(store).carry_out({"op": "day_tick", "to": day}, deadline)
+
+
+def current_day(store: Path, deadline: Deadline) -> int:
+    """The running job's day; 0 until a pass is closed."""
+    return int(_status_of(store, deadline).number("day") or 0)
+
+
+def _status_of(store: Path, deadline: Deadline) -> Status:
+    return Status(JobClient(store).status(deadline))

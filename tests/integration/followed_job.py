@@ -1,11 +1,10 @@
 """A job that follows a file, so that a test says when there is something to train, and one that is not disturbed."""
 
-import json
 import time
 from pathlib import Path
 
 from millrace.deadline import Deadline
-from millrace.role import RoleClient
+from millrace.job_client import JobClient
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, millrace, write_job
 from trainer.history import History
@@ -53,13 +52,8 @@ def closes(store: Path) -> dict:
 
 def status_of(job: RunningJob) -> dict:
     """What its chief says now."""
-    (address,) = (job.store / "workers").glob("g*/trainer-0.address")
-    secret = json.loads(address.with_suffix(".json").read_text())["secret"]
-    client = RoleClient(address.read_text(), secret)
-    try:
+    with JobClient(job.store).rank0() as client:
         return client.status(Deadline.after(10))
-    finally:
-        client.close()
 
 
 def until(job: RunningJob, true_of, what: str) -> dict:

@@ -10,9 +10,9 @@ import pytest
 
 from millrace import rpc
 from millrace.deadline import Deadline
+from millrace.job_client import JobClient
 from millrace.proto import role_pb2
 from pserver.proto import feed_pb2, shard_pb2
-from service.past.wishes import answered
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import ENDLESS, SPEC, TWO_BY_TWO, lines
 
@@ -85,7 +85,7 @@ def test_ports_of_shards_and_ranks_answer_nobody_without_the_jobs_secret(job):
 
 
 def test_the_feeds_secret_opens_the_feed_alone_and_the_jobs_does_not_open_it(job):
-    told_of_feed = answered(job.store, {"do": "feed"}, Deadline.after(60))
+    told_of_feed = JobClient(job.store).answer({"do": "feed"}, Deadline.after(60))
     feed, own = told_of_feed["secret"], told(job)["trainer-0"]["secret"]
     assert feed != own
     ports = [told_of_feed["chief"], *told_of_feed["shards"]]

@@ -9,13 +9,13 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Unavailable
+from millrace.job_client import NotRunning
 from service.access.config import AccessSection
 from service.access.guard import Guard, NoTokens
 from service.api.app import Terms, app
 from service.api.problems import problem_of
 from service.api.server import bound, serving
 from service.hosting.one_job import hosted
-from service.past.asking import NotRunning
 from service.spec import load_job
 from tests.integration.followed_job import FollowedJob, status_of
 

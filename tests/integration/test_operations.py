@@ -11,7 +11,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Unavailable
-from service.past.asking import NotRunning, chief
+from millrace.job_client import JobClient, NotRunning
 from tests.integration.followed_job import FollowedJob, closes
 from tests.integration.stream_job import millrace
 from trainer.history import History
@@ -45,7 +45,7 @@ def until(job, true_of, what):
     deadline = Deadline.after(60)
     while True:
         try:
-            with chief(job.store) as client:
+            with JobClient(job.store).rank0() as client:
                 if true_of(status := client.status(Deadline.after(5))):
                     return status
         except (Unavailable, DeadlineExceeded, NotRunning):
@@ -111,7 +111,7 @@ def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_st
     until(job, lambda status: status["version"] == 2, "version 2")
     told = json.loads(say(followed, job.store, "explain", "a", "3", "--json"))
     assert told["row"] and told["last_seen_day"] == 0 and told["leaves_after_days"] is None
-    with chief(job.store) as client:  # the stop comes before the close at which it would act
+    with JobClient(job.store).rank0() as client:  # the stop comes before the close at which it would act
         wish = {"op": "forget", "id": "x", "slot": "a", "sign": 3}
         job.process.send_signal(signal.SIGTERM)
         client.operate({"do": "ask", "operation": wish}, Deadline.after(5))
@@ -168,4 +168,4 @@ def test_a_job_that_does_not_run_says_so(followed):
     ran = millrace(followed.spec, store="ended")
     assert ran.code == 0, ran.output
     said = say(followed, followed.folder / "ended", "set", "tables.default.decay=0.5", code=1)
-    assert "no run is going on" in said
+    assert "no run is active" in said

@@ -107,7 +107,7 @@ def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
             assert refused.status_code == 409 and "runs; stop it" in refused.json()["detail"]
     done = served.done(served.post("/v1/jobs/small/commits"))
     assert (done["state"], done["problem"]["status"]) == ("failed", 409)
-    assert done["problem"]["detail"].startswith("no run is going on in")
+    assert done["problem"]["detail"].startswith("no run is active in")
     done = served.done(served.post(f"/v1/jobs/small/commits/{FIRST}/rewind"))
     assert (done["result"]["timeline"], done["result"]["commit"], done["result"]["left"]) == ("t2", FIRST, SECOND)
     assert served.ask("DELETE", f"/v1/jobs/small/commits/{SECOND}").status_code == 204

@@ -112,7 +112,7 @@ def test_how_an_export_that_was_asked_for_ended():
     made = ended(told("0000000005-base", current=True), "main", 5)
     assert (made.name, made.current, str(made)) == ("0000000005-base", True, "0000000005-base is complete")
     made = ended(told("0000000005-base", current=False), "main", 5)
-    assert (made.current, str(made)) == (False, "0000000005-base is complete, and not pointed to: auc")
+    assert (made.current, str(made)) == (False, "0000000005-base is complete, but current.json does not name it: auc")
     with pytest.raises(ExportFailed, match="0000000005-base of main failed: no room"):
         ended(told("0000000005-base", "failed"), "main", 5)
     assert "another one since" in str(ended(told("0000000009-delta", "failed", current=False), "main", 5))

@@ -8,6 +8,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, Unavailable
+from millrace.locks import locked
 from millrace.role import serve_role
 from service.api.feed import ANSWER_S
 from trainer.replica.feeding import FeedUpdates
@@ -27,8 +28,13 @@ def test_what_a_chief_says_is_understood():
 
 
 def test_the_newest_generation_in_a_store_is_asked(tmp_path):
-    with pytest.raises(Unavailable, match="no run is going on"):
+    with pytest.raises(Unavailable, match="no run is active"):
         in_store(tmp_path)(soon())
+    with locked(tmp_path / "lock", soon()):
+        the_newest_is_asked(tmp_path)
+
+
+def the_newest_is_asked(tmp_path):
     for generation in (9, 10):
         folder = tmp_path / "workers" / f"g{generation}"
         folder.mkdir(parents=True)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.job_client import JobClient, NotRunning, Unfinished
 from millrace.keys import sign_of_text
 from millrace.locks import locked
 from millrace.role import serve_role
@@ -18,8 +19,7 @@ from service.operating import explaining, shrinking
 from service.operating.commands import _counting, _pair, operating
 from service.operating.forgetting import drop, holds, still_held
 from service.operating.signs import sign_of
-from service.past.asking import NotRunning
-from service.past.wishes import Unfinished, answered, carried_out, day_of
+from service.operating.tables import current_day
 from service.spec import load_job
 from service.status import Status
 from tests.fakes.past import Past
@@ -31,6 +31,7 @@ class Chiefs:
 
     def __init__(self, past, held):
         self.past, self.store, self._held, self._serving = past, past.store, held, None
+        self.job = JobClient(past.store)
         self.asked, self.acts_at, self.version, self.answers = [], 7, 7, []
 
     def run(self, generation):
@@ -74,7 +75,7 @@ def soon():
 def test_it_is_asked_once_and_waited_for_until_it_has_acted(chiefs):
     chiefs.run(1)
     chiefs.answers = [{"version": None}, {"version": None}]
-    assert carried_out(chiefs.store, WISH, soon()) == 7
+    assert chiefs.job.carry_out(WISH, soon()) == 7
     assert len(chiefs.asked) == 3 and chiefs.asked[0] == chiefs.asked[2]
     assert chiefs.asked[0]["do"] == "ask" and chiefs.asked[0]["operation"].keys() == {*WISH, "id"}
 
@@ -88,7 +89,7 @@ def test_it_has_acted_once_the_close_is_told(chiefs):
         return {"version": 7}
 
     chiefs.answers = [{"version": 7}, closed]
-    assert carried_out(chiefs.store, WISH, soon()) == 7 and len(chiefs.asked) == 2
+    assert chiefs.job.carry_out(WISH, soon()) == 7 and len(chiefs.asked) == 2
 
 
 def test_the_chief_after_one_that_died_is_asked_the_same_with_the_same_id(chiefs):
@@ -100,38 +101,38 @@ def test_the_chief_after_one_that_died_is_asked_the_same_with_the_same_id(chiefs
         return {"version": None}
 
     chiefs.answers = [again]
-    assert carried_out(chiefs.store, WISH, soon()) == 7
+    assert chiefs.job.carry_out(WISH, soon()) == 7
     assert len({asked["operation"]["id"] for asked in chiefs.asked}) == 1 < len(chiefs.asked)
 
 
 def test_where_the_chief_is_still_finding_out_it_is_asked_again(chiefs):
     chiefs.run(1)
     chiefs.answers = [NotYet("the rows are being counted"), NotYet("the rows are being counted")]
-    assert carried_out(chiefs.store, WISH, soon()) == 7 and len(chiefs.asked) == 3
+    assert chiefs.job.carry_out(WISH, soon()) == 7 and len(chiefs.asked) == 3
 
 
 def test_no_is_no(chiefs):
     chiefs.run(1)
     chiefs.answers = [SpecError("seed: cannot be set while the job runs")]
     with pytest.raises(MillraceError, match="^seed: cannot be set while the job runs$"):
-        carried_out(chiefs.store, WISH, soon())
+        chiefs.job.carry_out(WISH, soon())
 
 
 def test_a_job_that_does_not_run_cannot_be_asked(tmp_path):
     past = Past(tmp_path / "store").begin()
     past.end()
-    with pytest.raises(NotRunning, match="no run is going on"):
-        carried_out(past.store, WISH, soon())
+    with pytest.raises(NotRunning, match="no run is active"):
+        JobClient(past.store).carry_out(WISH, soon())
 
 
 def test_time_that_is_over_says_whether_it_is_logged(chiefs):
     chiefs.run(1)
     chiefs.acts_at = None
-    with pytest.raises(Unfinished, match="it is logged, and acts at the close of a pass that is not over yet"):
-        carried_out(chiefs.store, WISH, Deadline.after(0.3))
+    with pytest.raises(Unfinished, match="it is logged, and acts at the close of a pass that is still open"):
+        chiefs.job.carry_out(WISH, Deadline.after(0.3))
     chiefs.answers = [NotYet("the rows are being counted")] * 50
-    with pytest.raises(Unfinished, match="not asked for yet: the rows are being counted"):
-        carried_out(chiefs.store, WISH, Deadline.after(0.3))
+    with pytest.raises(Unfinished, match="no answer in time: the rows are being counted"):
+        chiefs.job.carry_out(WISH, Deadline.after(0.3))
 
 
 def test_a_run_that_ends_in_between_leaves_it_to_the_next(chiefs):
@@ -143,8 +144,8 @@ def test_a_run_that_ends_in_between_leaves_it_to_the_next(chiefs):
         return {"version": None}
 
     chiefs.answers = [{"version": None}, ends]
-    with pytest.raises(Unfinished, match="the run has ended, and the next one carries it out"):
-        carried_out(chiefs.store, WISH, soon())
+    with pytest.raises(Unfinished, match="the run has ended, and the next run carries it out"):
+        chiefs.job.carry_out(WISH, soon())
 
 
 def test_a_run_that_ends_without_an_answer_may_have_logged_it(chiefs):
@@ -156,15 +157,15 @@ def test_a_run_that_ends_without_an_answer_may_have_logged_it(chiefs):
         return {"version": None}
 
     chiefs.answers = [ends]
-    with pytest.raises(Unfinished, match="without an answer: `millrace log` tells whether it is logged"):
-        carried_out(chiefs.store, WISH, soon())
+    with pytest.raises(Unfinished, match="without an answer: `millrace log` shows whether it is logged"):
+        chiefs.job.carry_out(WISH, soon())
 
 
 def test_answers_are_waited_for_and_so_is_the_day(chiefs):
     chiefs.run(1)
     chiefs.answers = [NotYet("counting"), {"rows": 3}]
-    assert answered(chiefs.store, {"do": "dry_run"}, soon()) == {"rows": 3}
-    assert day_of(chiefs.store, soon()) == 4
+    assert chiefs.job.answer({"do": "dry_run"}, soon()) == {"rows": 3}
+    assert current_day(chiefs.store, soon()) == 4
 
 
 # -- values and signs

@@ -6,9 +6,10 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from millrace.job_client import JobClient, NotRunning
 from millrace.locks import locked
 from millrace.role import serve_role
-from service.past.asking import NotRunning, ask_commit, make_commit
+from service.past.asking import make_commit, request_commit
 from tests.fakes.past import Past
 
 
@@ -63,16 +64,18 @@ def test_a_commit_is_made_of_what_was_closed_when_it_was_asked_for(chiefs):
 def test_the_chief_of_the_newest_generation_is_asked(chiefs):
     for generation in (2, 10, 9):
         (chiefs.store / "workers" / f"g{generation}").mkdir(parents=True)
-    with pytest.raises(Unavailable, match="the chief of .* is starting"):
-        ask_commit(chiefs.store)
+    with pytest.raises(Unavailable, match="rank 0 of the run in .* is starting"), JobClient(chiefs.store).rank0():
+        pass
     chiefs.run(11)
-    assert ask_commit(chiefs.store) == 2
+    with JobClient(chiefs.store).rank0() as client:
+        assert request_commit(client) == 2
 
 
 def test_a_chief_that_has_closed_nothing_is_asked_for_the_first_version(chiefs):
     chiefs.run(1)
     chiefs.version, chiefs.commits = 0, False
-    assert ask_commit(chiefs.store) == 1
+    with JobClient(chiefs.store).rank0() as client:
+        assert request_commit(client) == 1
 
 
 def test_the_chief_that_follows_one_that_dies_is_asked_again(chiefs, monkeypatch):
@@ -96,7 +99,7 @@ def test_a_commit_that_fails_is_told_with_its_reason(chiefs):
     chiefs.run(1)
     chiefs.commits, chiefs.failing = False, "no room on the disk"
     with pytest.raises(
-        MillraceError, match="the commit failed, the job goes on and will try again: no room on the disk"
+        MillraceError, match="the commit failed; the job continues and will try again: no room on the disk"
     ):
         make_commit(chiefs.store, soon())
 
@@ -112,5 +115,5 @@ def test_where_nothing_runs_there_is_nobody_to_ask(tmp_path):
     past = Past(tmp_path / "store").begin()
     past.end()
     (past.store / "workers" / "g1").mkdir(parents=True)  # of a launcher that was killed
-    with pytest.raises(NotRunning, match="there is nobody to ask"):
+    with pytest.raises(NotRunning, match="no run is active"):
         make_commit(past.store, soon())

@@ -13,10 +13,8 @@ from typing import Any
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, Unavailable
-from millrace.role import RoleClient
+from millrace.job_client import JobClient, NotRunning
 
-WORKERS, CHIEF = "workers", "trainer-0"
-"""Where a launcher keeps what workers tell of themselves, by generation, and the chief's name there."""
 MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -57,17 +55,11 @@ def in_store(store: Path) -> Find:
     """Through the store's folder, by who may read the files of its workers."""
 
     def find(deadline: Deadline) -> Whereabouts:
-        folders = sorted((store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
         try:
-            address = (folders[-1] / f"{CHIEF}.address").read_text(encoding="utf-8")
-            secret = documents.read_object(folders[-1] / f"{CHIEF}.json")["secret"]
-        except (IndexError, FileNotFoundError) as error:
-            raise Unavailable(f"no run is going on in {store}, or it is just starting") from error
-        client = RoleClient(address, secret)
-        try:
-            return Whereabouts.of_message(client.operate({"do": "feed"}, deadline))
-        finally:
-            client.close()
+            with JobClient(store).rank0() as client:
+                return Whereabouts.of_message(client.operate({"do": "feed"}, deadline))
+        except NotRunning as error:
+            raise Unavailable(str(error)) from error  # a replica waits for the next run
 
     return find
 
