@@ -25,9 +25,8 @@ from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.begun import as_begun
-from service.operating import explaining, forgetting, shrinking, tables
+from service.operating import explaining, tables
 from service.operating.committed import newest
-from service.operating.signs import sign_of
 from service.spec import LoadedJob
 from service.status import Number, Status
 
@@ -142,8 +141,8 @@ def shrink(
 
     def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
-            return shrinking.dry_run(loaded, table, rule, deadline)
-        [shrunk] = shrinking.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
+            return tables.dry_run(loaded, table, rule, deadline)
+        [shrunk] = tables.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "rows are being counted") if asked.dry_run else ("shrink", "until a pass closes")
@@ -168,12 +167,12 @@ def explain(
     """Where its row is, why it has one or none, what it holds, when it goes, which exports hold it."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
-    sign_of(loaded.spec, slot, sign)
+    explaining.sign_of(loaded.spec, slot, sign)
     with _one_of_few(sharer(caller, address_of(request))):
-        known = finite(explaining.explained(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
+        known = finite(explaining.explain(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
     if known["table"] != table:
         raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} is of table {known['table']!r}")
-    return Explanation(lines=list(explaining.told(known)), known=known)
+    return Explanation(lines=list(explaining.format_explanation(known)), known=known)
 
 
 @router.post("/forget", **begins(Role.OPERATOR), operation_id="forgetValue", summary="Have a value's row go")
@@ -189,10 +188,10 @@ def forget(
     """Have one value's row go, and, after a commit, dead letters that hold it; the result says what holds it still."""
     note(request, slot=asked.slot)  # not the value: it is to be forgotten
     loaded = statuses.loaded(job)
-    sign_of(loaded.spec, asked.slot, asked.value)
+    explaining.sign_of(loaded.spec, asked.slot, asked.value)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return {"lines": list(forgetting.forget(loaded, asked.slot, asked.value, deadline))}
+        return {"lines": list(explaining.forget(loaded, asked.slot, asked.value, deadline))}
 
     act = said("until a pass closes, and a commit is made", ACT_S, work)
     return begun(host, "forget", job, caller, act, response)

@@ -1,7 +1,7 @@
-"""The commands that act on a job's rows, and those that show them. Reads arguments; the work is beside it.
+"""The commands that change or show a job's rows. They read arguments and print; the other modules do the work.
 
-Each waits until what it asks for has acted: at the close of a pass, from whose version on it holds. `tables`, `explain`
-and `shrink` are also for a job that does not run.
+A command that changes rows waits until the change acts, at the close of a pass. `tables`, `explain` and `shrink` also
+work for a job that does not run.
 """
 
 import json
@@ -16,21 +16,21 @@ from millrace.job_client import JobClient
 from millrace.printable import say
 from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
 from service.arguments import Json, Overrides, SpecFile
-from service.operating import explaining, forgetting, shrinking, tables
+from service.operating import explaining, tables
 from service.past.commands import ran
 from service.remote import acting, showing
 from service.remote.asking import JobOrFile, Token, Url, path_of, remote_name, service_at
 
 operating = typer.Typer()
 
-Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait at most.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest time to wait.")]
 Slot = Annotated[str, typer.Argument(help="A sparse slot.", show_default=False)]
-ANEW = (
-    "where counters of another width are needed (thresholds below 256, 65,536, 2**32), the counts begin anew, "
-    "which the log tells"
+COUNTS_RESTART = (
+    "where counters of another width are needed (thresholds below 256, 65,536, 2**32), the counts restart at 0, "
+    "and the log says so"
 )
 NONE = "none"
-"""As a value: nothing is set."""
+"""A value on the command line that removes a threshold."""
 
 
 @operating.command("set")
@@ -44,9 +44,9 @@ def set_(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Set learning rates, decays and thresholds of a running job; "none" takes a threshold away.
+    """Set learning rates, decays and thresholds of a running job; "none" removes a threshold.
 
-    What is set stands before the job file, also after a restart, until that changes the same key.
+    A setting overrides the job file, also after a restart, until the job file changes the same key.
     """
     keys = dict(_pair(text) for text in values)
     if (name := remote_name(job, url)) is not None:
@@ -55,13 +55,13 @@ def set_(
     else:
         version = JobClient(ran(job, overrides).store).carry_out({"op": "set", "keys": keys}, Deadline.after(timeout))
     for key, value in keys.items():
-        print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting(key)}")
+        print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting_note(key)}")
 
 
-def _counting(key: str) -> str:
-    """What to know of a threshold of admission that is counted up to."""
+def _counting_note(key: str) -> str:
+    """A note on an admission threshold that counts occurrences; empty for other keys."""
     counts = ".admission." in key and key.endswith(".n")
-    return f"; {ANEW}" if counts else ""
+    return f"; {COUNTS_RESTART}" if counts else ""
 
 
 def _pair(text: str) -> tuple[str, object]:
@@ -72,7 +72,7 @@ def _pair(text: str) -> tuple[str, object]:
     try:
         json.dumps(meant, allow_nan=False)
     except (TypeError, ValueError):
-        raise SpecError(f"{value} is neither a finite number nor a text, nor made of such", key) from None
+        raise SpecError(f"{value} is not a finite number, a text, or a list or table of these", key) from None
     return key, meant
 
 
@@ -80,33 +80,36 @@ def _pair(text: str) -> tuple[str, object]:
 def shrink(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
-    table: Annotated[str | None, typer.Option("--table", help="Only this one; else all.")] = None,
+    table: Annotated[str | None, typer.Option("--table", help="Only this table; default: all.")] = None,
     delete_below: Annotated[
-        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="In place of the spec's rule.")
+        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="Replaces the spec's rule.")
     ] = None,
     delete_after_days: Annotated[
         int | None,
-        typer.Option("--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="In place of the spec's rule."),
+        typer.Option("--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="Replaces the spec's rule."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, by slot, and why.")] = False,
-    allow: Annotated[bool, typer.Option("--allow", help="Also where it is more than max_shrink_fraction.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, by slot and reason.")] = False,
+    allow: Annotated[bool, typer.Option("--allow", help="Delete even more than max_shrink_fraction.")] = False,
     timeout: Timeout = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Have rows of a job's tables go by their rule; exit code 1 where they are too many.
+    """Delete rows of a job's tables by their rule; exit code 1 if there are too many.
 
-    Of a job that does not run, rows are counted in its newest commit, and go in the next run.
+    For a job that does not run, rows are counted in its newest commit and deleted in the next run.
     """
     if delete_below is not None and not delete_below <= MAX_FLOAT32:
         raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
     loaded, deadline = ran(job, overrides), Deadline.after(timeout)
     rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
-    meant = shrinking.chosen(shrinking.tables_of(loaded, deadline), table, ruled=rule != dict.fromkeys(rule))
-    if dry_run:
-        shrinking.print_dry_run(loaded, meant, rule, deadline, as_json=as_json)
-    else:
-        for shrunk in shrinking.shrink(loaded, meant, {**rule, "allow": allow}, deadline):
-            say(shrunk)
+    ruled = rule != dict.fromkeys(rule)
+    chosen = tables.choose_tables(tables.tables_with_rules(loaded, deadline), table, ruled=ruled)
+    if not dry_run:
+        for report in tables.shrink(loaded, chosen, {**rule, "allow": allow}, deadline):
+            say(report)
+        return
+    for each in chosen:
+        answer = tables.dry_run(loaded, each, rule, deadline)
+        say(json.dumps(answer) if as_json else "\n".join(tables.format_dry_run(answer)))
 
 
 @operating.command("tables")
@@ -118,21 +121,21 @@ def tables_(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Print a job's tables: rows, memory, and what was seen by slot.
+    """Print a job's tables: rows, memory, and figures of each slot.
 
-    Of a job file whose job does not run, its newest commit says it.
+    If the job does not run, its newest commit is read.
     """
     commit = None
     if (name := remote_name(job, url)) is not None:
         with service_at(url, token) as client:
             found = list(client.items(path_of("jobs", name, "tables")))
     else:
-        found, commit = tables.here(ran(job, overrides), Deadline.after(timeout))
+        found, commit = tables.local_tables(ran(job, overrides), Deadline.after(timeout))
     if as_json:
         print(json.dumps(found, indent=2))
         return
     if commit is not None:
-        say(f"the job does not run: this is as of its newest commit, {commit}")
+        say(f"the job does not run; this is the state of its newest commit, {commit}")
     for line in showing.table_lines(found):
         say(line)
 
@@ -141,12 +144,12 @@ def tables_(
 def forget(
     job: SpecFile,
     slot: Slot,
-    value: Annotated[str, typer.Argument(help="A sign, or the text of one.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006
     timeout: Timeout = 120.0,
 ) -> None:
-    """Delete one value's row from a running job, and the dead letters that hold it; say what holds it still."""
-    for line in forgetting.forget(ran(job, overrides), slot, value, Deadline.after(timeout)):
+    """Delete one value's row from a running job, and the dead letters that contain it; name the remaining copies."""
+    for line in explaining.forget(ran(job, overrides), slot, value, Deadline.after(timeout)):
         say(line)
 
 
@@ -155,11 +158,12 @@ def day_tick(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
     to: Annotated[
-        int | None, typer.Option("--to", min=0, max=LAST_DAY, metavar="DAY", help="The day it then is; else the next.")
+        int | None,
+        typer.Option("--to", min=0, max=LAST_DAY, metavar="DAY", help="The day to begin."),
     ] = None,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Have the next day begin for a running job whose events have no time."""
+    """Begin the next day of a running job whose events have no time."""
     day, version = tables.begin_day(ran(job, overrides).store, to, Deadline.after(timeout))
     print(f"day {day} begins with version {version}")
 
@@ -168,14 +172,14 @@ def day_tick(
 def explain(
     job: SpecFile,
     slot: Slot,
-    sign: Annotated[str, typer.Argument(help="A sign, or the text of one.", show_default=False)],
+    sign: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006
     timeout: Timeout = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Print all that a job knows of one sign: where its row is, why it has one or none, and when that goes.
+    """Print all that a job knows of one sign: where its row is, why it has one or none, and when it is deleted.
 
-    Of a job that does not run, its newest commit says it.
+    If the job does not run, its newest commit is read.
     """
-    known = explaining.explained(ran(job, overrides), slot, sign, Deadline.after(timeout))
-    say(json.dumps(known) if as_json else "\n".join(explaining.told(known)))
+    known = explaining.explain(ran(job, overrides), slot, sign, Deadline.after(timeout))
+    say(json.dumps(known) if as_json else "\n".join(explaining.format_explanation(known)))

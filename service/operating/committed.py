@@ -1,6 +1,6 @@
-"""The rows of a job that does not run, as its newest commit has them: what its chief would answer.
+"""The rows of a job that does not run, read from its newest commit: the answers that its rank 0 would give.
 
-Nothing of the commit changes. A shrink is only logged; it acts in the next run, at its first close.
+The commit does not change. A shrink is only logged; it acts at the first close of the next run.
 """
 
 import itertools
@@ -34,20 +34,20 @@ from trainer.rewind import note
 from trainer.shrinking import SMALL_ROWS, Shrinking
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
-"""Memory that the rows of a table take while a commit is read: the others stay on the disk."""
+"""Memory for the rows of a table while a commit is read; the other rows stay on the disk."""
 _numbers = itertools.count(1)
-"""Of the readings of this process, which may do several at a time."""
+"""Numbers the reads of this process, which may run side by side."""
 
 
 class NothingCommitted(NotRunning):
-    """The job does not run, and no commit of it is there to read."""
+    """The job does not run and has no commit to read."""
 
     def __init__(self, store: Path) -> None:
-        MillraceError.__init__(self, f"no run is active in {store}, and it holds no commit; `millrace run` makes one")
+        MillraceError.__init__(self, f"no run is active in {store}, and it has no commit; `millrace run` makes one")
 
 
 def newest(job: LoadedJob) -> Commit:
-    """The commit from which the next run begins. Raises NothingCommitted, and SpecError for another job's store."""
+    """The commit where the next run begins. Raises NothingCommitted, and SpecError for another job's store."""
     commits = Commits(job.store)
     if not (names := commits.names()):
         raise NothingCommitted(job.store)
@@ -59,7 +59,7 @@ def newest(job: LoadedJob) -> Commit:
 
 
 def tables_in_force(job: LoadedJob, commit: Commit) -> Mapping[str, TableSection]:
-    """The tables' sections as the next run has them: the job file's, with what was set while the job ran."""
+    """The tables' sections for the next run: the job file's, with the settings changed while the job ran."""
     spec = as_begun(job).full
     return with_overrides(validate(TrainerJob, spec, only_known=True), overrides_of(commit, spec)).tables
 
@@ -75,12 +75,12 @@ class Committed:
     shrinking: Shrinking
 
     def explain(self, slot: str, sign: int, deadline: Deadline) -> dict[str, Any]:
-        """As a chief's "explain"; "commit" is which one says so."""
+        """The answer of rank 0 to "explain", with the name of this commit as "commit"."""
         known = known_of(self.shards, self.schema.by_name[slot], sign, deadline)
         return known | {"commit": self.commit.name, "version": self.commit.version}
 
     def dry_run(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """As a chief's "dry_run"; "commit" is whose rows were counted."""
+        """The answer of rank 0 to "dry_run", with the name of this commit as "commit"."""
         while True:
             try:
                 return self.shrinking.dry_run(request) | {"commit": self.commit.name}
@@ -88,8 +88,8 @@ class Committed:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)
 
-    def asked(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> dict[str, Any]:
-        """A shrink as it is logged. Raises TooMany, SpecError."""
+    def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> dict[str, Any]:
+        """The record that logs a shrink. Raises TooMany, SpecError."""
         while True:
             try:
                 body = self.shrinking.asked({**request, "op": "shrink", "id": uuid.uuid4().hex})
@@ -97,15 +97,15 @@ class Committed:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)
             else:
-                assert body is not None, "a shrink is for it"
+                assert body is not None, "the shrink decider handles this request"
                 return body | {"at_once": rows < SMALL_ROWS}
 
 
 @contextmanager
 def opened(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Committed]:
-    """A table of the newest commit, kept from being pruned meanwhile.
+    """A table of the newest commit; the commit is not pruned meanwhile.
 
-    Raises NothingCommitted; SpecError where it is of other slots or tables; StoreDamaged.
+    Raises NothingCommitted; SpecError if the commit has other slots or tables; StoreDamaged.
     """
     commit, number, job = newest(job), next(_numbers), as_begun(job)
     check_fits(commit, job)
@@ -122,12 +122,12 @@ def opened(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Committed
             shards.close()
 
 
-def log_shrink(job: LoadedJob, table: str, wish: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-    """Log a shrink, which acts in the next run; what `Committed.dry_run` says of it now.
+def log_shrink(job: LoadedJob, table: str, rule: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+    """Log a shrink, which acts in the next run; return what `Committed.dry_run` finds now.
 
-    Raises TooMany where it would take too many rows and has no leave, SpecError where the job runs by now.
+    Raises TooMany if it would delete too many rows and `rule` does not allow it, SpecError if the job runs by now.
     """
     with stopped(job.store, job.spec.name), opened(job, table, deadline) as rows:
-        found = rows.dry_run({"table": table, **wish}, deadline)
-        note(job.store, rows.asked({"table": table, **wish}, int(found["rows"]), deadline), "millrace shrink")
+        found = rows.dry_run({"table": table, **rule}, deadline)
+        note(job.store, rows.shrink_record({"table": table, **rule}, int(found["rows"]), deadline), "millrace shrink")
         return found

@@ -1,7 +1,7 @@
-"""Which exports a key is in: of each stream the newest complete one, and all that it builds on.
+"""Finds the exports that contain a key: the newest complete export of each stream, and the exports it builds on.
 
-Keys are looked for where they must be, as files are sorted: a few row groups of a few files are read, and of them the
-keys only. Files of an object store come whole, so what may be fetched has a bound; a stream beyond it is passed over.
+Files are sorted by key, so a binary search reads the keys of a few row groups of a few files. Files of an object store
+are fetched whole, so the bytes fetched have a bound; a stream that needs more is skipped.
 """
 
 import re
@@ -24,29 +24,29 @@ from trainer.exports.places import ExportUnusable, Place
 from trainer.exports.reading import Export
 
 MAX_FETCHED_BYTES = 512 << 20
-"""How much of one stream's exports may be fetched to look for one key."""
+"""Most bytes of one stream's exports that may be fetched to find one key."""
 KINDS = {"rows": "row", "tombstones": "tombstone"}
 
 
 class TooMuch(MillraceError):
-    """Looking would fetch too much."""
+    """The search would fetch too many bytes."""
 
 
 def held_by(job: LoadedJob, table: str, key: int, deadline: Deadline) -> list[dict[str, Any]]:
-    """In which exports of each stream the key is, as JSON-able data.
+    """The exports of each stream that contain the key, as JSON-able data.
 
-    "stream"; "newest": None where no export is complete; "chain": how many it builds on, and itself; "in": of those
-    that have the key "name", "version" and "as", oldest first; "problem": why it cannot be told, or None.
+    "stream": its name; "newest": None if no export is complete; "chain": number of exports it builds on, plus itself;
+    "in": "name", "version" and "as" of those with the key, oldest first; "problem": why the search failed, or None.
     """
     found: list[dict[str, Any]] = []
     for name in job.spec.exports:
-        told: dict[str, Any] = {"stream": name, "newest": None, "chain": 0, "in": [], "problem": None}
+        entry: dict[str, Any] = {"stream": name, "newest": None, "chain": 0, "in": [], "problem": None}
         try:
             with opened(job, name) as [stream], tempfile.TemporaryDirectory(prefix="millrace-explain-") as scratch:
-                told |= _of_stream(stream, table, key, Path(scratch), deadline)
+                entry |= _of_stream(stream, table, key, Path(scratch), deadline)
         except MillraceError as error:
-            told["problem"] = str(error)
-        found.append(told)
+            entry["problem"] = str(error)
+        found.append(entry)
     return found
 
 
@@ -61,18 +61,18 @@ def _of_stream(stream: Stream, table: str, key: int, scratch: Path, deadline: De
 
 
 class Search:
-    """For one key of one table, in exports of one stream. Raises ExportUnusable, TooMuch, DeadlineExceeded."""
+    """Finds one key of one table in exports of one stream. Raises ExportUnusable, TooMuch, DeadlineExceeded."""
 
     def __init__(self, table: str, key: int, deadline: Deadline, max_fetched: int = MAX_FETCHED_BYTES) -> None:
         self._table, self._deadline, self._left = table, deadline, max_fetched
         self._place = order_of(np.array([key], np.uint64))[0]
 
     def kind(self, export: Export) -> str | None:
-        """ "row" or "tombstone": what an export has of the key; None: nothing, it says nothing of it."""
+        """ "row" or "tombstone", whichever the export contains for the key; None: neither."""
         return next((word for kind, word in KINDS.items() if self._in_files(export, kind)), None)
 
     def _in_files(self, export: Export, kind: str) -> bool:
-        """Files are sorted, one after another: the key can be in the last one that begins at it or before."""
+        """Whether a file of `kind` contains the key: only the last file that begins at the key or before it can."""
         pattern = re.compile(rf"{kind}-{re.escape(self._table)}-(\d+)\.parquet")
         numbered = sorted((int(match[1]), path) for path in export.files if (match := pattern.fullmatch(path)))
         paths = [path for _, path in numbered]
@@ -87,7 +87,7 @@ class Search:
             return bool(self._starts(parquet, 0))
 
     def _in_file(self, export: Export, path: str) -> bool:
-        """Row groups likewise."""
+        """Whether a file contains the key; row groups are searched in the same way."""
         with self._opened(export, path) as parquet:
             begin, end = 0, parquet.num_row_groups
             while end - begin > 1:
@@ -107,12 +107,12 @@ class Search:
         if "://" in export.place.address:
             self._left -= int(export.files[path]["bytes"])
             if self._left < 0:
-                raise TooMuch(f"more than {MAX_FETCHED_BYTES >> 20} MiB would have to be fetched to look for one key")
+                raise TooMuch(f"the search for one key would fetch more than {MAX_FETCHED_BYTES >> 20} MiB")
         return _Parquet(export, path)
 
 
 class _Parquet:
-    """A file of an export; a context. Raises ExportUnusable."""
+    """A Parquet file of an export, as a context. Raises ExportUnusable."""
 
     def __init__(self, export: Export, path: str) -> None:
         self._what = f"{export.place.address}: {path}"
@@ -130,11 +130,11 @@ class _Parquet:
 
     @property
     def num_row_groups(self) -> int:
-        """How many pieces it has."""
+        """Number of row groups."""
         return int(self._file.num_row_groups)
 
     def keys(self, group: int) -> Any:
-        """(R,) the keys of a row group."""
+        """The keys of a row group: (R,)."""
         try:
             column = self._file.read_row_group(group, columns=["key"]).column("key")
         except (OSError, KeyError, pa.ArrowException) as error:
@@ -142,17 +142,17 @@ class _Parquet:
         return column.to_numpy().astype(np.uint64, copy=False)
 
 
-def told(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """In words, a line for each stream."""
+def format_exports(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The result of `held_by` as lines, one for each stream."""
     for stream in found:
         name = f"exports of {stream['stream']}"
         if stream["problem"]:
-            yield f"{name}: cannot be looked into: {stream['problem']}"
+            yield f"{name}: cannot be searched: {stream['problem']}"
         elif stream["newest"] is None:
-            yield f"{name}: none is complete yet"
+            yield f"{name}: no export is complete yet"
         elif not stream["in"]:
-            yield f"{name}: it is in none of the {stream['chain']} that make up {stream['newest']}"
+            yield f"{name}: the key is in none of the {stream['chain']} exports that make up {stream['newest']}"
         else:
             places = ", ".join(f"{each['name']} (as a {each['as']})" for each in stream["in"])
-            there = "has it" if stream["in"][-1]["as"] == "row" else "does not have it any more"
-            yield f"{name}: in {places}; a server that follows them up to {stream['newest']} {there}"
+            there = "has the key" if stream["in"][-1]["as"] == "row" else "no longer has the key"
+            yield f"{name}: in {places}; a server that loads them up to {stream['newest']} {there}"

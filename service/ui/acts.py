@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from millrace import documents
-from service.operating.shrinking import told as told_of_dry_run
+from service.operating.tables import format_dry_run
 from service.ui.wording import number
 from trainer.respec import HOT, flat, is_hot
 
@@ -223,7 +223,7 @@ def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
     result = operation["result"]
     match result:
         case {"fraction": _, "going": _, "below": _}:
-            return [line.replace("needs --allow", "needs leave to take more") for line in told_of_dry_run(result)]
+            return [line.replace("needs --allow", "needs leave to take more") for line in format_dry_run(result)]
         case {"said": str(said)}:
             return [said]
         case {"lines": list(lines)}:

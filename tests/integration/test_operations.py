@@ -134,7 +134,7 @@ def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
     followed.arrive(3)
     until(job, lambda status: status["rejected"], "a rejected event")
     said = say(followed, job.store, "forget", "a", "7")
-    assert "the value has no row from version" in said and "dead letters with this value, dropped: 1" in said
+    assert "the value has no row from version" in said and "dead letters with this value, deleted: 1" in said
     assert "sign" not in said
     told = say(followed, job.store, "explain", "a", "7")
     assert "it has no row" in told
@@ -155,7 +155,10 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
     assert held["fraction"] == 1.0 and held["rows"] == status["tables"]["default"]["rows"] > 0
     assert sum(status["tables"]["default"]["rows_by_slot"].values()) == held["rows"]
     dry = say(followed, job.store, "shrink", "--dry-run")
-    assert f"{held['rows']:,} of {held['rows']:,} rows would go (100.0%; more than max_shrink_fraction = 1.0%" in dry
+    assert (
+        f"{held['rows']:,} of {held['rows']:,} rows would be deleted (100.0%; more than max_shrink_fraction = 1.0%"
+        in dry
+    )
     refused = say(followed, job.store, "shrink", code=1)
     assert "a shrink would take" in refused and "--allow" in refused
     assert "is shrunk from version" in say(followed, job.store, "shrink", "--allow")

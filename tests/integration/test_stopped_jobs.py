@@ -37,13 +37,13 @@ def test_its_tables_and_keys_are_told_as_of_its_newest_commit(ended):
     commit = max(path.name for path in (ended.parent / "store" / "commits").iterdir())
     lines = say("tables", ended).splitlines()
     wanted = rows_of_days(1, 2)
-    assert lines[0] == f"the job does not run: this is as of its newest commit, {commit}"
+    assert lines[0] == f"the job does not run; this is the state of its newest commit, {commit}"
     assert lines[1].startswith(f"default: {wanted} rows of dim 4, ") and lines[2].startswith(f"  item: rows {wanted}, ")
     [table] = json.loads(say("tables", ended, "--json"))
     assert table["rows"] == table["slots"]["item"]["rows"] == wanted and table["held"] is None
     told = say("explain", ended, "item", str(2 * NEW + ALIVE - 1))
-    assert f"the job does not run: this is as of its newest commit, {commit}" in told
-    assert "last seen on day 2, 0 days ago" in told and "a shrink takes it in 2 days" in told
+    assert f"the job does not run; this is the state of its newest commit, {commit}" in told
+    assert "last seen on day 2, 0 days ago" in told and "a shrink deletes it in 2 days" in told
     assert "it has no row" in say("explain", ended, "item", "0"), "a shrink took it"
     assert "there is no sparse slot" in say("explain", ended, "itm", "0")
 
@@ -53,7 +53,7 @@ def test_what_would_go_is_counted_and_a_shrink_acts_in_the_next_run(ended):
     before = rows_of_days(1, 2)
     going = before - rows_of_days(2)
     dry = say("shrink", ended, "--dry-run", "--delete-after-days", "0")
-    assert f"table default: {going} of {before} rows would go" in dry and "counted in its newest commit" in dry
+    assert f"table default: {going} of {before} rows would be deleted" in dry and "counted in its newest commit" in dry
     refused = say("shrink", ended, "--delete-below", "1e9")
     assert f"a shrink would take {before} of {before} rows" in refused and "let it with --allow" in refused
     log = ended.parent / "store" / "log"

@@ -17,7 +17,7 @@ from pserver.config import ShardProcess
 from pserver.errors import StoreDamaged
 from pserver.store import rocks
 from service.hosting.folder import Broken, JobFolder
-from service.operating import forgetting
+from service.operating import explaining
 from service.remote.client import parsed_events
 from service.spec import load_job
 from trainer.commits import CommitDamaged, Commits
@@ -159,7 +159,7 @@ def read_job_folder(path):
 
 
 def read_dead_letter(path):
-    assert forgetting.drop(path / "letters", "x") == 1
+    assert explaining.drop_letters(path / "letters", "x") == 1
 
 
 READERS = {

@@ -26,22 +26,22 @@ def job(tmp_path):
 
 
 def lines_of(job, slot, sign):
-    return list(holding.told(holding.held_by(job, "default", key(slot, sign), Deadline.after(20))))
+    return list(holding.format_exports(holding.held_by(job, "default", key(slot, sign), Deadline.after(20))))
 
 
 def test_a_key_is_found_in_the_newest_complete_chain_of_each_stream(job):
     main, more = lines_of(job, "a", 5)
     assert main == (
-        "exports of main: in 0000000003-base (as a row); a server that follows them up to t1/0000000005-delta has it"
+        "exports of main: in 0000000003-base (as a row); a server that loads them up to t1/0000000005-delta has the key"
     )
-    assert more == "exports of more: none is complete yet"
+    assert more == "exports of more: no export is complete yet"
     assert lines_of(job, "a", 7)[0].endswith(
         "in 0000000003-base (as a row), 0000000005-delta (as a tombstone); "
-        "a server that follows them up to t1/0000000005-delta does not have it any more"
+        "a server that loads them up to t1/0000000005-delta no longer has the key"
     )
-    assert lines_of(job, "a", 500)[0] == ("exports of main: it is in none of the 2 that make up t1/0000000005-delta"), (
-        "an export that is not complete is none"
-    )
+    assert lines_of(job, "a", 500)[0] == (
+        "exports of main: the key is in none of the 2 exports that make up t1/0000000005-delta"
+    ), "an export that is not complete is none"
 
 
 def test_every_row_is_found_in_files_of_many_row_groups_and_nothing_else_is(tmp_path):
@@ -59,8 +59,8 @@ def test_what_cannot_be_looked_into_is_said_and_no_reason_to_stop(job, tmp_path)
     for file in (tmp_path / "out").rglob("tombstones-*.parquet"):
         file.unlink()
     main, more = lines_of(job, "a", 7)
-    assert main.startswith("exports of main: cannot be looked into: ") and "is missing" in main
-    assert more == "exports of more: none is complete yet"
+    assert main.startswith("exports of main: cannot be searched: ") and "is missing" in main
+    assert more == "exports of more: no export is complete yet"
 
 
 def test_a_job_without_exports_says_nothing_of_them(tmp_path):

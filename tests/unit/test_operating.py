@@ -15,10 +15,9 @@ from millrace.keys import sign_of_text
 from millrace.locks import locked
 from millrace.role import serve_role
 from service.alarms import Alarm, alarms
-from service.operating import explaining, shrinking
-from service.operating.commands import _counting, _pair, operating
-from service.operating.forgetting import drop, holds, still_held
-from service.operating.signs import sign_of
+from service.operating import explaining, tables
+from service.operating.commands import _counting_note, _pair, operating
+from service.operating.explaining import contains, drop_letters, remaining_copies, sign_of
 from service.operating.tables import current_day
 from service.spec import load_job
 from service.status import Status
@@ -187,7 +186,7 @@ def test_what_is_no_pair_is_told(text):
 
 @pytest.mark.parametrize("text", ["a.b=inf", "a.b=1e999", "a.b=[nan]", "a.b=2026-11-21"])
 def test_a_value_that_no_json_carries_is_refused_by_its_key(text):
-    with pytest.raises(SpecError, match=r"^a\.b: .* is neither a finite number nor a text"):
+    with pytest.raises(SpecError, match=r"^a\.b: .* is not a finite number, a text"):
         _pair(text)
 
 
@@ -216,8 +215,8 @@ def test_a_sign_is_a_number_or_the_hash_of_a_text():
 
 
 def test_a_threshold_that_is_counted_up_to_may_begin_the_counts_anew():
-    assert "the counts begin anew" in _counting("tables.default.admission.0.n")
-    assert _counting("tables.default.admission.0.p") == _counting("tables.default.optimizer.lr") == ""
+    assert "the counts restart" in _counting_note("tables.default.admission.0.n")
+    assert _counting_note("tables.default.admission.0.p") == _counting_note("tables.default.optimizer.lr") == ""
 
 
 # -- dead letters
@@ -232,13 +231,13 @@ def test_letters_that_hold_a_value_go_and_the_others_stay_as_they_were(tmp_path)
     path = tmp_path / "pass-000000000001-rank-0.jsonl"
     kept = letter(b"user 17") + letter(None) + b'{"partition": "t", "offset": 2, "reason": "too long"}\n'
     path.write_bytes(letter(b"user ada, click") + kept + letter(None, "label of ada is missing"))
-    assert drop(path, "ada") == 2 and path.read_bytes() == kept
-    assert drop(path, "ada") == 0 and path.read_bytes() == kept
+    assert drop_letters(path, "ada") == 2 and path.read_bytes() == kept
+    assert drop_letters(path, "ada") == 0 and path.read_bytes() == kept
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_letter_that_has_no_bytes_holds_nothing():
-    assert not holds(letter(None), "ada") and not holds(b'{"reason": "x", "bytes": null, "detail": null}', "ada")
+    assert not contains(letter(None), "ada") and not contains(b'{"reason": "x", "bytes": null, "detail": null}', "ada")
 
 
 def test_commits_from_before_are_named_and_exports(tmp_path):
@@ -248,22 +247,24 @@ def test_commits_from_before_are_named_and_exports(tmp_path):
         past.commit(number)
     past.end()
     job = load_job(NEWS, [f"store.path={past.store}", 'exports.main={base="24h"}'])
-    commits, exports = still_held(job, 3)
+    commits, exports = remaining_copies(job, 3)
     assert commits.endswith("t1-0000000001-g1, t1-0000000002-g1") and "versions before 3" in exports
-    assert still_held(load_job(NEWS, [f"store.path={past.store}"]), 1) == []
+    assert remaining_copies(load_job(NEWS, [f"store.path={past.store}"]), 1) == []
 
 
 # -- shrinks, and what is known of a key
 
 
 def test_tables_meant_are_the_one_named_or_those_with_a_rule():
-    tables = {"a": False, "b": True}
-    assert shrinking.chosen(tables, None, ruled=False) == ["b"] and shrinking.chosen(tables, "a", ruled=False) == ["a"]
-    assert shrinking.chosen(tables, None, ruled=True) == ["a", "b"]
+    rules = {"a": False, "b": True}
+    assert tables.choose_tables(rules, None, ruled=False) == ["b"] and tables.choose_tables(
+        rules, "a", ruled=False
+    ) == ["a"]
+    assert tables.choose_tables(rules, None, ruled=True) == ["a", "b"]
     with pytest.raises(SpecError, match="there is no table 'c'"):
-        shrinking.chosen(tables, "c", ruled=False)
-    with pytest.raises(SpecError, match="no table has a rule by which rows go"):
-        shrinking.chosen({"a": False}, None, ruled=False)
+        tables.choose_tables(rules, "c", ruled=False)
+    with pytest.raises(SpecError, match="no table has a rule that deletes rows"):
+        tables.choose_tables({"a": False}, None, ruled=False)
 
 
 def test_a_dry_run_in_words():
@@ -271,21 +272,22 @@ def test_a_dry_run_in_words():
         "table": "default", "rows": 1000, "going": 300, "fraction": 0.3, "max_fraction": 0.2,
         "below": {"user": 250}, "unseen": {"user": 20, "item": 30},
     }  # fmt: skip
-    assert shrinking.told(answer) == [
-        "table default: 300 of 1,000 rows would go (30.0%; more than max_shrink_fraction = 20.0%: needs --allow)",
+    assert tables.format_dry_run(answer) == [
+        "table default: 300 of 1,000 rows would be deleted (30.0%; more than max_shrink_fraction = 20.0%: "
+        "needs --allow)",
         "  slot   score below        unseen",
         "  user           250            20",
         "  item             0            30",
     ]
-    assert shrinking.told({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
-        "table default: 0 of 1,000 rows would go (0.0%; within max_shrink_fraction = 20.0%)"
+    assert tables.format_dry_run({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
+        "table default: 0 of 1,000 rows would be deleted (0.0%; within max_shrink_fraction = 20.0%)"
     ]
 
 
 def test_a_shrink_says_how_many_rows_were_counted(chiefs):
     chiefs.run(1)
     chiefs.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
-    [shrunk] = shrinking.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+    [shrunk] = tables.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
     assert str(shrunk) == (
         "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted"
     )
@@ -315,29 +317,29 @@ ROW = {
 
 
 def test_what_is_known_of_a_key_in_words():
-    assert list(explaining.told(ROW)) == [
+    assert list(explaining.format_explanation(ROW)) == [
         "slot user, sign 5: table default, group 0",
         "key 99, bucket 3",
-        "admission: admitted; would have to be again if its row went",
+        "admission: admitted; it must be admitted again if its row is deleted",
         "admission: count 3: seen about 2 times (sketch, at most +1 too high)",
         "score 1.3: shows 4, clicks 1",
         "delta_score 0.5; changed in version 12",
         "last seen on day 7, 2 days ago",
-        "if it is never seen again, a shrink takes it in 28 days",
+        "if it is never seen again, a shrink deletes it in 28 days",
         "weights 0.25 -1",
     ]
-    assert "last seen on day 7, 1 day ago" in explaining.told({**ROW, "unseen_days": 1})
-    assert "the next shrink takes it" in explaining.told({**ROW, "leaves_after_days": 0})
-    assert any("it stays" in line for line in explaining.told({**ROW, "leaves_after_days": None}))
+    assert "last seen on day 7, 1 day ago" in explaining.format_explanation({**ROW, "unseen_days": 1})
+    assert "the next shrink deletes it" in explaining.format_explanation({**ROW, "leaves_after_days": 0})
+    assert any("it stays" in line for line in explaining.format_explanation({**ROW, "leaves_after_days": None}))
 
 
 def test_what_is_known_of_a_key_without_a_row_in_words():
     without = {name: ROW[name] for name in ("slot", "sign", "table", "group", "key", "bucket", "day")} | {"row": False}
-    assert list(explaining.told({**without, "admission": [], "shard": 1}))[1:] == [
+    assert list(explaining.format_explanation({**without, "admission": [], "shard": 1}))[1:] == [
         "key 99, bucket 3, shard 1",
-        "it has no row: it was never pushed, or it went",
+        "it has no row: it was never pushed, or its row was deleted",
     ]
-    assert list(explaining.told({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
+    assert list(explaining.format_explanation({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_what_is_known_of_a_key_without_a_row_in_words():
     [
         (
             {"kind": "probability", "p": 0.1, "lot": 0.43, "agrees": False},
-            "probability 0.1: its lot is 0.43, which does not admit it",
+            "probability 0.1: its random draw is 0.43, which does not admit it",
         ),
         (
             {"kind": "count", "exact": True, "n": 2, "estimate": 1.0, "agrees": False, "bucket_dropped_keys": 0},
@@ -360,4 +362,4 @@ def test_what_is_known_of_a_key_without_a_row_in_words():
 )  # fmt: skip
 def test_what_an_entry_of_admission_says_is_a_sentence(entry, words):
     without = {**ROW, "row": False, "admission": [entry]}
-    assert list(explaining.told(without))[2:] == [f"admission: {words}", "it has no row"]
+    assert list(explaining.format_explanation(without))[2:] == [f"admission: {words}", "it has no row"]

@@ -189,7 +189,7 @@ def test_an_operation_tells_what_came_of_it():
         "below": {"a": 5},
         "unseen": {},
     }
-    assert "5 of 10 rows would go" in told(counted)[0]
+    assert "5 of 10 rows would be deleted" in told(counted)[0]
 
 
 def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
