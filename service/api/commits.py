@@ -28,6 +28,7 @@ from service.past import commits as work
 from service.past.asking import make_commit
 from service.past.choosing import chosen
 from service.past.steering import rewind_job
+from service.past.verify import check_commit
 from service.store import in_use
 from trainer.commits import Commits
 
@@ -187,7 +188,7 @@ def verify(
         found = chosen(store, name).name
 
     def check(_deadline: Deadline) -> dict[str, Any]:
-        verdict = work.verdict_on(store, found)
+        verdict = check_commit(store, found)
         return asdict(verdict) | {"sound": verdict.sound}
 
     return begun(host, "verify", job, caller, said(f"reading {found} back", READ_S, check), response)

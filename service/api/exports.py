@@ -207,7 +207,7 @@ def _check_stream(job: LoadedJob, stream: str) -> None:
         raise refused(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; it has: {streams}")
 
 
-def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> listing.Shown:
+def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> listing.ExportDetails:
     _check_stream(job, stream)
     with named():
         return listing.shown(job, stream, f"{timeline}/{name}")

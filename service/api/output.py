@@ -18,8 +18,7 @@ from service.api.jobs import JobName
 from service.api.paging import Page, Paged, cut, encoded, number_after, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
-from service.past.records import good_records
-from service.past.wording import told
+from service.past.wording import good_records, log_lines
 from service.store import LETTERS
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
@@ -92,7 +91,8 @@ def log(
 def _lines(folder: Path) -> list[LogLine]:
     records, damage = good_records(folder)
     lines = [
-        LogLine(number=each.number, when=each.when, kind=each.kind.value, words=each.words) for each in told(records)
+        LogLine(number=each.number, when=each.when, kind=each.kind.value, words=each.text)
+        for each in log_lines(records)
     ]
     if damage is not None:
         lines.append(LogLine(number=(lines[-1].number if lines else 0) + 1, when="", kind="damage", words=str(damage)))

@@ -12,13 +12,13 @@ from typing import Any
 
 from millrace.durable import REAL, writing
 from millrace.errors import SpecError
-from service.past.leases import leased
+from service.past.choosing import leased
 from service.spec import LoadedJob
 from service.store import claimed
 from trainer.commits import FOLDER, Commit, CommitDamaged, Commits, sync_tree, write_manifest
 
 LEASE = "predict0"
-"""Who keeps the commit meanwhile, as service.past.leases names them."""
+"""Who keeps the commit meanwhile, as service.past.choosing names them."""
 UNFINISHED = ".forking"
 """Ends the name of the commit's folder until it is whole; nobody takes it for one."""
 

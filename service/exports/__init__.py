@@ -1,1 +1,1 @@
-"""A job's exports: what is there, which is pointed to, one more."""
+"""A job's exports: list them, show one, make one, choose the one that current.json names."""

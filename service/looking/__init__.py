@@ -1,1 +1,1 @@
-"""Tools that look inside exports and commits, and the warm start."""
+"""Inspects and compares exports and commits, and imports another model."""

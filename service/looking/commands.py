@@ -1,24 +1,28 @@
-"""The commands that look inside exports and commits, and the warm start. Reads arguments; work is done beside it."""
+"""The commands that inspect exports and commits, and the warm start. They read arguments and print."""
 
+import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, SpecError
 from millrace.printable import say
 from service.arguments import Json, Overrides, SpecFile
-from service.looking import difference, inspection
-from service.looking.importing import Asked, import_into
-from service.looking.materializing import write_base
-from service.looking.places import Where
+from service.lines import count
+from service.looking import comparing, inspection, states
+from service.looking.importing import ImportRequest, import_into
 from service.spec import LoadedJob, load_job
+from trainer.exports.materializing import at_time, at_version
+from trainer.exports.materializing import materialize as write_export
+from trainer.exports.reading import open_export
 
 looking = typer.Typer()
 
-OfJob = Annotated[Path | None, typer.Option("--job", metavar="JOB.TOML", help="The names are those of its commits.")]
-Top = Annotated[int, typer.Option("--top", min=0, help="How many of the rows that moved farthest are named.")]
+OfJob = Annotated[Path | None, typer.Option("--job", metavar="JOB.TOML", help="The names are commits of this job.")]
+Top = Annotated[int, typer.Option("--top", min=0, help="How many of the rows that moved farthest to name.")]
 Address = Annotated[str, typer.Argument(metavar="EXPORT", help="Its folder or s3:// address.", show_default=False)]
 
 
@@ -34,7 +38,7 @@ def inspect(
     top: Top = 10,
     as_json: Json = False,
 ) -> None:
-    """Print what an export or a commit holds, whether it is sound, what moved; exit code 1 where it is damaged."""
+    """Print what an export or a commit contains, whether it is sound, what moved; exit code 1 if it is damaged."""
     if not inspection.inspect(_job(job, overrides), name, top, as_json=as_json):
         raise typer.Exit(1)
 
@@ -42,30 +46,55 @@ def inspect(
 @looking.command()
 def diff(
     old: Annotated[str, typer.Argument(help="An export's address, or a commit.", show_default=False)],
-    new: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
+    new: Annotated[str, typer.Argument(help="Another export or commit.", show_default=False)],
     job: OfJob = None,
     overrides: Overrides = [],  # noqa: B006
     top: Top = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the whole models of two exports or commits; exit code 0: the same, 1: they differ, 2: trouble."""
+    """Compare the whole models of two exports or commits; exit code 0: equal, 1: different, 2: an error."""
     try:
-        differs = difference.diff(Where(_job(job, overrides)), old, new, top, as_json=as_json)
+        with states.ModelSource(_job(job, overrides)).states(old, new) as (before, after):
+            found = comparing.compare(before, after, top)
     except MillraceError as error:
         say(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    raise typer.Exit(int(differs))
+    if as_json:
+        print(json.dumps(found.message(), indent=2))
+    else:
+        for line in comparing.format_difference(found):
+            say(line)
+    raise typer.Exit(int(found.differs))
 
 
 @looking.command()
 def materialize(
     export: Address,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the base is written; made.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the base; created.")],
     to: Annotated[int | None, typer.Option("--to", metavar="VERSION", help="Up to this version.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Up to this event time, ISO 8601.")] = None,
 ) -> None:
-    """Make one base of a base and its deltas."""
-    write_base(export, out, to, at)
+    """Merge a base and its deltas into one base."""
+    if to is not None and at is not None:
+        raise SpecError("give --to or --at, not both")
+    with states.exports() as folder:
+        last = open_export(export, folder)
+        if to is not None:
+            last = at_version(last, to)
+        elif at is not None:
+            last = at_time(last, seconds_of(at))
+        manifest = write_export(last, out.absolute())
+    rows = sum(int(table["rows"]) for table in manifest["tables"].values())
+    say(f"{out}: {manifest['name']}, {count(rows)} rows, {manifest['why']}")
+
+
+def seconds_of(text: str) -> float:
+    """Unix seconds of a time in ISO 8601; UTC unless the text has an offset. Raises SpecError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SpecError(f"{text!r} is not a time; write it as 2024-05-01T12:00:00", "--at") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 @looking.command("import")
@@ -75,11 +104,11 @@ def import_(
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     tables: Annotated[str, typer.Option("--tables", metavar="A,B", help="Load rows of these tables only.")] = "",
     slots: Annotated[
-        str | None, typer.Option("--slots", metavar="A,B=C", help="Of these slots only; B is called C in the source.")
+        str | None, typer.Option("--slots", metavar="A,B=C", help="Only these slots; B has the name C in the source.")
     ] = None,
-    dense: Annotated[str, typer.Option("--dense", metavar="GLOB", help="Dense tensors loaded, as in 'mlp.*'.")] = "*",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dense: Annotated[str, typer.Option("--dense", metavar="GLOB", help="Dense tensors to load, as in 'mlp.*'.")] = "*",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Have a job with an empty store begin with the rows and dense tensors of another model."""
+    """Give a job with an empty store the rows and dense tensors of another model."""
     chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
-    import_into(load_job(job, overrides), Asked(source, chosen, slots, dense, dry_run))
+    import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run))

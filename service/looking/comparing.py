@@ -1,26 +1,27 @@
-"""Two states compared: rows new, gone and changed by slot, the largest changes, dense tensors. Pure but for reading.
+"""Compares two models: new, deleted and changed rows by slot, the largest changes, dense tensors. Formats the result.
 
-Shapes: P rows that are in both states, W weights of a row.
+Shapes: P rows that are in both models, W weights of a row.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.looking.states import State
+from service.lines import count
+from service.looking.states import ModelState
 from trainer.exports.chunks import Chunk, Pairs, paired
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Move:
-    """How far a row went."""
+    """How far a row moved."""
 
     distance: float
-    """Euclidean, of the weights and the vector."""
+    """Euclidean distance of the weights and the vector."""
     slot: str
     sign: int
     table: str = ""
@@ -31,8 +32,8 @@ class Move:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Of one slot of one table."""
+class RowCounts:
+    """Numbers of rows of one slot of one table."""
 
     new: int = 0
     gone: int = 0
@@ -42,15 +43,15 @@ class Counts:
 
 @dataclass
 class TableDifference:
-    """What differs in one table."""
+    """The differences in one table."""
 
     table: str
     top: int
-    by_slot: dict[str, Counts] = field(default_factory=dict)
+    by_slot: dict[str, RowCounts] = field(default_factory=dict)
     _moves: list[Move] = field(default_factory=list)
 
     def take(self, pairs: Pairs) -> None:
-        """Count a stretch of both states."""
+        """Count a range of keys of both models."""
         moved_P, distance_P = distances(pairs.old, pairs.new)
         self._count(pairs.made, "new")
         self._count(pairs.gone, "gone")
@@ -67,12 +68,12 @@ class TableDifference:
 
     def _count(self, chunk: Chunk, what: str) -> None:
         for code, rows in zip(*np.unique(chunk.slot_R, return_counts=True), strict=True):
-            counts = self.by_slot.setdefault(chunk.slots[int(code)], Counts())
+            counts = self.by_slot.setdefault(chunk.slots[int(code)], RowCounts())
             setattr(counts, what, getattr(counts, what) + int(rows))
 
     @property
     def moves(self) -> list[Move]:
-        """The rows that went farthest, the farthest first."""
+        """The rows that moved farthest, farthest first."""
         return sorted(self._moves, reverse=True)
 
     def total(self, what: str) -> int:
@@ -81,12 +82,12 @@ class TableDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether anything differs."""
         return any(self.total(what) for what in ("new", "gone", "changed"))
 
 
 def distances(old: Chunk, new: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """(P,) which rows' bits differ, and (P,) how far they are apart; of other lengths: infinitely."""
+    """(P,) whether a row's bits differ, and (P,) the distance; infinite for rows of different lengths."""
     a, b = old.values, new.values
     if a.shape != b.shape:
         return np.ones(len(new), np.bool_), np.full(len(new), np.inf)
@@ -102,10 +103,10 @@ class TensorDifference:
 
     name: str
     old: float | None
-    """Euclidean norm; None where it was not there."""
+    """Euclidean norm; None if the tensor is absent."""
     new: float | None
     distance: float | None
-    """Norm of the difference; None where shapes differ."""
+    """Norm of the difference; None if shapes differ."""
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -113,7 +114,7 @@ class TensorDifference:
 
 
 def compare_tensors(old: Mapping[str, NDArray[Any]], new: Mapping[str, NDArray[Any]]) -> list[TensorDifference]:
-    """Those that differ, by name."""
+    """The tensors that differ, by name."""
     found = []
     for name in sorted({*old, *new}):
         a, b = old.get(name), new.get(name)
@@ -132,7 +133,7 @@ def _norm(tensor: NDArray[Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between two states."""
+    """The differences between two models."""
 
     old: str
     new: str
@@ -141,7 +142,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether anything differs."""
         return bool(self.tensors) or any(table.differs for table in self.tables.values())
 
     def message(self) -> dict[str, Any]:
@@ -169,8 +170,8 @@ def _finite(message: dict[str, Any]) -> dict[str, Any]:
     return {key: None if value == np.inf else value for key, value in message.items()}
 
 
-def compare(old: State, new: State, top: int) -> Difference:
-    """Read both, side by side."""
+def compare(old: ModelState, new: ModelState, top: int) -> Difference:
+    """Read both models side by side and compare them. `top`: number of largest moves to name."""
     tables = {name: TableDifference(name, top) for name in dict.fromkeys([*old.tables, *new.tables])}
     for name, table in tables.items():
         with old.rows(name) as before, new.rows(name) as after:
@@ -179,5 +180,42 @@ def compare(old: State, new: State, top: int) -> Difference:
 
 
 def _compare_table(table: TableDifference, pairs: Iterable[Pairs]) -> None:
-    for stretch in pairs:
-        table.take(stretch)
+    for pair in pairs:
+        table.take(pair)
+
+
+# Format
+
+
+def format_difference(found: Difference) -> Iterator[str]:
+    """A difference as lines of text."""
+    if not found.differs:
+        rows = sum(table.total("same") for table in found.tables.values())
+        yield f"{found.old} and {found.new} are the same: {count(rows)} rows"
+        return
+    yield f"{found.old} -> {found.new}"
+    for name, table in found.tables.items():
+        total = RowCounts(*(table.total(what) for what in ("new", "gone", "changed", "same")))
+        yield f"table {name}: {_counts(total)}"
+        for slot, counts in sorted(table.by_slot.items()):
+            yield f"  slot {slot}: {_counts(counts)}"
+        for move in table.moves:
+            yield f"  moved {move.distance:.6g}: slot {move.slot}, sign {move.sign}"
+    for tensor in found.tensors:
+        yield f"dense {_tensor(tensor)}"
+
+
+def _counts(counts: RowCounts) -> str:
+    return (
+        f"{count(counts.new)} new, {count(counts.gone)} deleted, {count(counts.changed)} changed, "
+        f"{count(counts.same)} the same"
+    )
+
+
+def _tensor(tensor: TensorDifference) -> str:
+    if tensor.old is None:
+        return f"{tensor.name}: new, norm {tensor.new:.6g}"
+    if tensor.new is None:
+        return f"{tensor.name}: deleted, norm was {tensor.old:.6g}"
+    change = "another shape" if tensor.distance is None else f"moved {tensor.distance:.6g}"
+    return f"{tensor.name}: {change}; norm {tensor.old:.6g} -> {tensor.new:.6g}"

@@ -1,6 +1,6 @@
-"""`millrace import`: a job with an empty store begins with rows and dense tensors of another model.
+"""`millrace import`: gives a job with an empty store the rows and dense tensors of another model.
 
-The commit is made by trainer.importing; here the store is taken, and what was done is told.
+trainer.importing makes the commit; this module claims the store and prints the result.
 """
 
 import tempfile
@@ -27,14 +27,14 @@ from trainer.mirror.address import parse
 from trainer.mirror.content import lookup
 
 MIRROR_S = 600.0
-"""How long looking into the mirror may take."""
+"""Longest time to list the mirror."""
 MAX_NAMED = 20
-"""Tensors named on a line; of the others it says how many."""
+"""Most tensors named on a line; the line counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a user wants imported."""
+class ImportRequest:
+    """The arguments of an import."""
 
     source: str
     tables: Sequence[str] = ()
@@ -43,10 +43,10 @@ class Asked:
     dry_run: bool = False
 
 
-def import_into(job: LoadedJob, asked: Asked) -> Imported:
-    """Make the first commit of `job` of a source, and say what was done.
+def import_into(job: LoadedJob, asked: ImportRequest) -> Imported:
+    """Make the first commit of `job` from a source, and print what was done.
 
-    Raises SpecError where the store is not empty, BadInput for what is wrong with the source. Nothing is left then.
+    Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error nothing is left.
     """
     slots = None if asked.slots is None else renamed(asked.slots)
     choice = Choice.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
@@ -59,9 +59,9 @@ def import_into(job: LoadedJob, asked: Asked) -> Imported:
             store.mkdir()
             done = make(store, job.spec, job.full, source, choice, tensors)
         else:
-            with _taken(job) as store:
+            with _claimed(job) as store:
                 done = make(store, job.spec, job.full, source, choice, tensors)
-    for line in told(done, asked, job.store):
+    for line in format_import(done, asked, job.store):
         say(line)
     return done
 
@@ -72,21 +72,23 @@ def _choose_tensors(job: LoadedJob, source: Source, glob: str) -> Tensors:
 
 
 def _check_empty(job: LoadedJob) -> None:
-    """Raises SpecError where the store, or its mirror, holds something of a run."""
+    """Raise SpecError if the store, or its mirror, contains parts of a run."""
     if Commits(job.store).names() or newest_generation(job.store / "log"):
         raise SpecError(
-            f"{job.store} holds a run already, and a warm start is for an empty store; choose another store.path, or "
+            f"{job.store} already contains a run, and an import needs an empty store; choose another store.path, or "
             "remove that folder",
             "store.path",
         )
     mirror = job.spec.store.mirror
     if mirror is not None and lookup(parse(mirror, job.folder).text, Deadline.after(MIRROR_S)).commits:
-        raise SpecError(f"{mirror} holds commits, and a run would mix the two; choose another prefix", "store.mirror")
+        raise SpecError(
+            f"{mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
+        )
 
 
 @contextmanager
-def _taken(job: LoadedJob) -> Iterator[Path]:
-    """The empty store, held; after an error it is as it was, but for the folder itself."""
+def _claimed(job: LoadedJob) -> Iterator[Path]:
+    """Claim the empty store. After an error it is as before, except for the folder itself."""
     _check_empty(job)
     begun = (job.store / RUN).exists()
     with claimed(job.store, job.spec.name, fresh=False) as store:
@@ -102,8 +104,8 @@ def _taken(job: LoadedJob) -> Iterator[Path]:
             raise
 
 
-def told(done: Imported, asked: Asked, store: Path) -> Iterator[str]:
-    """What an import did, or would do, in lines."""
+def format_import(done: Imported, asked: ImportRequest, store: Path) -> Iterator[str]:
+    """What an import did, or would do, as lines of text."""
     choice = done.choice
     for table, rows in done.rows.items():
         yield f"table {table}: {count(rows)} rows loaded"
@@ -114,14 +116,14 @@ def told(done: Imported, asked: Asked, store: Path) -> Iterator[str]:
         yield f"  no rows of: {_listed(bare)}"
     for theirs, rows in choice.ignored.items():
         yield f"ignored: {count(rows)} rows of slot {theirs}: {choice.why_ignored(theirs)}"
-    yield from _told_tensors(done.tensors)
+    yield from _format_tensors(done.tensors)
     if asked.dry_run:
-        yield f"nothing was written; without --dry-run {store} would begin so"
+        yield f"nothing was written; without --dry-run {store} would begin like this"
     else:
-        yield f"{store} begins with commit {done.commit.name}; `millrace run` goes on from it"
+        yield f"{store} begins with commit {done.commit.name}; `millrace run` continues from it"
 
 
-def _told_tensors(tensors: Tensors) -> Iterator[str]:
+def _format_tensors(tensors: Tensors) -> Iterator[str]:
     if not tensors.loaded and not tensors.initialised and not tensors.ignored:
         yield "dense: all initialised; the source has no tensors"
         return

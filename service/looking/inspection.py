@@ -1,4 +1,4 @@
-"""`millrace inspect`: an export or a commit, what it holds, whether it is sound, what moved. In words or as JSON."""
+"""`millrace inspect`: what an export or a commit contains, whether it is sound, what moved. As text or JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,7 @@ from typing import Any
 from millrace.printable import say
 from service.lines import count, pending_text
 from service.looking.comparing import TableDifference
-from service.looking.places import commit_of, exports
-from service.looking.states import CommitState
+from service.looking.states import CommitState, commit_of, exports
 from service.spec import LoadedJob
 from trainer.commits import Commit, problems_of
 from trainer.exports.chunks import paired
@@ -17,19 +16,19 @@ from trainer.exports.places import ExportUnusable
 from trainer.exports.reading import Export, chain_of, open_export, state_at
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
-"""Of an export's manifest, as they are."""
+"""Keys copied from an export's manifest."""
 
 
 def inspect(job: LoadedJob | None, name: str, top: int, *, as_json: bool) -> bool:
-    """Print what an export, or a commit of `job`, is; whether it is sound."""
+    """Print the facts of an export, or of a commit of `job`; return whether it is sound."""
     if job is None:
         with exports() as folder:
             found = inspected_export(open_export(name, folder), top)
-        lines = told_export(found)
+        lines = format_export(found)
     else:
         with commit_of(job, name) as commit:
             found = inspected_commit(commit)
-        lines = told_commit(found)
+        lines = format_commit(found)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -42,7 +41,7 @@ def inspect(job: LoadedJob | None, name: str, top: int, *, as_json: bool) -> boo
 
 
 def inspected_export(export: Export, top: int) -> dict[str, Any]:
-    """What an export is, as JSON-able data; every file is read back."""
+    """The facts of an export, as JSON-able data. Every file is read back."""
     manifest, damage = export.manifest, export.problems()
     parent = manifest["parent"]
     try:
@@ -69,7 +68,7 @@ def inspected_export(export: Export, top: int) -> dict[str, Any]:
 
 
 def largest_movers(export: Export, top: int) -> dict[str, Any]:
-    """By table: rows of a delta that were there before, and how far they went since."""
+    """By table: the rows of a delta, and how far those that existed before moved."""
     before = chain_of(export)[:-1]
     found = {}
     for table in export.tables:
@@ -87,8 +86,8 @@ def _times(seconds: Any) -> list[str] | None:
     return [datetime.fromtimestamp(each, UTC).isoformat(timespec="seconds") for each in seconds]
 
 
-def told_export(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same in lines."""
+def format_export(found: Mapping[str, Any]) -> Iterator[str]:
+    """The facts as lines of text."""
     since = f", since {found['parent']}" if found["parent"] else ""
     yield f"{found['name']}: {found['kind']} of job {found['job']}, stream {found['stream']}{since}"
     yield f"version {found['version']} of timeline {found['timeline']}, day {found['day']}, made {found['made_at']}"
@@ -99,14 +98,14 @@ def told_export(found: Mapping[str, Any]) -> Iterator[str]:
     for partition, position in (found["positions"] or {}).items():
         yield f"position {partition} {position}"
     for table, facts in found["tables"].items():
-        yield from _told_table(table, facts, is_base=found["kind"] == "base")
+        yield from _format_table(table, facts, is_base=found["kind"] == "base")
     for name, gate in found["gates"].items():
         yield f"gate {name}: {_gate(name, gate)}"
     for name in ("onnx", "golden"):
-        told = found[name] or {}
-        yield f"{name}: {'there' if told.get('ok') else 'none: ' + str(told.get('why') or 'no reason given')}"
+        part = found[name] or {}
+        yield f"{name}: {'present' if part.get('ok') else 'none: ' + str(part.get('why') or 'no reason given')}"
     yield f"files: {count(found['files'])}, {count(found['bytes'])} bytes; complete"
-    yield from _told_soundness(found["damage"])
+    yield from _format_damage(found["damage"])
     if found["chain_broken"]:
         yield f"chain broken: {found['chain_broken']}"
     elif len(found["chain"]) > 1:
@@ -120,12 +119,12 @@ def told_export(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _gate(name: str, gate: Mapping[str, Any]) -> str:
-    """How a gate came out, in words; its numbers where there are any."""
+    """The result of a gate as text, with its numbers if it has any."""
     if not gate.get("passed"):
         return f"FAILED: {gate.get('why') or _compared(gate)}"
     if name == "finite":
         return "passed: all exported weights are finite"
-    if name == "golden":  # what it found is a text, and its limit no number
+    if name == "golden":  # its value is a text, and it has no limit
         return f"passed: {gate['value']}" if gate.get("value") else "passed: the export gives its golden predictions"
     return f"passed: {_compared(gate)}"
 
@@ -137,7 +136,7 @@ def _compared(gate: Mapping[str, Any]) -> str:
 
 
 def _numbers(value: Any) -> str:
-    """Numbers as they may be in a gate: one, two limits, some by name."""
+    """Numbers of a gate as text: one number, two limits, or several by name."""
     match value:
         case float():
             return f"{value:.6g}"
@@ -149,7 +148,7 @@ def _numbers(value: Any) -> str:
             return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _told_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Iterator[str]:
+def _format_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Iterator[str]:
     gone = "" if is_base else f"{count(facts['tombstones'])} tombstones, "
     yield (
         f"table {table}: {count(facts['rows'])} rows, {gone}{pending_text(facts)}, "
@@ -160,7 +159,7 @@ def _told_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Itera
         yield f"  slot {slot}: {count(counts['rows'])} rows{gone}"
 
 
-def _told_soundness(damage: Mapping[str, str]) -> Iterator[str]:
+def _format_damage(damage: Mapping[str, str]) -> Iterator[str]:
     if not damage:
         yield "sound: every file is as written"
     for file, problem in damage.items():
@@ -171,7 +170,7 @@ def _told_soundness(damage: Mapping[str, str]) -> Iterator[str]:
 
 
 def inspected_commit(commit: Commit) -> dict[str, Any]:
-    """What a commit is, as JSON-able data; every file is read back."""
+    """The facts of a commit, as JSON-able data. Every file is read back."""
     names = CommitState(commit, commit.folder)
     damage = problems_of(commit)
     parts = [
@@ -201,7 +200,7 @@ def inspected_commit(commit: Commit) -> dict[str, Any]:
 
 
 def _table_of(commit: Commit, table: str, names: Mapping[int, str]) -> dict[str, Any]:
-    """Rows by slot over all shards, and the life of a table, which is alike on all."""
+    """Rows of a table by slot, summed over the shards; and its day and pending shrinks, equal on all shards."""
     by_slot: dict[str, int] = {}
     facts = [part.tables[table] for part in commit.shards if table in part.tables]
     for part in facts:
@@ -214,8 +213,8 @@ def _table_of(commit: Commit, table: str, names: Mapping[int, str]) -> dict[str,
     return {"rows": rows, "by_slot": by_slot, "day": life.get("day", 0), "pending_shrinks": shrinks}
 
 
-def told_commit(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same in lines."""
+def format_commit(found: Mapping[str, Any]) -> Iterator[str]:
+    """The facts as lines of text."""
     yield f"{found['name']}: version {found['version']} of timeline {found['timeline']} of job {found['job']}"
     yield f"made {found['made_at']}"
     if found["imported"]:
@@ -233,4 +232,4 @@ def told_commit(found: Mapping[str, Any]) -> Iterator[str]:
             f"{count(part['bytes'])} bytes; rows: {rows}"
         )
     yield f"files: {count(found['files'])}, {count(found['bytes'])} bytes"
-    yield from _told_soundness(found["damage"])
+    yield from _format_damage(found["damage"])

@@ -1,10 +1,12 @@
-"""A whole model, of an export with its chain or of a commit: its rows in order of keys, its dense tensors.
+"""A whole model, read from an export and its chain or from a commit: its rows in order of keys, its dense tensors.
 
-Reading an export is trainer.exports.reading's work, which rows of a commit are there trainer.exports.rows'.
+trainer.exports.reading reads an export; trainer.exports.rows decides which rows of a commit are alive.
 """
 
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,19 +21,22 @@ from millrace.deadline import Deadline
 from millrace.keys import signs_of
 from pserver.operations import Cut
 from pserver.row_words import groups_of
-from trainer.commits import Commit, CommitDamaged
+from service.past.choosing import chosen, leased, scratch
+from service.spec import LoadedJob
+from service.store import check_run
+from trainer.commits import Commit, CommitDamaged, Commits
 from trainer.config import TrainerJob
 from trainer.defaults import in_full
 from trainer.exports.chunks import Chunk
-from trainer.exports.reading import DENSE, Export, chain_of, state_at
+from trainer.exports.reading import DENSE, Export, chain_of, open_export, state_at
 from trainer.exports.rows import Selection, TableRows, weights_of
 
 READ_S = 86_400.0
-"""How long reading one table may take."""
+"""Longest time to read one table."""
 PREFIX = "model."
 
 
-class State(Protocol):
+class ModelState(Protocol):
     """A model at one version."""
 
     name: str
@@ -42,7 +47,7 @@ class State(Protocol):
         ...
 
     def rows(self, table: str) -> AbstractContextManager[Iterator[Chunk]]:
-        """Rows of a table in order; none where it is not there. One at a time."""
+        """Rows of a table in order of keys; empty if there is no such table. Open one table at a time."""
         ...
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
@@ -51,7 +56,7 @@ class State(Protocol):
 
 
 class ExportState:
-    """See State: what an export and those it builds on give. Raises ExportUnusable, ParentMissing."""
+    """See ModelState: an export and the exports it builds on. Raises ExportUnusable, ParentMissing."""
 
     def __init__(self, export: Export) -> None:
         self.name = export.name
@@ -59,20 +64,20 @@ class ExportState:
 
     @property
     def tables(self) -> list[str]:
-        """See State."""
+        """See ModelState."""
         return list(self.chain[-1].tables)
 
     def rows(self, table: str) -> AbstractContextManager[Iterator[Chunk]]:
-        """See State."""
+        """See ModelState."""
         return nullcontext(state_at(self.chain, table))
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See State."""
+        """See ModelState."""
         return self.chain[-1].dense()
 
 
 class CommitState:
-    """See State: what is in a commit, without rows that a shrink took; `scratch` is on the commit's disk."""
+    """See ModelState: a commit, without the rows that a shrink deleted. `scratch` is on the commit's disk."""
 
     def __init__(self, commit: Commit, scratch: Path) -> None:
         self.name, self._commit, self._scratch = commit.name, commit, scratch
@@ -81,20 +86,20 @@ class CommitState:
 
     @property
     def tables(self) -> list[str]:
-        """See State."""
+        """See ModelState."""
         return [name for name in self._job.tables if any(name in part.tables for part in self._commit.shards)]
 
     def groups(self, table: str) -> dict[str, int]:
-        """Slot groups of a table's slots, by name."""
+        """Slot groups of a table's slots, by slot name."""
         return {slot.name: slot.group for slot in self._schema.sparse if slot.sparse.table == table}
 
     def slot_names(self, table: str) -> dict[int, str]:
-        """By group the name of its first slot."""
+        """Name of the first slot of each group."""
         return {group: name for name, group in reversed(self.groups(table).items())}
 
     @contextmanager
     def rows(self, table: str) -> Iterator[Iterator[Chunk]]:
-        """See State."""
+        """See ModelState."""
         if table not in self.tables:
             yield iter(())
             return
@@ -118,9 +123,48 @@ class CommitState:
             yield Chunk(slots, code_G[group_U], sign_U, rows.keys_U, weight_U, vector_UD)
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """See State."""
+        """See ModelState."""
         try:
             found = load_file(self._commit.folder / DENSE)
         except (OSError, SafetensorError) as error:
             raise CommitDamaged(f"{self.name}: {DENSE} cannot be read: {error}") from error
         return {name.removeprefix(PREFIX): tensor for name, tensor in found.items() if name.startswith(PREFIX)}
+
+
+# Open
+
+
+@contextmanager
+def exports() -> Iterator[Path]:
+    """A folder for fetched exports; removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="millrace-exports-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def commit_of(job: LoadedJob, name: str) -> Iterator[Commit]:
+    """A commit by its name or version; it is not pruned meanwhile. Raises SpecError, CommitDamaged."""
+    check_run(job.store, job.spec.name)
+    commit = chosen(job.store, name)
+    with leased(Commits(job.store), commit.name, "verify"):
+        yield commit
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Opens models by name: commits of `job`, or exports by their addresses if there is no job."""
+
+    job: LoadedJob | None
+
+    @contextmanager
+    def states(self, *names: str) -> Iterator[list[ModelState]]:
+        """The whole models of these names."""
+        with ExitStack() as held:
+            if self.job is None:
+                folder = held.enter_context(exports())
+                yield [ExportState(open_export(name, folder).check()) for name in names]
+                return
+            commits = [held.enter_context(commit_of(self.job, name)) for name in dict.fromkeys(names)]
+            by_name = dict(zip(dict.fromkeys(names), commits, strict=True))
+            folder = held.enter_context(scratch(self.job.store))
+            yield [CommitState(by_name[name], folder / str(number)) for number, name in enumerate(names)]

@@ -19,7 +19,8 @@ from service.arguments import Json, Overrides, SpecFile
 from service.operating import explaining, tables
 from service.past.commands import ran
 from service.remote import acting, showing
-from service.remote.asking import JobOrFile, Token, Url, path_of, remote_name, service_at
+from service.remote.asking import JobOrFile, Token, Url, remote_name, service_at
+from service.remote.paths import path_of
 
 operating = typer.Typer()
 

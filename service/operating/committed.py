@@ -20,8 +20,7 @@ from millrace.job_client import RETRY_S, NotRunning
 from pserver.config import MIN_TABLE_BYTES, TableSection
 from pserver.embedded import EmbeddedShards
 from service.begun import as_begun
-from service.past.choosing import begins_at, lineage
-from service.past.leases import leased, scratch
+from service.past.choosing import begins_at, leased, lineage, scratch
 from service.predicting.versions import check_fits
 from service.spec import LoadedJob
 from service.store import check_run, stopped

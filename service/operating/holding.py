@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from pserver.store.base import order_of
-from service.exports.listing import Stream, opened
+from service.exports.listing import ExportStream, opened
 from service.spec import LoadedJob
 from trainer.exports import reading
 from trainer.exports.places import ExportUnusable, Place
@@ -50,7 +50,7 @@ def held_by(job: LoadedJob, table: str, key: int, deadline: Deadline) -> list[di
     return found
 
 
-def _of_stream(stream: Stream, table: str, key: int, scratch: Path, deadline: Deadline) -> dict[str, Any]:
+def _of_stream(stream: ExportStream, table: str, key: int, scratch: Path, deadline: Deadline) -> dict[str, Any]:
     complete = [each.path for each in stream.present() if each.complete]
     if not complete:
         return {}

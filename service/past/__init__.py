@@ -1,1 +1,1 @@
-"""A job's past, for people: reading its log and commits, and the few ways to steer by them."""
+"""A job's history: reading its log and commits, and rewind, skip and rerun."""

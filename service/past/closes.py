@@ -1,7 +1,7 @@
-"""The closes of a job's log, followed while the job writes it: figures over time, without reading the log anew.
+"""Follows the closes in a job's log while the job writes it, so that figures over time need no second read of the log.
 
-What was read stays known after the log was pruned, as long as whoever follows it lives. Reading and judging the log as
-a whole is trainer.log's; what cannot be read here is left out.
+Closes stay in memory after the log is pruned. trainer.log reads and checks the log as a whole; records that cannot be
+read are left out here.
 """
 
 import re
@@ -18,22 +18,22 @@ from trainer.log import Kind
 from trainer.log_file import SEALED, LogTooNew, Place, Record, file_numbers, listed, record_of
 
 MAX_KEPT = 50_000
-"""Closes that are remembered of one job; beyond it the oldest half is forgotten."""
+"""Most closes kept of one job; beyond that, the oldest half is dropped."""
 MAX_READ_BYTES = 4 << 20
-"""Read of one file at a time."""
+"""Most bytes read of one file at a time."""
 _MOMENT = re.compile(r"(?:t([0-9]{1,9})-)?([0-9]{1,15})")
 
 
 class Moment(NamedTuple):
-    """A version of a timeline: of two of them, the later one is greater."""
+    """A version on a timeline. A later one compares greater."""
 
     timeline: int
-    """Its number; 0: whichever is the present one."""
+    """Its number; 0: the present timeline."""
     version: int
 
     @classmethod
     def of(cls, text: str) -> "Moment | None":
-        """What `str` made, or a version alone; None where it is neither."""
+        """Parse the result of `str`, or a version alone; None if `text` is neither."""
         found = _MOMENT.fullmatch(text)
         return None if found is None else cls(int(found[1] or 0), int(found[2]))
 
@@ -43,36 +43,36 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A closed pass, and the state it made."""
+    """A closed pass."""
 
     number: int
-    """Of its record in the log: the order in which things happened."""
+    """Number of its record in the log."""
     timeline: str
     version: int
     body: Mapping[str, Any]
 
     @property
     def moment(self) -> Moment:
-        """When it was, in the job's own time."""
+        """Its timeline and version."""
         return Moment(_number_of(self.timeline), self.version)
 
 
 @dataclass(slots=True)
 class _Read:
-    """How far a file is read."""
+    """How far a file of the log is read."""
 
     path: Path
     head: bytes
-    """Its first record, which no other log's file begins with."""
+    """Its first record, which differs from that of every other log."""
     byte: int = 0
 
     @classmethod
     def begun(cls, path: Path) -> "_Read":
-        """Nothing of it yet."""
+        """At the beginning of the file at `path`."""
         return cls(path, _head(path))
 
-    def gone(self, paths: Sequence[Path]) -> bool:
-        """Whether `paths` are another log's than this file was: pruned is only what newer ones are left of."""
+    def is_replaced(self, paths: Sequence[Path]) -> bool:
+        """Whether `paths` belong to another log than this file did. Pruning leaves newer files of the same log."""
         place = file_numbers(self.path) or ()
         later = [path for path in paths if (file_numbers(path) or ()) >= place]
         return not later or (later[0] == self.path and _head(self.path) not in (self.head, b""))
@@ -80,7 +80,7 @@ class _Read:
 
 @dataclass(slots=True)
 class Closes:
-    """Of one job's log, in `folder`. Any thread."""
+    """The closes of the log in `folder`. Any thread may call."""
 
     folder: Path
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -88,14 +88,14 @@ class Closes:
     _timeline: str = ""
     _found: list[Close] = field(default_factory=list)
     _left: dict[int, list[Close]] = field(default_factory=dict)
-    """What had led to the end of a timeline that was left: a rewind may come back to it."""
+    """By number of a timeline that was left: the closes that led to its end. A rewind may return to it."""
     _bases: dict[int, Moment] = field(default_factory=dict)
-    """Where a timeline began."""
+    """By number of a timeline: where it began."""
 
     def placed(self, moment: Moment) -> Moment:
-        """The last moment up to this one that led to the present, as the present timeline's.
+        """The last version up to `moment` that led to the present, on the present timeline.
 
-        That is its own version, or of a rewind since the commit that it was to; 0 where its timeline is not known.
+        This is the version of `moment`, or of the commit rewound to since; 0 if the timeline is unknown.
         """
         with self._lock:
             self._read_on()
@@ -107,23 +107,23 @@ class Closes:
             return Moment(present, min(version, ends.get(timeline, version)))
 
     def after(self, version: int, limit: int) -> Sequence[Close]:
-        """Closes of versions behind this one that led to the present, the oldest first; `limit` at most."""
+        """At most `limit` closes after `version` that led to the present, oldest first."""
         with self._lock:
             self._read_on()
             begin = bisect_right(self._found, version, key=lambda close: close.version)
             return self._found[begin : begin + limit]
 
     def newest(self, limit: int, behind: int = 0) -> Sequence[Close]:
-        """As `after`, of more than `limit` the last."""
+        """The last `limit` closes after version `behind`, oldest first."""
         with self._lock:
             self._read_on()
             begin = bisect_right(self._found, behind, key=lambda close: close.version)
             return self._found[max(begin, len(self._found) - limit) :]
 
     def _read_on(self) -> None:
-        """Read what was written since. Only what the file after a file says of it counts; see trainer.log_file."""
+        """Read the new records. The claim of the next file says how long a file is; see trainer.log_file."""
         paths = listed(self.folder)
-        if self._at is not None and self._at.gone(paths):  # the job was begun anew
+        if self._at is not None and self._at.is_replaced(paths):  # the job was started afresh
             self._at, self._timeline, self._found, self._left, self._bases = None, "", [], {}, {}
         if self._at is None and paths:
             self._at = _Read.begun(paths[0])
@@ -135,7 +135,7 @@ class Closes:
             self._at = _Read.begun(later[0])
 
     def _take(self, at: _Read, end: int | None) -> bool:
-        """Take in the whole records of a file up to the byte `end`; whether it is read to there."""
+        """Read the complete records of a file up to byte `end`; return whether it is read to there."""
         try:
             with at.path.open("rb") as file:
                 file.seek(at.byte)
@@ -144,7 +144,7 @@ class Closes:
                     for line in whole.splitlines(keepends=True):
                         record = record_of(line, Place(at.path, at.byte))
                         if record is None:
-                            return end is not None  # being written, or damaged
+                            return end is not None  # still being written, or damaged
                         self._add(record)
                         at.byte += len(line)
                     if not whole:
@@ -165,7 +165,7 @@ class Closes:
             self._found.append(Close(record.number, self._timeline, int(record.body["number"]), record.body))
 
     def _branch(self, timeline: str, base: str) -> None:
-        """A new timeline begins at the commit `base`, or with the job."""
+        """Start a new timeline at the commit `base`, or at the initial state."""
         self._left[_number_of(self._timeline)] = self._found
         self._timeline, self._found = timeline, []
         commit = NAME.fullmatch(base)
@@ -174,7 +174,7 @@ class Closes:
             self._found = [close for close in self._left.get(begun.timeline, []) if close.version <= begun.version]
 
     def _ends(self, present: int) -> dict[int, int]:
-        """By timeline that led to the present, up to which version it did."""
+        """By number of each timeline that led to the present: its last version that did."""
         ends = {present: sys.maxsize}
         while present in self._bases:
             end, base = ends[present], self._bases[present]
@@ -188,7 +188,7 @@ def _number_of(timeline: str) -> int:
 
 
 def _head(path: Path) -> bytes:
-    """The first record of a file, whole as soon as the file has its name; none where it is gone."""
+    """The first record of a file; empty if the file is gone. It is complete as soon as the file has its name."""
     try:
         with path.open("rb") as file:
             return file.readline()
@@ -197,7 +197,7 @@ def _head(path: Path) -> bytes:
 
 
 def _sealed_length(path: Path, after: Path) -> int | None:
-    """How much of a file counts, by the claim that the file after it begins with; None where that does not say."""
+    """The valid length of a file, from the claim at the start of the file after it; None if the claim has none."""
     try:
         with after.open("rb") as file:
             record = record_of(file.readline(), Place(after, 0))

@@ -1,6 +1,6 @@
-"""`millrace rerun`: trains a job's log again in a store of its own, and compares every close with the one logged.
+"""`millrace rerun`: trains a job's log again in a separate store, and compares every close with the logged one.
 
-It reads the job's log and one commit, which it holds meanwhile; the job may run. Comparing is trainer.chronicle's work.
+It reads the job's log and one commit, which it holds meanwhile; the job may run. trainer.chronicle compares.
 """
 
 import shutil
@@ -19,8 +19,7 @@ from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
 from service.launcher.running import read_report
 from service.lines import count
-from service.past.choosing import chosen, lineage
-from service.past.leases import leased
+from service.past.choosing import chosen, leased, lineage
 from service.running import Show, tell_end
 from service.spec import LoadedJob
 from service.store import REPORT, RERUNS, WORKERS
@@ -34,20 +33,20 @@ from trainer.rewind import NotPossible
 
 @dataclass(frozen=True)
 class Course:
-    """What is to be trained again."""
+    """The passes to train again."""
 
     commit: Commit | None
-    """Where it begins; None: at the initial state."""
+    """Where the rerun begins; None: at the initial state."""
     passes: Sequence[Pass]
-    """Closed passes after it."""
+    """The closed passes after `commit`."""
     spec: Mapping[str, Any]
-    """As it was in force for all of them."""
+    """The spec in force for all of them."""
 
 
 def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
-    """Train what was logged after version `start` again and print, pass by pass, whether it came out alike.
+    """Train the passes after commit `start` again, and print for each whether it is identical.
 
-    -> the exit code: 1 where a pass differs or was not compared. The rerun's store is removed where all is alike,
+    Returns the exit code: 1 if a pass differs or was not compared. The rerun's store is removed if all are identical,
     unless `keep`.
     """
     commit = None if start == "0" else chosen(job.store, start)
@@ -59,7 +58,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
         again = replace_store(job, course, store)
         folder = held.enter_context(run_folder(store / WORKERS))
         plan = comparing(plan_job(again, folder / "g1", generation=1), job.store, commit)
-        # No restarts: the job's state is not at stake, and a death says something about it.
+        # No restarts: the job's own state is safe, and a death is a finding.
         limits = RestartLimits(max_restarts=0)
         workers = held.enter_context(open_launcher())
         launcher = LocalLauncher(job.spec.name, [lambda _: plan], show.on_line, launcher=workers, restarts=limits)
@@ -68,19 +67,19 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
     if outcome.code != ExitCode.DRAINED:
         tell_end(outcome, launcher, {}, store / REPORT)
         return outcome.code
-    alike = tell_compared(course, read_report(store / REPORT).get("compared", ()))
-    if alike and not keep:
+    identical = print_comparison(course, read_report(store / REPORT).get("compared", ()))
+    if identical and not keep:
         shutil.rmtree(store)
     else:
         print(f"the rerun's store is kept: {store}")
-    return ExitCode.DRAINED if alike else ExitCode.FAILED
+    return ExitCode.DRAINED if identical else ExitCode.FAILED
 
 
 def course_of(store: Path, commit: Commit | None) -> Course:
-    """What the log says after `commit`. Raises HistoryMissing, SpecError, and NotPossible where one spec is not all."""
+    """The passes in the log after `commit`. Raises HistoryMissing, SpecError, NotPossible if the spec changes."""
     records = read(store / "log")
     if commit is not None and not lineage(store).holds(commit.name):
-        raise SpecError(f"commit {commit.name} did not lead to the present state: the log has nothing that followed it")
+        raise SpecError(f"commit {commit.name} did not lead to the present state; the log has no passes after it")
     history, version = History.of(records), 0 if commit is None else commit.version
     if commit is None and history.base is not None:
         raise NotPossible(
@@ -94,62 +93,62 @@ def course_of(store: Path, commit: Commit | None) -> Course:
 
 
 def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Mapping[str, Any]:
-    """The spec in force for `passes`, with their number of trainers. Raises NotPossible where it changes among them."""
+    """The spec in force for `passes`, with their number of trainers. Raises NotPossible if it changes among them."""
     numbers = [each.plan["number"] for each in passes]
     first, *others = [_in_force(history, commit, history.plans[number].number) for number in numbers]
     for last, spec in zip(numbers, others, strict=False):
         if keys := respec.significant(first, spec):
             raise NotPossible(
-                f"{', '.join(keys)} changed after pass {last}, and a rerun goes by one spec; "
+                f"{', '.join(keys)} changed after pass {last}, and a rerun uses one spec; "
                 f"begin at a commit of version {last} or later"
             )
     trainers = len(passes[0].plan["segments"])
-    quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # every pass is compared
-    store = {"path": first["store"]["path"]}  # no mirror: nothing of it is the job's
+    quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # the rerun compares every pass itself
+    store = {"path": first["store"]["path"]}  # no mirror: the rerun must not change the job's
     return {**first, "commit": quiet, "store": store, "cluster": {**first.get("cluster", {}), "trainers": trainers}}
 
 
 def _in_force(history: History, commit: Commit | None, record: int) -> Mapping[str, Any]:
-    """The spec by which the plan of that number was made."""
+    """The spec in force when the plan in record `record` was made."""
     specs = [each.body["spec"] for each in history.operations if each.body["op"] == "spec" and each.number < record]
     if not specs and commit is None:
-        raise NotPossible("the log has lost the spec of its first passes; begin at a commit")
+        raise NotPossible("the log no longer has the spec of its first passes; begin at a commit")
     assert commit is not None or specs
     return in_full(specs[-1] if specs else commit.state["spec"])  # type: ignore[union-attr]
 
 
 def replace_store(job: LoadedJob, course: Course, store: Path) -> LoadedJob:
-    """The job as it was, in another store."""
+    """The job with the spec of the course, in another store."""
     return job.under(course.spec, store)
 
 
 def comparing(plan: JobPlan, store: Path, commit: Commit | None) -> JobPlan:
-    """The plan with trainers that read the log in `store` instead of planning."""
+    """The plan, with trainers that replay the log in `store` instead of planning."""
     rerun = {"store": str(store), "commit": None if commit is None else commit.name}
     return replace(plan, trainers=tuple(replace(t, config={**t.config, "rerun": rerun}) for t in plan.trainers))
 
 
-def tell_compared(course: Course, compared: Iterable[tuple[int, Sequence[str]]]) -> bool:
-    """Print each pass's comparison; whether all of them were made and all are alike."""
+def print_comparison(course: Course, compared: Iterable[tuple[int, Sequence[str]]]) -> bool:
+    """Print the comparison of each pass; return whether all were compared and are identical."""
     found = {int(number): list(differences) for number, differences in compared}
     for each in course.passes:
         assert each.close is not None
         number = each.plan["number"]
         differences = found.get(number)
-        how = "not compared" if differences is None else "; ".join(differences) or "identical"
-        print(f"pass {number}: {count(each.close['events'])} events: {how}")
-    identical = sum(found.get(each.plan["number"]) == [] for each in course.passes)
-    print(f"{count(identical)} of {count(len(course.passes))} passes are identical")
-    return identical == len(course.passes)
+        result = "not compared" if differences is None else "; ".join(differences) or "identical"
+        print(f"pass {number}: {count(each.close['events'])} events: {result}")
+    num_identical = sum(found.get(each.plan["number"]) == [] for each in course.passes)
+    print(f"{count(num_identical)} of {count(len(course.passes))} passes are identical")
+    return num_identical == len(course.passes)
 
 
 def _new_store(folder: Path) -> Path:
-    """A folder of the next free number."""
+    """A new folder with the next free number."""
     folder.mkdir(exist_ok=True)
     while True:
         number = max((int(path.name) for path in folder.glob("[0-9]*")), default=0) + 1
         try:
             (folder / str(number)).mkdir()
-        except FileExistsError:  # another rerun was faster
+        except FileExistsError:  # another rerun took the number
             continue
         return folder / str(number)

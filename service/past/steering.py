@@ -1,4 +1,4 @@
-"""`millrace rewind` and `millrace skip`: what a stopped job does next. What they write is trainer.rewind's."""
+"""`millrace rewind` and `millrace skip` for a stopped job. trainer.rewind writes the records."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.lines import count
 from service.past.choosing import begins_at, chosen, lineage
-from service.past.commits import verified
+from service.past.verify import damage_in
 from service.spec import LoadedJob
 from service.store import stopped
 from trainer.commits import Commit, CommitDamaged, Commits, order_of
@@ -19,36 +19,36 @@ from trainer.partitions import Skip
 from trainer.rewind import rewind, rewind_anew, skip
 
 MIRROR_S = 300.0
-"""How long the mirror may take to say what it holds."""
+"""Longest time to list the mirror."""
 
 
 @dataclass(frozen=True)
 class Rewound:
-    """Where the next run goes on."""
+    """Where the next run continues after a rewind."""
 
     timeline: str
     commit: str
     version: int
     left: str | None
-    """The commit up to which something is left behind; None: nothing is."""
+    """The last commit that the rewind leaves behind; None: there is none."""
     left_timeline: str
     damaged: str
-    """Where a damaged log was found so; empty: it was not."""
+    """The place of damage in the log; empty if it is sound."""
     aside: Path | None
-    """Where that log is kept."""
+    """The folder that keeps the damaged log."""
 
 
 def rewind_job(job: LoadedJob, to: str) -> Rewound:
-    """Have the next run go on from the commit that `to` means, on a new timeline.
+    """Have the next run continue from the commit that `to` means, on a new timeline.
 
-    Raises CommitDamaged where it is not sound, SpecError where there is no such commit or the job runs.
+    Raises CommitDamaged if the commit is not sound, SpecError if there is no such commit or the job runs.
     """
     with stopped(job.store, job.spec.name):
         commits, past = Commits(job.store), lineage(job.store)
         commit = chosen(job.store, to)
-        if damage := verified(job.store, commit.name):
+        if damage := damage_in(job.store, commit.name):
             wrong = "; ".join(f"{file} {problem}" for file, problem in damage.items())
-            raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` tells which commits are sound")
+            raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` shows which commits are sound")
         left = begins_at(commits.names(), past)
         timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
         damaged, aside = "", None
@@ -62,16 +62,16 @@ def rewind_job(job: LoadedJob, to: str) -> Rewound:
     return Rewound(timeline, commit.name, commit.version, behind, past.timeline, damaged, aside)
 
 
-def told_rewound(done: Rewound) -> Iterator[str]:
-    """A rewind in lines."""
+def format_rewound(done: Rewound) -> Iterator[str]:
+    """A rewind as lines of text."""
     if done.aside is not None:
-        yield f"the log is damaged ({done.damaged}), and begun anew; the old one is in {done.aside}"
+        yield f"the log is damaged ({done.damaged}); a new one is started, and the old one is in {done.aside}"
     begins = f"timeline {done.timeline} begins at commit {done.commit}, version {done.version}"
-    yield f"{begins}; `millrace run` goes on there"
+    yield f"{begins}; `millrace run` continues there"
     if done.left is not None:
         yield (
-            f"left behind: what came after it on timeline {done.left_timeline}, up to commit {done.left}. While that "
-            f"is there, `millrace rewind --to {done.left}` comes back to it; `millrace commits pin` keeps it from "
+            f"left behind: the versions after it on timeline {done.left_timeline}, up to commit {done.left}. While "
+            f"that exists, `millrace rewind --to {done.left}` returns to it; `millrace commits pin` keeps it from "
             "being pruned"
         )
 
@@ -85,28 +85,28 @@ def _mirrored(job: LoadedJob) -> list[str]:
 
 
 def skip_job(job: LoadedJob, wanted: Skip, reason: str) -> list[int]:
-    """Have the job go past some positions of a partition; which passes are withdrawn for it.
+    """Have the job skip some positions of a partition; return the numbers of the passes that become void.
 
-    Raises NotPossible where it has trained them, SpecError where there is no such range or the job runs.
+    Raises NotPossible if the job has trained the positions, SpecError if there is no such range or the job runs.
     """
     if not reason.strip():
-        raise MillraceError("--reason says nothing; the log keeps it for whoever asks later why events are missing")
+        raise MillraceError("--reason is empty; the log keeps it to explain later why events are missing")
     with stopped(job.store, job.spec.name):
         return list(skip(job.store, _newest(job), wanted, reason))
 
 
-def told_skipped(wanted: Skip, withdrawn: list[int]) -> Iterator[str]:
-    """A skip in lines."""
+def format_skipped(wanted: Skip, void: list[int]) -> Iterator[str]:
+    """A skip as lines of text."""
     yield (
-        f"{wanted.partition}: {count(wanted.end - wanted.begin)} positions are gone past, {wanted.begin}-{wanted.end}; "
-        "the next run reads on behind them"
+        f"{wanted.partition}: {count(wanted.end - wanted.begin)} positions are skipped, {wanted.begin}-{wanted.end}; "
+        "the next run continues after them"
     )
-    if withdrawn:
-        yield f"passes withdrawn, to be planned anew without them: {', '.join(map(str, withdrawn))}"
+    if void:
+        yield f"void passes, to be planned again without them: {', '.join(map(str, void))}"
 
 
 def _newest(job: LoadedJob) -> Commit | None:
-    """The newest commit that led to the present and whose manifest can be read."""
+    """The newest readable commit that led to the present state."""
     past = lineage(job.store)
     ours = [commit for commit in Commits(job.store).whole() if past.holds(commit.name)]
     return max(ours, key=lambda commit: order_of(commit.name), default=None)

@@ -1,24 +1,65 @@
-"""Whether a commit is what was written: every byte is read back, every shard's tables are opened and counted.
+"""Verifies that a commit is what was written: reads every byte back, opens every shard's tables and counts their rows.
 
-Opening goes by way of a restore: RocksDB writes to a folder that it opens, and a commit's must not change.
+Tables are opened in a restored copy, because RocksDB writes to a folder that it opens, and a commit must not change.
 """
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from millrace import documents
 from pserver.client import ShardPart
 from pserver.errors import PserverError
 from pserver.store.rocks import HEADER, RocksRows
-from trainer.commits import Commit, problems_of
+from service.past.choosing import leased, scratch
+from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, problems_of
+
+
+@dataclass(frozen=True)
+class CommitCheck:
+    """The result of reading a commit back."""
+
+    name: str
+    damage: Mapping[str, str]
+    """What is wrong, by file or table."""
+    shared: Mapping[str, list[str]]
+    """By damaged file: the other commits that share it."""
+    files: int
+    rows: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage
+
+
+def check_commit(store: Path, name: str) -> CommitCheck:
+    """Read a commit back. The commit is held meanwhile."""
+    commits, damage = Commits(store), damage_in(store, name)
+    if MANIFEST in damage:
+        return CommitCheck(name, damage, {}, 0, 0)
+    commit = commits.read(name)
+    others = [other for other in commits.whole() if other.name != name] if damage else []
+    shared = {file: list(sharing(commit, file, others)) for file in damage}
+    return CommitCheck(name, damage, shared, len(commit.files), commit.num_rows)
+
+
+def damage_in(store: Path, name: str) -> dict[str, str]:
+    """What is wrong with a commit, by file or table; empty if it is sound. The commit is held meanwhile."""
+    commits = Commits(store)
+    with leased(commits, name, "verify"), scratch(store) as folder:
+        try:
+            return damage_of(commits.read(name), folder)
+        except CommitDamaged as error:
+            return {MANIFEST: str(error)}
 
 
 def damage_of(commit: Commit, scratch: Path) -> dict[str, str]:
-    """What is wrong with `commit`, by file or table; empty where it is sound.
+    """What is wrong with `commit`, by file or table; empty if it is sound.
 
-    `scratch`, on the disk of the commit, is made and removed: tables are opened there.
+    Tables are opened in `scratch`, a path on the commit's disk; the folder is created and removed.
     """
     found = problems_of(commit)
     for part in commit.shards:
@@ -46,11 +87,11 @@ def _problem_of_table(folder: Path, num_rows: int, part: ShardPart, scratch: Pat
         shutil.rmtree(scratch, ignore_errors=True)
     if counted != num_rows:
         return f"holds {counted:,} rows, and the manifest says {num_rows:,}"
-    return None if inside == counted else f"holds {counted - inside:,} rows of buckets that are not this shard's"
+    return None if inside == counted else f"holds {counted - inside:,} rows of buckets that belong to other shards"
 
 
 def sharing(commit: Commit, file: str, others: Iterable[Commit]) -> Iterator[str]:
-    """Names of the `others` whose commits hold the very same file on disk, and so its damage."""
+    """Names of the `others` that share the file on disk, and so its damage."""
     ours = _inode(commit.folder / file)
     for other in others:
         wanted = commit.files.get(file)

@@ -1,68 +1,129 @@
-"""The records of a job's log in words, one line each. Pure; what the records are is trainer.log_file's."""
+"""A job's log as text: a line for each record, and printing them. A damaged log is read up to the damage.
+
+The records are defined by trainer.log_file.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
+from millrace.errors import MillraceError
+from millrace.printable import say
+from millrace.secrecy import without_secrets
 from service.lines import count
 from trainer import respec
 from trainer.defaults import in_full
-from trainer.log import Kind, Record
+from trainer.log import Kind, LogDamaged, Place, Record, read
+from trainer.log_file import listed, record_of
 
 MAX_NAMED = 12
-"""Partitions or keys named on a line; of the others it says how many. `--json` has them all."""
+"""Most partitions or keys named on a line; the line counts the others. `--json` has all."""
 DIGEST_DIGITS = 8
 
 
-class Line(NamedTuple):
-    """One record, told."""
+# Read and print
+
+
+def good_records(folder: Path) -> tuple[list[Record], LogDamaged | None]:
+    """The records of the log in `folder`, and None; of a damaged log, the records before the damage, and the error."""
+    try:
+        return read(folder), None
+    except LogDamaged as error:
+        return good_before(folder, error), error
+
+
+def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
+    """Print all records of the log in `folder`, or the `last` ones: one line each.
+
+    Of a damaged log, prints the records before the damage, then raises LogDamaged.
+    """
+    records, damage = good_records(folder)
+    if not records and damage is None:
+        raise MillraceError(f"{folder} contains no log: no job has run in this store; `millrace run` starts one")
+    begin = 0 if last is None else max(0, len(records) - last)
+    if as_json:
+        shown = ((each, without_secrets(each.body)) for each in records[begin:])
+        lines = [json.dumps({"n": each.number, "kind": each.kind, **body}) for each, body in shown]
+    else:
+        lines = [str(line) for line in log_lines(records)][begin:]
+    for line in lines:
+        say(line)
+    if damage is not None:
+        raise damage
+
+
+def good_before(folder: Path, damage: LogDamaged) -> list[Record]:
+    """The records of a damaged log from the oldest up to the damage."""
+    records: list[Record] = []
+    for path in listed(folder):
+        content = path.read_bytes()
+        end = damage.byte if path == damage.path else len(content)
+        at = 0
+        while at < end:
+            stop = content.find(b"\n", at) + 1 or len(content)
+            record = record_of(content[at:stop], Place(path, at))
+            if record is None or (records and record.number != records[-1].number + 1):
+                break  # written after the seal, by a worker of an older generation
+            records.append(record)
+            at = stop
+        if path == damage.path:
+            break
+    return records
+
+
+# Format
+
+
+class RecordLine(NamedTuple):
+    """One record as text."""
 
     number: int
     when: str
-    """Where the record says it; else empty."""
+    """The time in the record; else empty."""
     kind: Kind
-    words: str
+    text: str
 
     def __str__(self) -> str:
         when = f"{self.when}  " if self.when else ""
-        return f"{self.number:>7}  {when}{self.kind:<9}  {self.words}"
+        return f"{self.number:>7}  {when}{self.kind:<9}  {self.text}"
 
 
-def told(records: Iterable[Record]) -> Iterator[Line]:
-    """Each record as a line. They are given from the oldest one on: some are told by what they change."""
+def log_lines(records: Iterable[Record]) -> Iterator[RecordLine]:
+    """A line for each record. `records` start with the oldest, since some lines describe a change."""
     generation, timeline, spec = 0, "", None
     for record in records:
         body = record.body
         if record.kind is Kind.CLAIM:
-            words = _claim(body, generation, timeline)
+            text = _claim(body, generation, timeline)
             generation, timeline = body["generation"], body.get("timeline", timeline)
         elif record.kind is Kind.OPERATION and body.get("op") == "spec":
             now = in_full(body["spec"])
-            words, spec = _spec(spec, now), now
+            text, spec = _spec(spec, now), now
         else:
-            words = _words(record.kind, body)
-        yield Line(record.number, str(body.get("at", "")), record.kind, words)
+            text = _record(record.kind, body)
+        yield RecordLine(record.number, str(body.get("at", "")), record.kind, text)
 
 
-def _words(kind: Kind, body: Mapping[str, Any]) -> str:
+def _record(kind: Kind, body: Mapping[str, Any]) -> str:
     match kind:
         case Kind.PLAN:
             return _plan(body)
         case Kind.VOID:
-            return f"pass {body['number']} is withdrawn: {body.get('reason', 'no reason given')}"
+            return f"pass {body['number']} is void: {body.get('reason', 'no reason given')}"
         case Kind.OPERATION:
             return _operation(body)
         case Kind.CLOSE:
             return _close(body)
         case Kind.CLAIM:
-            raise AssertionError("told where the claim before it is known")
+            raise AssertionError("log_lines formats claims")
         case _:
             assert_never(kind)
 
 
 def _claim(body: Mapping[str, Any], generation: int, timeline: str) -> str:
     if body["generation"] == generation:
-        return f"generation {generation} goes on in a new file"
+        return f"generation {generation} continues in a new file"
     parts = [f"generation {body['generation']}"]
     if "host" in body:
         parts.append(f"on {body['host']}")
@@ -105,7 +166,7 @@ def _operation(body: Mapping[str, Any]) -> str:
             lost = body["go_on"] - body["position"]
             return (
                 f"gap: {body['partition']}: {count(lost)} positions from {body['position']} on are no longer retained; "
-                f"goes on at {body['go_on']}"
+                f"continues at {body['go_on']}"
             )
         case "skip":
             return f"skip: {body['partition']} {body['begin']}-{body['end']}: {body.get('reason', 'no reason given')}"
@@ -132,7 +193,7 @@ def _operation(body: Mapping[str, Any]) -> str:
             error = f": {body['error']}" if body["error"] else ""
             return f"exported: {body['name']} of {body['stream']} {body['outcome']}{error}"
         case "restore":
-            over = [f"{name} is passed over: {why}" for name, why in body.get("passed_over", {}).items()]
+            over = [f"{name} is not used: {why}" for name, why in body.get("passed_over", {}).items()]
             begins = f"begins at {body['commit'] or 'the initial state'}"
             return f"restore: {'; '.join([begins, *over])}"
         case other:

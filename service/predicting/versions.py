@@ -13,8 +13,7 @@ from typing import Any
 from dataset.schema import Schema
 from millrace.config import validate
 from millrace.errors import SpecError
-from service.past.choosing import begins_at, chosen, lineage
-from service.past.leases import leased
+from service.past.choosing import begins_at, chosen, leased, lineage
 from service.predicting import own_exports
 from service.spec import LoadedJob
 from service.store import check_run

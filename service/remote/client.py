@@ -1,7 +1,7 @@
-"""A service over its REST API: requests with bounded retries, lists with their pages, operations waited for.
+"""The client of a service's REST API: requests with bounded retries, paged lists, operations, event streams.
 
-Problems become our errors: who is told what on another machine is told the same here. What is printed is
-service.remote.commands' business.
+Problems in answers become this project's errors, so that a remote command fails like a local one. Printing is left to
+service.remote.commands.
 """
 
 import json
@@ -20,42 +20,42 @@ from millrace.address import is_loopback
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, SpecError, Unavailable
 from millrace.retry import Backoff
-from service.remote.asking import path_of
+from service.remote.paths import path_of
 
 CALL_S = 30.0
-"""How long one answer may take; of a stream, how long nothing may come: it says something every few seconds."""
+"""Longest time for one answer, and longest silence of a stream, which sends a comment every few seconds."""
 RETRY_S = 15.0
-"""How long a service that is away, or busy, is asked again; then that is the error."""
+"""Longest time to retry while the service is unreachable or busy."""
 REOPEN_S = 60.0
-"""How long a stream that broke is tried again."""
+"""Longest time to retry a broken stream."""
 BACKOFF = Backoff.doubling(0.2, 5.0)
-"""Between two tries of one request."""
+"""Pauses between two tries of one request."""
 STREAM_S = 1.0
-"""Before a stream that broke is gone on with."""
+"""Pause before a broken stream is opened again."""
 LOOK_S = 0.3
-"""How often an operation is asked how it stands."""
+"""Pause between two requests for the state of an operation."""
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class NotThere(MillraceError):
-    """The service knows nothing of this name: it ends a command as one that this machine does not know does."""
+    """The service has nothing of this name. The exit code is that of an unknown local name."""
 
     exit_code = SpecError.exit_code
 
 
 class Client:
-    """One service; use it as a context. Raises the errors that `raised` names, and Unavailable."""
+    """One service; use it as a context. Raises the errors of `error_of`, and Unavailable."""
 
     def __init__(self, url: str, token: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
         parsed = _parsed(url)
         headers = {"User-Agent": f"millrace/{millrace.__version__}", "Accept": "application/json"}
         if token:
             if not token.isascii() or not token.isprintable() or " " in token:
-                raise SpecError("is no token: it is printed by `millrace token create`", "--token")
+                raise SpecError("is not a token; `millrace token create` prints one", "--token")
             headers["Authorization"] = f"Bearer {token}"
         self.url = str(parsed).rstrip("/")
         self.private = parsed.scheme == "https" or is_loopback(parsed.host)
-        """Whether nobody on the way reads what is said."""
+        """Whether the connection is encrypted or local."""
         self._http = httpx.Client(base_url=parsed, headers=headers, timeout=CALL_S, transport=transport)
 
     def __enter__(self) -> "Client":
@@ -65,7 +65,7 @@ class Client:
         self._http.close()
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """What is at `path`."""
+        """The value at `path`."""
         return _value(self._asked("GET", path, parameters=parameters))
 
     def items(self, path: str, **parameters: Any) -> Iterator[Any]:
@@ -79,36 +79,38 @@ class Client:
                 return
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Have something done, once however often the request is sent: it has a key of its own."""
+        """Request an action. An idempotency key makes sure that it happens once, however often the request is sent."""
         return _value(self._asked("POST", path, body=body, headers={"Idempotency-Key": uuid.uuid4().hex}))
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, **parameters: Any) -> Any:
-        """PATCH or DELETE what is at `path` as it is now; somebody else's change in between is an error."""
+        """PATCH or DELETE the resource at `path`. Raises Refused if somebody else changes it meanwhile."""
         tag = self._asked("GET", path).headers.get("etag", "*")
         answer = self._asked(method, path, body=body, headers={"If-Match": tag}, parameters=parameters)
         return _value(answer) if answer.content else None
 
-    def done(self, operation: Mapping[str, Any], deadline: Deadline, say: Callable[[str], None] | None = None) -> Any:
-        """The result of an operation, once it is over; `say` is called with what it says of itself, when that changes.
+    def done(
+        self, operation: Mapping[str, Any], deadline: Deadline, notify: Callable[[str], None] | None = None
+    ) -> Any:
+        """Wait for an operation and return its result; call `notify` with its progress text whenever that changes.
 
-        Raises what the operation failed with, DeadlineExceeded where it goes on without us.
+        Raises the error that the operation failed with; DeadlineExceeded while the operation continues.
         """
-        said, now = "", dict(operation)
+        last, now = "", dict(operation)
         while now["state"] in ("waiting", "running"):
-            if say is not None and now["said"] and now["said"] != said:
-                said = now["said"]
-                say(said)
-            deadline.check(f"waiting for operation {now['id']}, which goes on")
+            if notify is not None and now["said"] and now["said"] != last:
+                last = now["said"]
+                notify(last)
+            deadline.check(f"waiting for operation {now['id']}, which continues")
             time.sleep(min(LOOK_S, max(0.0, deadline.left_s())))
             now = self.get(path_of("operations", now["id"]))
         if now["state"] == "done":
             return now["result"]
         if now["problem"]:
-            raise raised(now["problem"].get("status", HTTPStatus.CONFLICT), now["problem"])
-        raise Refused(f"operation {now['id']} was {now['state']}; ask again")
+            raise error_of(now["problem"].get("status", HTTPStatus.CONFLICT), now["problem"])
+        raise Refused(f"operation {now['id']} was {now['state']}; try again")
 
     def events(self, path: str, **parameters: Any) -> Iterator[tuple[str, Any]]:
-        """Name and data of each event of a stream, for ever: one that breaks is gone on with where it was."""
+        """Name and data of each event of a stream, without end. A broken stream is resumed after its last event."""
         last: str | None = None
         deadline = Deadline.after(REOPEN_S)
         while True:
@@ -117,7 +119,7 @@ class Client:
                 with self._http.stream("GET", path, params=_given(parameters), headers=headers) as answer:
                     if answer.status_code >= HTTPStatus.BAD_REQUEST:
                         answer.read()
-                        raise raised(answer.status_code, _problem(answer))
+                        raise error_of(answer.status_code, _problem(answer))
                     for event in parsed_events(answer.iter_lines()):
                         last, deadline = event.id or last, Deadline.after(REOPEN_S)
                         yield event.name, event.data
@@ -135,10 +137,10 @@ class Client:
         headers: Mapping[str, str] | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
-        """The answer, asked for again while the service is away or busy, where asking twice is the same as once."""
+        """The answer to a request. Retries while the service is unreachable or busy, if the request is idempotent."""
         content, headers = _encoded(body, headers or {})
         deadline, failures = Deadline.after(RETRY_S), 0
-        once = method not in ("GET", "POST")  # a POST has its key
+        once = method not in ("GET", "POST")  # a POST has an idempotency key
         while True:
             at_least_s = 0.0
             try:
@@ -147,17 +149,17 @@ class Client:
                 )  # fmt: skip
             except httpx.ConnectError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    told = f"{self.url} shows a certificate that is not trusted here: {error}; if it is right, have"
-                    raise Refused(f"{told} SSL_CERT_FILE name the file with it") from error
+                    problem = f"{self.url} has a certificate that is not trusted here: {error}; if it is right, set"
+                    raise Refused(f"{problem} SSL_CERT_FILE to the file that contains it") from error
                 trouble: MillraceError = Unavailable(f"{self.url} cannot be reached: {error}")
             except httpx.TransportError as error:
                 trouble = Unavailable(f"{self.url} does not answer: {error}")
                 if once:
-                    raise Unavailable(f"{trouble}; look whether it was done") from error
+                    raise Unavailable(f"{trouble}; check whether it was done") from error
             else:
                 if answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
                     return answer
-                trouble = raised(answer.status_code, _problem(answer))
+                trouble = error_of(answer.status_code, _problem(answer))
                 if answer.status_code not in AGAIN:
                     raise trouble
                 at_least_s = _retry_after_s(answer)
@@ -168,8 +170,8 @@ class Client:
             time.sleep(pause_s)
 
 
-def raised(status: int, problem: Mapping[str, Any]) -> MillraceError:
-    """The error of ours that a problem stands for."""
+def error_of(status: int, problem: Mapping[str, Any]) -> MillraceError:
+    """The error for a problem in an answer."""
     detail = str(problem.get("detail") or problem.get("title") or f"the service answered with status {status}")
     match status:
         case HTTPStatus.UNPROCESSABLE_ENTITY | HTTPStatus.BAD_REQUEST:
@@ -179,30 +181,30 @@ def raised(status: int, problem: Mapping[str, Any]) -> MillraceError:
         case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in AGAIN:
             return Unavailable(detail)
         case HTTPStatus.UNAUTHORIZED:
-            return Refused(f"{detail}; give yours by --token or MILLRACE_TOKEN")
+            return Refused(f"{detail}; give one with --token or MILLRACE_TOKEN")
         case _:
             return Refused(detail)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerEvent:
     """One server-sent event."""
 
     id: str | None
-    """What a later stream begins behind."""
+    """A resumed stream begins after this id."""
     name: str
     data: Any
 
 
-def parsed_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Server-sent events; comments keep the line warm and are passed over."""
+def parsed_events(lines: Iterator[str]) -> Iterator[ServerEvent]:
+    """Parse server-sent events. Comments, which keep the connection open, are skipped."""
     number, name, data = None, "message", list[str]()
     for line in lines:
         key, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if not line:
             if data:
-                yield Event(number, name, documents.parse("\n".join(data), "an event of the service"))
+                yield ServerEvent(number, name, documents.parse("\n".join(data), "an event of the service"))
             name, data = "message", []
         elif key == "event":
             name = value
@@ -216,7 +218,7 @@ def _parsed(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise SpecError(f"{url!r} is no address: {error}", "--url") from None
+        raise SpecError(f"{url!r} is not a URL: {error}", "--url") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query:
         raise SpecError("is not of the form https://host:8080; a token goes into --token or MILLRACE_TOKEN", "--url")
     return parsed
@@ -237,18 +239,18 @@ def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(answer: httpx.Response) -> Any:
-    """What an answer's body says. Raises NotReadable."""
+    """The JSON value of an answer's body. Raises NotReadable."""
     return documents.parse(answer.content, f"the answer of {answer.url}")
 
 
 def _problem(answer: httpx.Response) -> Mapping[str, Any]:
     try:
         found = _value(answer)
-    except documents.NotReadable:  # something between us and the service answered
+    except documents.NotReadable:  # a proxy may have answered
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _retry_after_s(answer: httpx.Response) -> float:
-    told = answer.headers.get("retry-after", "")
-    return float(told) if told.isdecimal() and len(told) < 6 else 0.0
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() and len(text) < 6 else 0.0

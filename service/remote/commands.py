@@ -1,6 +1,6 @@
-"""The commands that ask a service about its jobs, and have it act on them. Reads arguments; the work is beside it.
+"""The commands that show, start, change and stop the jobs of a service.
 
-Those that are also for job files of this machine (commit, export, set, predict) are with these; they ask by
+The commands that also work on job files of this machine (commit, export, set, predict) are elsewhere; they use
 service.remote.acting.
 """
 
@@ -16,7 +16,8 @@ from millrace.errors import SpecError
 from millrace.printable import say
 from service.arguments import Json, Overrides
 from service.remote import showing
-from service.remote.asking import JobName, Token, Url, path_of, service_at
+from service.remote.asking import JobName, Token, Url, service_at
+from service.remote.paths import path_of
 
 remote = typer.Typer()
 
@@ -25,25 +26,25 @@ remote = typer.Typer()
 def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The job spec, here.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006  # typer copies it
-    name: Annotated[str | None, typer.Option("--name", help="Stands before the spec's.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Overrides the name in the spec.")] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="DIR", help="Folder at the service where the spec's relative paths start."),
+        typer.Option("--base", metavar="DIR", help="Folder at the service for the spec's relative paths."),
     ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Do not begin: until somebody resumes it.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Do not start until `resume`.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Have a service run a job; print its name."""
-    asked = {"spec": _plain(load_toml(job, overrides)), "name": name, "base": base, "start": not hold}
+    """Have a service run a job; print the job's name."""
+    body = {"spec": _plain(load_toml(job, overrides)), "name": name, "base": base, "start": not hold}
     with service_at(url, token) as client:
-        made = client.post("/v1/jobs", {key: value for key, value in asked.items() if value is not None})
+        made = client.post("/v1/jobs", {key: value for key, value in body.items() if value is not None})
     print(made["name"])
 
 
 @remote.command("ls")
 def list_(url: Url = None, token: Token = None, as_json: Json = False) -> None:
-    """Print a service's jobs, and where each stands."""
+    """Print a service's jobs and their phases."""
     with service_at(url, token) as client:
         jobs = list(client.items("/v1/jobs"))
     if as_json:
@@ -55,18 +56,18 @@ def list_(url: Url = None, token: Token = None, as_json: Json = False) -> None:
 
 @remote.command()
 def status(job: JobName, url: Url = None, token: Token = None, as_json: Json = False) -> None:
-    """Print how a job is."""
+    """Print a job's phase, figures and alarms."""
     with service_at(url, token) as client:
-        told = client.get(path_of("jobs", job))
+        found = client.get(path_of("jobs", job))
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(found, indent=2))
     else:
-        say(*showing.status_lines(told), sep="\n")
+        say(*showing.status_lines(found), sep="\n")
 
 
 @remote.command()
 def watch(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Print a job's progress as it comes, until the job ends; exit code 1 where it failed."""
+    """Print a job's progress until the job ends; exit code 1 if it failed."""
     with service_at(url, token) as client:
         for line in showing.watched(client, job):
             say(line, flush=True)
@@ -77,56 +78,60 @@ def watch(job: JobName, url: Url = None, token: Token = None) -> None:
 @remote.command()
 def logs(
     job: JobName,
-    worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help='Only its lines: "trainer-0".')] = None,
-    last: Annotated[int, typer.Option("--last", min=1, max=showing.PAGE, help="So many lines, the newest.")] = 50,
-    everything: Annotated[bool, typer.Option("--all", help="All that are kept, in place of the newest.")] = False,
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="NAME", help='Only lines of this worker, as in "trainer-0".')
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", min=1, max=showing.PAGE, help="Print the newest lines, this many.")
+    ] = 50,
+    everything: Annotated[bool, typer.Option("--all", help="Print all lines that are kept.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print what a job's processes printed."""
+    """Print the output of a job's processes."""
     with service_at(url, token) as client:
         for line in showing.output_lines(client, job, worker, None if everything else last, follow=follow):
             say(line, flush=follow)
 
 
-def _action(name: str, told: str) -> None:
+def _action(name: str, description: str) -> None:
     def act(job: JobName, url: Url = None, token: Token = None) -> None:
         with service_at(url, token) as client:
             done = client.post(path_of("jobs", job, name))
-        say(showing.stands(done))
+        say(showing.phase_line(done))
 
-    act.__doc__ = told
+    act.__doc__ = description
     remote.command(name)(act)
 
 
-_action("pause", "Have a service's job train no new pass; its workers stay.")
-_action("resume", "Have a service's job train on; one that has ended begins again where it was.")
+_action("pause", "Have a service's job start no new pass; its workers keep running.")
+_action("resume", "Have a service's job continue; a job that has ended starts again where it stopped.")
 _action("drain", "Have a service's job finish its pass, commit, complete its exports and end.")
-_action("stop", "As drain, but a job that takes long to end is killed.")
-_action("restart", "Stop a service's job, then begin it again where it was.")
+_action("stop", "Like drain, but a job that takes long to end is killed.")
+_action("restart", "Stop a service's job, then start it again where it stopped.")
 
 
 @remote.command()
 def delete(
     job: JobName,
-    keep_store: Annotated[bool, typer.Option("--keep-store", help="Leave its store on the disk.")] = False,
+    keep_store: Annotated[bool, typer.Option("--keep-store", help="Keep its store on the disk.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Have a service forget a job that does not run, with its folder and store."""
+    """Delete a job that does not run from a service, with its folder and store."""
     if not yes:
-        what = "" if keep_store else ", with all that it has learnt"
-        typer.confirm(f"Delete the job {job!r}{what}?", abort=True)
+        extent = "" if keep_store else ", with all that it has learned"
+        typer.confirm(f"Delete the job {job!r}{extent}?", abort=True)
     with service_at(url, token) as client:
         client.change("DELETE", path_of("jobs", job), keep_store=str(keep_store).lower())
     print(f"{job} is deleted")
 
 
 def _plain(raw: dict[str, object]) -> object:
-    """A spec as JSON has it: TOML's times as text."""
+    """A spec as JSON values: TOML times become text."""
     try:
         return documents.parse(json.dumps(raw, default=str, allow_nan=False), "the spec")
     except ValueError as error:
-        raise SpecError(f"a number of the spec is none: {error}") from None
+        raise SpecError(f"the spec contains a number that JSON cannot carry: {error}") from None

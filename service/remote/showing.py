@@ -1,4 +1,4 @@
-"""What a service tells of its jobs, as lines of text."""
+"""A service's answers about its jobs, as lines of text."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,47 +6,47 @@ from typing import TYPE_CHECKING, Any
 
 from service.alarms import held_text
 from service.lines import count, progress_line
-from service.remote.asking import path_of
+from service.remote.paths import path_of
 from service.status import Status
 
 if TYPE_CHECKING:
     from service.remote.client import Client
 
 LOOK_S = 1.0
-"""How often a job's output is asked for more."""
+"""Pause between two requests for more output."""
 PAGE = 200
 
-Told = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
-def job_lines(jobs: Sequence[Told]) -> list[str]:
-    """A line each: name, phase, what is wrong."""
+def job_lines(jobs: Sequence[Json]) -> list[str]:
+    """A line for each job: name, phase, problem."""
     width = max((len(job["name"]) for job in jobs), default=0)
     return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
 
 
-def stands(job: Told) -> str:
-    """Where a job stands, and what is wanted of it."""
-    wanted = "" if job["desired"] in ("running", job["phase"]) else f", {job['desired']} is wanted"
+def phase_line(job: Json) -> str:
+    """A job's phase, and the desired phase if it differs."""
+    wanted = "" if job["desired"] in ("running", job["phase"]) else f"; desired: {job['desired']}"
     return f"{job['name']}: {job['phase']}{wanted}"
 
 
-def status_lines(job: Told) -> list[str]:
-    """Where a job stands, its figures, what is wrong."""
-    lines = [stands(job), progress_line(as_status(job))]
+def status_lines(job: Json) -> list[str]:
+    """A job's phase, figures, problems and alarms."""
+    lines = [phase_line(job), progress_line(as_status(job))]
     if trouble := _trouble(job):
         lines.append(trouble)
     lines += (job.get("outcome") or {}).get("lines", [])
     return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
 
 
-def table_lines(tables: Sequence[Told]) -> list[str]:
-    """A line for each table, and one below it for each slot."""
+def table_lines(tables: Sequence[Json]) -> list[str]:
+    """A line for each table, and below it one for each slot."""
     lines = []
     for table in tables:
         size = table["bytes"]
-        told = f"{count(table['rows'])} rows of dim {table['dim']}"
-        lines.append(f"{table['name']}: {told}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
+        rows = f"{count(table['rows'])} rows of dim {table['dim']}"
+        lines.append(f"{table['name']}: {rows}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
         if table["held"]:
             lines.append(f"  a shrink waits: {held_text(table['name'], Status(table['held']))}")
         for slot, figures in table["slots"].items():
@@ -56,7 +56,7 @@ def table_lines(tables: Sequence[Told]) -> list[str]:
 
 
 def watched(client: "Client", job: str) -> Iterator[str]:
-    """A line of progress as the stream tells of it, until the job ends."""
+    """A line of progress for each event of the stream, until the job ends."""
     for name, data in client.events(path_of("jobs", job, "metrics", "stream")):
         if name == "figures":
             yield progress_line(as_status(data))
@@ -66,7 +66,7 @@ def watched(client: "Client", job: str) -> Iterator[str]:
 
 
 def output_lines(client: "Client", job: str, worker: str | None, last: int | None, *, follow: bool) -> Iterator[str]:
-    """What a job's processes printed: the `last` lines or all that are kept; with `follow` also those to come."""
+    """The output of a job's processes: the `last` lines, or all that are kept; with `follow` also new lines."""
     path, newest = path_of("jobs", job, "output"), "true" if last is not None else None
     page = client.get(path, worker=worker, limit=last or PAGE, last=newest)
     while True:
@@ -81,12 +81,12 @@ def output_lines(client: "Client", job: str, worker: str | None, last: int | Non
         page = client.get(path, worker=worker, limit=PAGE, after=page["next"])
 
 
-def as_status(told: Told) -> Status:
-    """A job's figures as the API has them, as they are shown here."""
+def as_status(told: Json) -> Status:
+    """A job's figures from the API, in the form of rank 0's status."""
     return Status({**told, "tables": told.get("table_rows", {}), "operations": {"exporting": told.get("exports", {})}})
 
 
-def _trouble(job: Told) -> str:
+def _trouble(job: Json) -> str:
     outcome = job.get("outcome")
     ended = f"ended with {outcome['code']}: {outcome['reason']}" if outcome else ""
     return job.get("trouble") or ended

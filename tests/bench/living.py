@@ -28,7 +28,7 @@ from dataset.simulated_world import EVENTS_A_DAY
 from dataset.source import Segment
 from millrace.config import load_toml, validate
 from millrace.deadline import Deadline
-from service.looking.importing import Asked, import_into
+from service.looking.importing import ImportRequest, import_into
 from service.spec import Job, LoadedJob
 from tests.bench.w1 import ROOT
 from trainer.config import WorkerConfig
@@ -138,7 +138,7 @@ def run(raw: Mapping[str, Any], imported: Path | None = None) -> dict[str, Any]:
         if imported is not None:
             job = LoadedJob(spec=validate(Job, raw), raw=raw, folder=folder, store=store)
             with redirect_stdout(sys.stderr):
-                import_into(job, Asked(str(imported)))
+                import_into(job, ImportRequest(str(imported)))
         store.mkdir(exist_ok=True)
         where = {"folder": folder, "store": store, "live": store / "live", "address_file": folder / "role"}
         with open_trainer(WorkerConfig(job=raw, rank=0, world=1, cores=2, **where)) as trainer:

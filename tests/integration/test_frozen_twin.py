@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from millrace.points import Point
-from service.looking.importing import Asked, import_into
+from service.looking.importing import ImportRequest, import_into
 from service.looking.states import CommitState
 from service.spec import load_job
 from tests.fakes.exports import write_export
@@ -79,7 +79,7 @@ def imported(stream):
             for slot, sign, values in zip(chunk.names(), chunk.sign_R.tolist(), chunk.values, strict=True)
         }
     export = write_export(folder / "export", "base", 3, rows, dense=state.dense())
-    import_into(load_job(stream, [*TWIN, f"store.path={folder / 'imported'}"]), Asked(str(export)))
+    import_into(load_job(stream, [*TWIN, f"store.path={folder / 'imported'}"]), ImportRequest(str(export)))
     return folder / "imported"
 
 

@@ -97,7 +97,7 @@ def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
     done = served.done(served.post(f"/v1/jobs/small/commits/{FIRST}/verify"))
     assert done["result"] == {"name": FIRST, "damage": {}, "shared": {}, "files": 5, "rows": 100, "sound": True}
     answer = served.ask("DELETE", f"/v1/jobs/small/commits/{FIRST}")
-    assert answer.status_code == 409 and "is kept by admin, night" in answer.json()["detail"]
+    assert answer.status_code == 409 and "is held by admin, night" in answer.json()["detail"]
     for body in (None, {"holder": "night"}):
         served.post(f"/v1/jobs/small/commits/{FIRST}/unpin", body)
     store = served.host.job("small").store

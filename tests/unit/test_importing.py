@@ -14,7 +14,7 @@ from pserver.config import TableSection
 from pserver.operations import Cut
 from pserver.row_words import HEAD
 from service.looking import importing
-from service.looking.importing import Asked, import_into
+from service.looking.importing import ImportRequest, import_into
 from service.looking.states import CommitState
 from service.spec import load_job
 from service.store import claimed
@@ -44,7 +44,7 @@ def taken(job_of, tmp_path):
 
     def run(source, *settings, **asked):
         job = job_of(*settings)
-        import_into(job, Asked(str(source), **asked))
+        import_into(job, ImportRequest(str(source), **asked))
         return rows_of(job, tmp_path)
 
     return run
@@ -90,7 +90,7 @@ def test_an_export_with_its_chain_becomes_the_first_commit(tmp_path, job_of, cap
         dense={"mlp.0.weight": np.full((8, 14), 2.0), "mlp.0.bias": np.ones(9), "gone": np.ones(1)},
     )  # fmt: skip
     job = job_of()
-    import_into(job, Asked(str(last)))
+    import_into(job, ImportRequest(str(last)))
     commit = commit_of(job)
     assert (commit.name, commit.version, commit.state["imported"]["name"]) == (
         "t0-0000000001-g0",
@@ -111,13 +111,13 @@ def test_an_export_with_its_chain_becomes_the_first_commit(tmp_path, job_of, cap
         "dense: initialised mlp.0.bias: of shape [9] there, [8] here",
         "dense: initialised out.weight: the source lacks it",
         "dense: ignored gone: the model has none of this name",
-        f"{job.store} begins with commit t0-0000000001-g0; `millrace run` goes on from it",
+        f"{job.store} begins with commit t0-0000000001-g0; `millrace run` continues from it",
     ]
 
 
 def test_rows_get_a_fresh_state_and_a_version_that_no_pass_has(tmp_path, job_of):
     job = job_of("tables.default.optimizer.kind='adagrad'", "tables.default.optimizer.initial=0.25")
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     words = words_of(job, tmp_path)[key_of_reference(1, GROUPS["a"])]
     assert words[:HEAD].tolist() == [GROUPS["a"], rows.VERSION, 0, 0, 0]
     assert words[HEAD:].view(np.float32).tolist() == [*ROWS["a", 1], 0.25, 0.25]
@@ -126,7 +126,7 @@ def test_rows_get_a_fresh_state_and_a_version_that_no_pass_has(tmp_path, job_of)
 def test_ftrl_keeps_the_weights_it_is_given(tmp_path, job_of):
     settings = ["tables.default.optimizer={kind='ftrl',l1=0.5,l2=0.1,beta=1.0,lr=0.05}"]
     job = job_of(*settings)
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     for (slot, sign), values in ROWS.items():
         floats = words_of(job, tmp_path)[key_of_reference(sign, GROUPS[slot])][HEAD:].view(np.float32)
         w, z, n = floats[:5], floats[5:10], floats[10:]
@@ -138,7 +138,7 @@ def test_ftrl_keeps_the_weights_it_is_given(tmp_path, job_of):
 def test_rows_that_wait_for_their_vector_come_without_one(tmp_path, job_of):
     job = job_of("tables.default.slots={b={extend_at=5.0}}", "tables.default.optimizer={kind='adagrad',initial=0.25}")
     zeros = {("a", 9): [1.0, 0, 0, 0, 0], ("b", 9): [1, 2, 3, 4, 5]}
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS | zeros))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS | zeros))))
     words = words_of(job, tmp_path)
 
     def floats(slot, sign):
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_left(tmp_path, job_of, asked, 
     out = write_export(tmp_path / "out", "base", 3, ROWS, dense={"mlp.0.bias": np.ones(8)})
     job = job_of(*settings)
     with pytest.raises(error, match=words):
-        import_into(job, Asked(str(out), **asked))
+        import_into(job, ImportRequest(str(out), **asked))
     assert nothing_is_left(job)
 
 
@@ -190,17 +190,17 @@ def test_what_is_no_finite_number_is_named(tmp_path, job_of, bad, place, what):
     out = write_export(tmp_path / "out", "base", 3, ROWS | {("b", 77): values})
     job = job_of()
     with pytest.raises(BadInput, match=rf"slot 'b', sign 77: its {what} is not a finite number"):
-        import_into(job, Asked(str(out)))
+        import_into(job, ImportRequest(str(out)))
     assert nothing_is_left(job)
 
 
 def test_an_export_of_a_newer_format_or_without_its_parent_is_refused(tmp_path, job_of):
     newer = write_export(tmp_path / "newer", "base", 3, ROWS, format=2)
     with pytest.raises(ExportTooNew, match=r"format 2; .* reads format 1"):
-        import_into(job_of(), Asked(str(newer)))
+        import_into(job_of(), ImportRequest(str(newer)))
     orphan = write_export(tmp_path / "orphan", "delta", 3, ROWS, parent=(2, "base"))
     with pytest.raises(ParentMissing, match="0000000002-base"):
-        import_into(job_of(), Asked(str(orphan)))
+        import_into(job_of(), ImportRequest(str(orphan)))
     assert nothing_is_left(job_of())
 
 
@@ -208,7 +208,7 @@ def test_a_damaged_file_is_found_before_anything_is_made(tmp_path, job_of):
     out = write_export(tmp_path / "out", "base", 3, ROWS)
     (out / "model.json").write_text("[]")
     with pytest.raises(BadInput, match=r"model\.json"):
-        import_into(job_of(), Asked(str(out)))
+        import_into(job_of(), ImportRequest(str(out)))
 
 
 def test_two_slots_that_share_rows_here_collide(tmp_path, job_of):
@@ -219,22 +219,22 @@ def test_two_slots_that_share_rows_here_collide(tmp_path, job_of):
     out = write_export(tmp_path / "out", "base", 3, ROWS)
     job = load_job(path)
     with pytest.raises(BadInput, match=r"same row is there twice: .*slot 'b'.* and .*slot 'a'"):
-        import_into(job, Asked(str(out)))
+        import_into(job, ImportRequest(str(out)))
 
 
 def test_a_store_that_holds_a_run_is_refused(tmp_path, job_of):
     out = write_export(tmp_path / "out", "base", 3, ROWS)
-    import_into(job_of(), Asked(str(out)))
-    with pytest.raises(SpecError, match="a warm start is for an empty store"):
-        import_into(job_of(), Asked(str(out)))
-    with pytest.raises(SpecError, match="a warm start is for an empty store"):
-        import_into(job_of(), Asked(str(out), dry_run=True))
+    import_into(job_of(), ImportRequest(str(out)))
+    with pytest.raises(SpecError, match="an import needs an empty store"):
+        import_into(job_of(), ImportRequest(str(out)))
+    with pytest.raises(SpecError, match="an import needs an empty store"):
+        import_into(job_of(), ImportRequest(str(out), dry_run=True))
 
 
 def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, job_of, capsys):
     out = write_export(tmp_path / "out", "base", 3, ROWS)
     job = job_of()
-    import_into(job, Asked(str(out), dry_run=True))
+    import_into(job, ImportRequest(str(out), dry_run=True))
     assert "table default: 3 rows loaded" in capsys.readouterr().out
     assert not job.store.exists()
 
@@ -244,7 +244,7 @@ def test_what_a_killed_import_left_is_in_nobodys_way(tmp_path, job_of):
     with claimed(job.store, "small", fresh=False):
         (job.store / "commits" / "t0-0000000001-g0.importing" / "shard-0").mkdir(parents=True)
         (job.store / "live" / "import" / "default").mkdir(parents=True)
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     assert [path.name for path in Commits(job.store).folder.iterdir()] == ["t0-0000000001-g0"]
     assert not (job.store / "live" / "import").exists()
 
@@ -267,7 +267,7 @@ def test_a_save_of_paddle_is_read(tmp_path, job_of):
     source = save(tmp_path / "000", part_000_00000=[FULL], part_000_00001=[SHORT])
     (source / "meta").write_text("not read")
     job = job_of()
-    import_into(job, Asked(str(source), slots="a=101,b=102"))
+    import_into(job, ImportRequest(str(source), slots="a=101,b=102"))
     found = rows_of(job, tmp_path)
     assert found["a", 11] == [0.75, 1, 2, 3, 4]
     weight, *rest = found["b", 12]
@@ -284,7 +284,7 @@ def test_numbers_name_slots_and_gzip_is_read(tmp_path, job_of, monkeypatch):
         text.write(f"{FULL}\n{SHORT}\n")
     monkeypatch.setattr(paddle, "BATCH_LINES", 1)
     job = job_of()
-    import_into(job, Asked(str(source / "part-000-00000.gz"), slots="a=101"))
+    import_into(job, ImportRequest(str(source / "part-000-00000.gz"), slots="a=101"))
     assert rows_of(job, tmp_path).keys() == {("a", 11)}
 
 
@@ -311,7 +311,7 @@ def test_lines_of_another_layout_are_named(tmp_path, job_of, line, words):
     source = save(tmp_path / "000", part_000_00000=[FULL, line])
     job = job_of()
     with pytest.raises(BadInput, match=words):
-        import_into(job, Asked(str(source), slots="a=101,b=102"))
+        import_into(job, ImportRequest(str(source), slots="a=101,b=102"))
     assert nothing_is_left(job)
 
 
@@ -319,13 +319,13 @@ def test_a_key_twice_far_apart_is_told_with_both_places(tmp_path, job_of, monkey
     monkeypatch.setattr(paddle, "BATCH_LINES", 1)
     source = save(tmp_path / "000", part_000_00000=[FULL, SHORT], part_001_00000=[FULL])
     with pytest.raises(BadInput, match=r"part-000-00000, line 1 \(slot '101'\) and part-001-00000, line 1"):
-        import_into(job_of(), Asked(str(source), slots="a=101,b=102"))
+        import_into(job_of(), ImportRequest(str(source), slots="a=101,b=102"))
 
 
 def test_a_save_whose_slots_nobody_has_is_refused(tmp_path, job_of):
     source = save(tmp_path / "000", part_000_00000=[FULL, SHORT])
     with pytest.raises(BadInput, match="it has the slots 101, 102; say which is which with --slots"):
-        import_into(job_of(), Asked(str(source)))
+        import_into(job_of(), ImportRequest(str(source)))
 
 
 def test_a_save_for_tables_of_several_dims_needs_one_named(tmp_path, job_of):
@@ -333,8 +333,8 @@ def test_a_save_for_tables_of_several_dims_needs_one_named(tmp_path, job_of):
     other = ("tables.other.dim=2", "slots.2={name='history',pooling='mean',table='other'}")
     job = job_of(*other, "model.name=dcn_v2")  # a model that takes vectors of several lengths
     with pytest.raises(SpecError, match="name it, since their dims differ: default 4, other 2"):
-        import_into(job, Asked(str(source), slots="a=101"))
-    import_into(job, Asked(str(source), slots="a=101", tables=("default",)))
+        import_into(job, ImportRequest(str(source), slots="a=101"))
+    import_into(job, ImportRequest(str(source), slots="a=101", tables=("default",)))
 
 
 # Parquet
@@ -385,7 +385,7 @@ def test_one_slot_named_needs_no_column(tmp_path, taken):
 def test_columns_that_do_not_fit_are_told_of(tmp_path, job_of, columns, words):
     job = job_of()
     with pytest.raises(BadInput, match=words):
-        import_into(job, Asked(str(parquet(tmp_path / "x.parquet", **columns))))
+        import_into(job, ImportRequest(str(parquet(tmp_path / "x.parquet", **columns))))
     assert nothing_is_left(job)
 
 
@@ -393,7 +393,7 @@ def test_what_is_no_source_is_told(tmp_path, job_of):
     (tmp_path / "empty").mkdir()
     for where, words in ((tmp_path / "empty", "holds none"), (tmp_path / "nowhere", "there is nothing")):
         with pytest.raises(BadInput, match=words):
-            import_into(job_of(), Asked(str(where)))
+            import_into(job_of(), ImportRequest(str(where)))
 
 
 # What is chosen
@@ -420,7 +420,7 @@ def test_the_maker_takes_rows_of_a_table_without_weights():
 
 def test_an_imported_commit_is_read_like_any(tmp_path, job_of):
     job = job_of()
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, ROWS))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     commit = read_commit(commit_of(job).folder)
     (part,) = commit.shards
     assert part.buckets == (0, 4096)

@@ -8,7 +8,7 @@ import pytest
 
 from service import cli
 from service.looking import importing
-from service.looking.importing import Asked, import_into
+from service.looking.importing import ImportRequest, import_into
 from service.spec import load_job
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import write_job
@@ -153,9 +153,9 @@ def test_rows_new_gone_and_changed_are_told_by_slot_and_tensors_with_norms(chain
     assert code == 1
     assert said.splitlines() == [
         "0000000001-base -> 0000000002-delta",
-        "table default: 1 new, 1 gone, 2 changed, 0 the same",
-        "  slot a: 0 new, 1 gone, 1 changed, 0 the same",
-        "  slot b: 1 new, 0 gone, 1 changed, 0 the same",
+        "table default: 1 new, 1 deleted, 2 changed, 0 the same",
+        "  slot a: 0 new, 1 deleted, 1 changed, 0 the same",
+        "  slot b: 1 new, 0 deleted, 1 changed, 0 the same",
         "  moved 3: slot a, sign 1",
         "  moved 1: slot b, sign 1",
         "dense w: moved 0.5; norm 5 -> 5.40833",
@@ -173,7 +173,7 @@ def test_tensors_that_came_went_or_changed_shape_are_told(tmp_path, says):
     new = write_export(tmp_path / "y", "base", 1, {}, dense={"new": [2.0], "shape": [1.0, 1.0]})
     code, said = says("diff", old, new)
     assert code == 1
-    for words in ("gone: gone, was of norm 1", "new: new, of norm 2", "shape: of another shape; norm 1 -> 1.41421"):
+    for words in ("gone: deleted, norm was 1", "new: new, norm 2", "shape: another shape; norm 1 -> 1.41421"):
         assert words in said
 
 
@@ -181,7 +181,7 @@ def test_commits_of_a_job_are_compared_and_inspected(tmp_path, says, monkeypatch
     monkeypatch.setattr(importing, "shapes_of", lambda job, folder: {"w": (2,)})
     path = write_job(tmp_path, num_parts=1, num_lines=1)
     job = load_job(path)
-    import_into(job, Asked(str(write_export(tmp_path / "out", "base", 3, BASE, dense={"w": [3.0, 4.0]}))))
+    import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, BASE, dense={"w": [3.0, 4.0]}))))
     code, said = says("inspect", "1", "--job", path)
     assert code == 0
     for words in (
@@ -265,7 +265,7 @@ def test_a_version_or_a_time_chooses(chain, tmp_path, says, options, version):
     ("options", "words"),
     [
         (["--to", "0"], "no export is as old as version 0; the oldest that is there is 0000000001-base"),
-        (["--at", "soon"], "'soon' is no time"),
+        (["--at", "soon"], "'soon' is not a time"),
         (["--at", "1970-01-01", "--to", "3"], "not both"),
     ],
 )

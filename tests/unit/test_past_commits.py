@@ -9,8 +9,8 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
+from service.past import choosing, commit_output
 from service.past import commits as work
-from service.past import leases
 from service.past.choosing import chosen_name
 from tests.fakes.past import Past
 from trainer.commits import CommitDamaged, Commits
@@ -67,7 +67,7 @@ def test_commits_are_listed_in_order_with_what_their_removal_would_free(past):
 
 def test_a_list_shows_a_damaged_manifest_and_says_that_files_were_not_read(past, said):
     flip(Commits(past.store).folder / names(past)[0] / "manifest.json")
-    work.list_commits(past.store, as_json=False)
+    commit_output.list_commits(past.store, as_json=False)
     head, first, second, _ = said().splitlines()
     assert head.split() == ["name", "version", "timeline", "made", "at", "rows", "bytes", "own", "bytes", "held", "by",
                             "sound"]  # fmt: skip
@@ -76,19 +76,19 @@ def test_a_list_shows_a_damaged_manifest_and_says_that_files_were_not_read(past,
 
 
 def test_a_store_without_commits_says_so(tmp_path, said):
-    work.list_commits(Past(tmp_path / "store").store, as_json=False)
-    work.verify_commits(tmp_path / "store", None, as_json=False)
-    assert said() == 2 * f"{tmp_path / 'store'} holds no commit\n"
-    with pytest.raises(MillraceError, match="holds no commit"):
+    commit_output.list_commits(Past(tmp_path / "store").store, as_json=False)
+    commit_output.verify_commits(tmp_path / "store", None, as_json=False)
+    assert said() == 2 * f"{tmp_path / 'store'} has no commit\n"
+    with pytest.raises(MillraceError, match="has no commit"):
         work.prune(tmp_path / "store", 1)
 
 
 def test_a_commit_shows_what_it_holds(past, said):
-    work.show_commit(past.store, "2", as_json=False)
+    commit_output.show_commit(past.store, "2", as_json=False)
     told = said()
     for words in ("t1-0000000002-g1", "2 of timeline t1", "a 200", "rows: default 200", "nobody", "torch 2.9"):
         assert words in told
-    work.show_commit(past.store, "t1-0000000002-g1", as_json=True)
+    commit_output.show_commit(past.store, "t1-0000000002-g1", as_json=True)
     assert json.loads(said())["version"] == 2
 
 
@@ -98,7 +98,7 @@ def test_a_commit_shows_what_it_holds(past, said):
         ("5", "t2-0000000005-g4"),  # the newest of the version
         ("4", "t1-0000000004-g1"),
         ("t1-0000000005-g1", "t1-0000000005-g1"),
-        ("6", "version 6 is one of another timeline only; name the commit: t1-0000000006-g1"),
+        ("6", "version 6 exists on another timeline only; name the commit: t1-0000000006-g1"),
         ("7", "there is no commit of version 7; there are: t1-0000000004-g1, "),
         ("x", "there is no commit 'x'; there are: t1-0000000004-g1, "),
         ("9" * 5000, "there is no commit '9999"),
@@ -119,7 +119,7 @@ def test_a_version_means_the_newest_commit_of_it_that_led_to_the_present_one(tex
 
 
 def test_sound_commits_are_told_with_what_was_read(past, said):
-    work.verify_commits(past.store, None, as_json=False)
+    commit_output.verify_commits(past.store, None, as_json=False)
     assert [line.partition(";")[0] for line in said().splitlines()] == [f"{name}: sound" for name in names(past)]
     assert not list((past.store / "holds").iterdir())
     assert not list((past.store / "reruns").iterdir())
@@ -128,12 +128,12 @@ def test_sound_commits_are_told_with_what_was_read(past, said):
 def test_what_a_killed_command_held_is_let_go_by_the_next(past, said):
     killed = subprocess.Popen(["true"])
     killed.wait()
-    name, host = names(past)[0], leases._HOST
+    name, host = names(past)[0], choosing._HOST
     for who in (f"verify-{host}-{killed.pid}", f"rerun-{host}-{os.getpid()}", "rerun-elsewhere-1", "verify-1"):
         Commits(past.store).hold(name, who)
     left = past.store / "reruns" / f"verify-{host}-{killed.pid}"
     left.mkdir(parents=True)
-    work.verify_commits(past.store, "3", as_json=False)
+    commit_output.verify_commits(past.store, "3", as_json=False)
     kept = ["rerun-elsewhere-1", f"rerun-{host}-{os.getpid()}", "verify-1"]
     assert {name: sorted(kept)} == Commits(past.store).holders()
     assert not left.exists()
@@ -144,7 +144,7 @@ def test_verifying_leaves_a_commit_as_it_was(past, said):
         return {path: path.read_bytes() for path in (past.store / "commits").rglob("*") if path.is_file()}
 
     before = everything()
-    work.verify_commits(past.store, None, as_json=False)
+    commit_output.verify_commits(past.store, None, as_json=False)
     assert everything() == before
 
 
@@ -152,28 +152,28 @@ def test_a_flipped_bit_is_told_with_every_commit_that_shares_the_file(past, said
     first, second, third = names(past)
     damaged = first_sst(past, second)
     flip(damaged)
-    with pytest.raises(CommitDamaged, match="3 of 3 commits are damaged; no other one is left to begin at"):
-        work.verify_commits(past.store, None, as_json=False)
+    with pytest.raises(CommitDamaged, match="3 of 3 commits are damaged; no other commit is left"):
+        commit_output.verify_commits(past.store, None, as_json=False)
     file = damaged.relative_to(past.store / "commits" / second)
-    assert f"  {file} has other bytes than were written; the same file is part of {first}, {third}" in said()
+    assert f"  {file} has other bytes than were written; it shares this file with {first}, {third}" in said()
 
 
 def test_damage_of_one_commit_alone_leaves_the_others_sound(past, said):
     first, second, third = names(past)
     (Commits(past.store).folder / third / "dense.safetensors").unlink()
     with pytest.raises(CommitDamaged, match=f"1 of 3 commits are damaged; the next run begins at {second}"):
-        work.verify_commits(past.store, None, as_json=False)
+        commit_output.verify_commits(past.store, None, as_json=False)
     assert said().splitlines()[2:] == [
         f"{third}: damaged", "  dense.safetensors cannot be read: No such file or directory"
     ]  # fmt: skip
-    work.verify_commits(past.store, first, as_json=True)
+    commit_output.verify_commits(past.store, first, as_json=True)
     assert json.loads(said()) == [{"name": first, "sound": True, "damage": {}}]
 
 
 def test_a_damaged_manifest_is_told(past, said):
     flip(Commits(past.store).folder / names(past)[2] / "manifest.json")
     with pytest.raises(CommitDamaged, match="1 of 3"):
-        work.verify_commits(past.store, None, as_json=False)
+        commit_output.verify_commits(past.store, None, as_json=False)
     assert "manifest.json" in said()
 
 
@@ -183,7 +183,7 @@ def test_rows_that_the_manifest_does_not_count_are_told(past, said):
     parts[0].tables["default"]["rows"] = 299
     past.write_manifest(found.name, 3, parts, found.files)
     with pytest.raises(CommitDamaged):
-        work.verify_commits(past.store, "3", as_json=False)
+        commit_output.verify_commits(past.store, "3", as_json=False)
     assert "  shard-0/default holds 300 rows, and the manifest says 299" in said()
 
 
@@ -204,7 +204,7 @@ def test_a_pruning_keeps_the_newest_and_the_pinned(past, said):
 def test_one_commit_is_removed_unless_something_needs_it(past):
     first, second, third = names(past)
     work.pin(past.store, first, "ann")
-    with pytest.raises(MillraceError, match=f"commit {first} is kept by ann"):
+    with pytest.raises(MillraceError, match=f"commit {first} is held by ann"):
         work.remove(past.store, "news", first)
     with pytest.raises(MillraceError, match=f"the next run begins at commit {third}"):
         work.remove(past.store, "news", third)
@@ -232,12 +232,12 @@ def test_every_holder_keeps_a_commit_for_himself(past, said):
         work.pin(past.store, "1", who)
     work.unpin(past.store, "1", "ann")
     assert Commits(past.store).holders() == {names(past)[0]: ["bob"]}
-    with pytest.raises(MillraceError, match="t1-0000000001-g1 is not kept by ann; it is kept by bob"):
+    with pytest.raises(MillraceError, match="t1-0000000001-g1 is not held by ann; it is held by bob"):
         work.unpin(past.store, "1", "ann")
 
 
 @pytest.mark.parametrize("who", ["", "../x", "a.b", "a b"])
 def test_a_holder_is_a_plain_word(past, who):
-    with pytest.raises(SpecError, match="--as: .* may hold letters"):
+    with pytest.raises(SpecError, match="--as: .* may contain letters"):
         work.pin(past.store, "1", who)
     assert Commits(past.store).holders() == {}

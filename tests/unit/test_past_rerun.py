@@ -6,7 +6,7 @@ import pytest
 
 from millrace.errors import SpecError
 from service.launcher.plan import plan_job
-from service.past.rerun import comparing, course_of, replace_store, tell_compared
+from service.past.rerun import comparing, course_of, print_comparison, replace_store
 from service.spec import LoadedJob, load_job
 from tests.fakes.past import Past
 from trainer.commits import Commits
@@ -109,13 +109,13 @@ def test_trainers_are_told_which_log_to_compare_with(past, job):
 
 def test_every_pass_is_told_and_only_if_all_were_compared_and_alike_it_is_well(past, capsys):
     course = course_of(past.store, commit(past, 1))
-    assert tell_compared(course, [(2, []), (3, [])])
+    assert print_comparison(course, [(2, []), (3, [])])
     assert capsys.readouterr().out.splitlines() == [
         "pass 2: 1,100 events: identical",
         "pass 3: 100 events: identical",
         "2 of 2 passes are identical",
     ]
-    assert not tell_compared(course, [(2, ["digests differ in dense", "day were 1, are 2"])])
+    assert not print_comparison(course, [(2, ["digests differ in dense", "day were 1, are 2"])])
     assert capsys.readouterr().out.splitlines() == [
         "pass 2: 1,100 events: digests differ in dense; day were 1, are 2",
         "pass 3: 100 events: not compared",

@@ -8,7 +8,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
-from service.past.steering import rewind_job, skip_job, told_rewound, told_skipped
+from service.past.steering import format_rewound, format_skipped, rewind_job, skip_job
 from service.spec import LoadedJob, load_job
 from tests.fakes.past import Past
 from trainer.commits import CommitDamaged, Commits
@@ -43,17 +43,17 @@ def past(job):
 
 
 def test_a_rewind_says_where_it_begins_and_how_to_come_back(past, job):
-    assert list(told_rewound(rewind_job(job, "1"))) == [
-        "timeline t2 begins at commit t1-0000000001-g1, version 1; `millrace run` goes on there",
-        "left behind: what came after it on timeline t1, up to commit t1-0000000002-g1. While that is there, "
-        "`millrace rewind --to t1-0000000002-g1` comes back to it; `millrace commits pin` keeps it from being pruned",
+    assert list(format_rewound(rewind_job(job, "1"))) == [
+        "timeline t2 begins at commit t1-0000000001-g1, version 1; `millrace run` continues there",
+        "left behind: the versions after it on timeline t1, up to commit t1-0000000002-g1. While that exists, "
+        "`millrace rewind --to t1-0000000002-g1` returns to it; `millrace commits pin` keeps it from being pruned",
     ]
 
 
 def test_a_rewind_to_the_newest_commit_leaves_no_commit_behind(past, job):
     done = rewind_job(job, "2")
     assert (done.timeline, done.commit, done.left) == ("t2", "t1-0000000002-g1", None)
-    assert len(list(told_rewound(done))) == 1
+    assert len(list(format_rewound(done))) == 1
 
 
 def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path):
@@ -72,7 +72,7 @@ def test_a_timeline_has_no_name_that_the_mirror_knows(past, job, tmp_path):
 def test_a_job_with_a_damaged_log_is_rewound_with_a_log_begun_anew(past, job):
     path = job.store / "log" / "00000001-0001.log"
     path.write_bytes(path.read_bytes().replace(b'"number":2', b'"number":9', 1))
-    said = next(told_rewound(rewind_job(job, "2")))
+    said = next(format_rewound(rewind_job(job, "2")))
     aside = path.parent / "damaged-before-g2"
     assert f"the log is damaged (00000001-0001.log, byte {read_at(aside)})" in said
     now = History.of(read(path.parent))
@@ -93,14 +93,14 @@ def test_a_commit_that_is_damaged_is_not_rewound_to(past, job):
 
 def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job):
     wanted = Skip("a", 250, 260)
-    assert list(told_skipped(wanted, skip_job(job, wanted, "half a line"))) == [
-        "a: 10 positions are gone past, 250-260; the next run reads on behind them",
-        "passes withdrawn, to be planned anew without them: 3",
+    assert list(format_skipped(wanted, skip_job(job, wanted, "half a line"))) == [
+        "a: 10 positions are skipped, 250-260; the next run continues after them",
+        "void passes, to be planned again without them: 3",
     ]
 
 
 def test_a_skip_without_a_reason_is_refused(past, job):
-    with pytest.raises(MillraceError, match="--reason says nothing"):
+    with pytest.raises(MillraceError, match="--reason is empty"):
         skip_job(job, Skip("a", 250, 260), " ")
     assert newest_generation(job.store / "log") == 1
 

@@ -6,8 +6,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from service.past.records import print_log
-from service.past.wording import MAX_NAMED, told
+from service.past.wording import MAX_NAMED, log_lines, print_log
 from trainer.log import Kind, Log, LogDamaged, read
 
 
@@ -45,7 +44,7 @@ def claim(folder):
 
 
 def words(folder):
-    return [line.words for line in told(read(folder))]
+    return [line.text for line in log_lines(read(folder))]
 
 
 def test_a_claim_says_who_and_where_and_a_new_timeline_from_where(claim, folder):
@@ -108,9 +107,9 @@ def test_operations_say_what_they_do(claim, folder):
     log.append(Kind.VOID, {"number": 3, "reason": "changed: seed"})
     assert words(folder)[1:] == [
         "partitions: 0 is a from 5 to 90, 1 is b from 5",
-        "gap: a: 1,500 positions from 10 on are no longer retained; goes on at 1510",
+        "gap: a: 1,500 positions from 10 on are no longer retained; continues at 1510",
         "skip: a 3-7: half a line",
-        "restore: begins at t1-0000000004-g2; t1-0000000005-g2 is passed over: a file has 3 bytes",
+        "restore: begins at t1-0000000004-g2; t1-0000000005-g2 is not used: a file has 3 bytes",
         "restore: begins at the initial state",
         "day tick: day 3 begins",
         "set: tables.default.decay = 0.5, tables.default.delete_below = null",
@@ -118,7 +117,7 @@ def test_operations_say_what_they_do(claim, folder):
         "shrink: table t, delete_below 0.5 and delete_after_days 3",
         "forget: slot user, key 9",
         'new: {"day": 3}',
-        "pass 3 is withdrawn: changed: seed",
+        "pass 3 is void: changed: seed",
     ]
 
 
@@ -136,7 +135,7 @@ def test_a_spec_is_told_by_what_it_changes(claim, folder):
 
 def test_a_record_that_says_when_is_told_with_it(claim, folder):
     claim(1, host="mill", at="2026-01-02T03:04:05+00:00")
-    line = next(told(read(folder)))
+    line = next(log_lines(read(folder)))
     assert str(line) == "      1  2026-01-02T03:04:05+00:00  claim      generation 1 on mill"
 
 
@@ -194,5 +193,5 @@ def test_what_lies_behind_a_seal_is_not_told(claim, folder, capsys):
 
 
 def test_a_store_without_a_log_says_so(tmp_path):
-    with pytest.raises(MillraceError, match="holds no log: nothing was ever run in this store"):
+    with pytest.raises(MillraceError, match="contains no log: no job has run in this store"):
         print_log(tmp_path / "log", last=None, as_json=False)

@@ -9,8 +9,8 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, SpecError, Unavailable
 from service.remote import client as module
-from service.remote.asking import path_of
 from service.remote.client import Client, NotThere, parsed_events
+from service.remote.paths import path_of
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_service_that_asks_for_a_day_is_not_waited_for(service, naps):
 
 def test_a_change_is_of_what_was_read_and_is_not_sent_again_where_it_may_have_been_done(service):
     service.answers = [(200, {}, {"etag": '"3"'}), httpx.ReadTimeout("late")]
-    with pytest.raises(Unavailable, match="look whether it was done"):
+    with pytest.raises(Unavailable, match="check whether it was done"):
         service.client.change("DELETE", "/v1/jobs/a")
     assert [asked.method for asked in service.asked] == ["GET", "DELETE"]
     assert service.asked[1].headers["if-match"] == '"3"'
@@ -175,7 +175,7 @@ def test_an_operation_that_failed_raises_what_it_failed_with(service):
 
 def test_an_operation_that_takes_too_long_goes_on_without_us(service):
     service.answers = [(200, operation("running"))]
-    with pytest.raises(DeadlineExceeded, match="op-1, which goes on"):
+    with pytest.raises(DeadlineExceeded, match="op-1, which continues"):
         service.client.done(operation("waiting"), Deadline.after(1))
 
 

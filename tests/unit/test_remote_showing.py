@@ -6,7 +6,7 @@ import pytest
 
 from millrace.errors import SpecError
 from service.remote.asking import remote_name
-from service.remote.showing import job_lines, stands, status_lines, table_lines, watched
+from service.remote.showing import job_lines, phase_line, status_lines, table_lines, watched
 
 JOB = {"name": "news", "phase": "training", "desired": "running", "trouble": "", "outcome": None}
 ENDED = {"code": 1, "reason": "trainer-0 ended first", "lines": ["error: no"], "at": ""}
@@ -24,9 +24,9 @@ def test_jobs_stand_below_each_other_with_what_is_wrong_of_them():
 
 
 def test_what_is_wanted_is_told_where_it_is_not_so_yet():
-    assert stands(JOB) == "news: training"
-    assert stands({**JOB, "desired": "paused"}) == "news: training, paused is wanted"
-    assert stands({**JOB, "phase": "paused", "desired": "paused"}) == "news: paused"
+    assert phase_line(JOB) == "news: training"
+    assert phase_line({**JOB, "desired": "paused"}) == "news: training; desired: paused"
+    assert phase_line({**JOB, "phase": "paused", "desired": "paused"}) == "news: paused"
 
 
 def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
@@ -86,5 +86,5 @@ def test_what_ends_in_toml_or_has_a_slash_is_a_file_of_this_machine(job, url, na
 def test_a_file_means_the_same_whatever_the_environment_says_but_not_against_the_option(monkeypatch):
     monkeypatch.setenv("MILLRACE_URL", "http://x")
     assert remote_name(Path("job.toml"), "http://x") is None
-    with pytest.raises(SpecError, match="job file of this machine"):
+    with pytest.raises(SpecError, match="job file on this machine"):
         remote_name(Path("job.toml"), "http://y")
