@@ -1,6 +1,6 @@
 """Connections of our HTTP servers: how long a request's head may take and be, and heads that two servers read apart.
 
-How many there are is millrace.listening's work; bodies are millrace.bodies'.
+How many there are is millrace.listening's work; bodies are that of millrace.front_door.
 """
 
 import asyncio

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from fastapi import Request
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
+from millrace.front_door import is_cross_site
 from millrace.occurrences import Occurrences
-from millrace.sites import is_another_sites
 from service.access.config import AccessSection
 from service.access.limiting import Failures, network_of
 from service.access.roles import Caller, Role
@@ -142,15 +143,15 @@ def admitted(request: Request, role: Role, act: str = "") -> Caller:
     return guard.admit(guard.caller(request.headers.getlist("authorization"), address_of(request)), role, act)
 
 
-def address_of(request: Request) -> str:
-    """The address that asks; empty where there is none."""
-    return request.client.host if request.client is not None else ""
+def address_of(connection: HTTPConnection) -> str:
+    """The client's address; empty where there is none."""
+    return connection.client.host if connection.client is not None else ""
 
 
 def check_site(headers: Headers) -> None:
-    """Refuse what a page of another site has its reader's browser ask for. Raises Refusal."""
-    if is_another_sites(headers.get("host"), headers.getlist("origin"), headers.getlist("sec-fetch-site")):
-        raise Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here")
+    """Raise Refusal where a page of another site sends the request."""
+    if is_cross_site(headers):
+        raise Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not send requests here")
 
 
 def _bearer(authorizations: list[str]) -> str:

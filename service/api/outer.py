@@ -6,8 +6,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millrace.address import LOCAL_NAMES, host_of
-from millrace.bodies import bounded
+from millrace.front_door import bounded, is_known_host, is_too_long, served_names
 from service.api.problems import answer, problem, refused
 
 OURS = ("/v1", "/metrics")
@@ -28,17 +27,13 @@ class Outer:
     """See module docstring."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str], max_body: int) -> None:
-        """`names` beside LOCAL_NAMES; a body longer than `max_body` bytes is not read on."""
-        self._app, self._names, self._max_body = (
-            app,
-            {*LOCAL_NAMES, *(name.strip("[]").lower() for name in names)},
-            max_body,
-        )
+        """Answer under `names` and those of this machine; read no body of more than `max_body` bytes."""
+        self._app, self._names, self._max_body = app, served_names(names), max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "websocket":
-            if self._is_ours(Headers(scope=scope)):
+            if is_known_host(Headers(scope=scope), self._names):
                 await self._app(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008, "reason": "see access.hosts"})
@@ -48,19 +43,14 @@ class Outer:
             return
         sent = _with_headers(scope, send)
         headers = Headers(scope=scope)
-        if not self._is_ours(headers):
-            told = f"this service does not answer as {', '.join(headers.getlist('host'))!r}; see access.hosts"
-            await answer(problem(HTTPStatus.BAD_REQUEST, told))(scope, receive, sent)
+        if not is_known_host(headers, self._names):
+            detail = f"this service does not answer as {', '.join(headers.getlist('host'))!r}; see access.hosts"
+            await answer(problem(HTTPStatus.BAD_REQUEST, detail))(scope, receive, sent)
             return
-        length = headers.get("content-length", "0")
-        if not (length.isdecimal() and int(length) <= self._max_body):
+        if is_too_long(headers, self._max_body):
             await answer(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_large()))(scope, receive, sent)
             return
         await self._app(scope, bounded(receive, self._max_body, BODY_S, refused, self._too_large()), sent)
-
-    def _is_ours(self, headers: Headers) -> bool:
-        hosts = headers.getlist("host")
-        return len(hosts) == 1 and host_of(hosts[0]) in self._names
 
     def _too_large(self) -> str:
         return f"a request may have {self._max_body:,} bytes; see limits.max_body"

@@ -1,24 +1,18 @@
 """Serves the API from a thread of a foreground run. Loopback only, until requests are authenticated."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI
 
-from millrace import address
+from millrace import address, http_server
 from millrace.connections import HEAD_S, PagesConnection
 from millrace.errors import SpecError
 from millrace.listening import Listener, listen
-from millrace.logs import repeats_filtered
 
 OPTION = "--listen"
-STOP_S = 5.0
-"""How long requests in flight may take at the end."""
 MAX_MESSAGE = 1 << 20
-"""Bytes that a page's browser may send at once."""
+"""Bytes of one WebSocket message of a page."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -42,47 +36,27 @@ def bound(text: str) -> Listener:
 
 
 def _make_routes(api: FastAPI) -> None:
-    """Have FastAPI build what it puts off to the first request, all of which would wait for that, and others with it.
-
-    Each of the routers looks at a path once.
-    """
+    """Have FastAPI build now what it otherwise builds during the first request, which all others would wait for."""
     nowhere = {"type": "http", "method": "GET", "path": "/v1/-", "root_path": "", "headers": []}
     for route in api.routes:
         route.matches(nowhere)
 
 
-@contextmanager
-def serving(api: FastAPI, listener: Listener, cert: Path | None = None, key: Path | None = None) -> Iterator[None]:
-    """Serve `api` on `listener` as long as the context lasts, encrypted with `cert`; then the port is free again."""
+def serving(
+    api: FastAPI, listener: Listener, cert: Path | None = None, key: Path | None = None
+) -> AbstractContextManager[None]:
+    """Serve `api` on `listener` while the context lasts, with TLS where there is a `cert`; then the port is free."""
     _make_routes(api)
-    live = getattr(api.state, "live", False)  # whether service.ui's pages are there: they need a start and websockets
-    server = uvicorn.Server(
-        uvicorn.Config(
-            api,
-            http=PagesConnection,
-            limit_concurrency=listener.room.answered,
-            backlog=listener.room.open,
-            log_level="warning",
-            loop="asyncio",  # not another one because a package of the pages brings it: see Listener
-            lifespan="auto" if live else "off",
-            ws="websockets-sansio" if live else "none",
-            ws_max_size=MAX_MESSAGE,
-            timeout_graceful_shutdown=int(STOP_S),
-            timeout_keep_alive=int(HEAD_S),  # who asks every ten seconds keeps their connection
-            ssl_certfile=cert,
-            ssl_keyfile=key,
-            proxy_headers=False,  # else who asks from loopback could say another address, and never fail too often
-            server_header=False,
-        )
+    has_pages = getattr(api.state, "live", False)  # service.ui's pages need a lifespan and WebSockets
+    return http_server.serving(
+        api,
+        listener,
+        tls=None if cert is None or key is None else (cert, key),
+        thread_name="api",
+        before_stop=api.state.streams.close if hasattr(api.state, "streams") else lambda: None,
+        http=PagesConnection,
+        lifespan="auto" if has_pages else "off",
+        ws="websockets-sansio" if has_pages else "none",
+        ws_max_size=MAX_MESSAGE,
+        timeout_keep_alive=int(HEAD_S),  # a client that polls every ten seconds keeps its connection
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
-    with repeats_filtered("uvicorn.error", "asyncio"):
-        thread.start()
-        try:
-            yield
-        finally:
-            if hasattr(api.state, "streams"):
-                api.state.streams.close()
-            server.should_exit = True
-            thread.join(2 * STOP_S)
-            listener.close()

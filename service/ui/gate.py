@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access.guard import SAFE_METHODS, Guard, Refusal, check_site
+from service.access.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site
 from service.access.roles import Caller
 from service.access.shares import sharer
 from service.ui.sessions import COOKIE, Sessions
@@ -125,11 +125,6 @@ class Gate:
         if (theirs := pages.count(visit.sharer)) >= self._max_each:
             return f"{theirs} pages of yours are open, which is limits.max_streams_each; close one, and try again"
         return ""
-
-
-def address_of(connection: HTTPConnection) -> str:
-    """The address that a request came from."""
-    return connection.client.host if connection.client is not None else ""
 
 
 def _with_headers(send: Send) -> Send:

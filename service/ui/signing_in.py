@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from service.access.guard import Refusal, check_site
-from service.ui.gate import PAGE_HEADERS, ROOT, Door, address_of
+from service.access.guard import Refusal, address_of, check_site
+from service.ui.gate import PAGE_HEADERS, ROOT, Door
 from service.ui.sessions import COOKIE, Sessions
 from service.ui.style import STYLE
 

@@ -11,14 +11,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.address import LOCAL_NAMES, host_of
-from millrace.bodies import bounded
-from millrace.sites import is_another_sites
+from millrace.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
 
 BODY_S = 10.0
 """How long a request's body may take to arrive: who is slow must not keep others out."""
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Told to everybody: who looks after processes has no token."""
+LOCAL = served_names()
+"""Names of a replica without a token on loopback."""
 
 
 class Gate:
@@ -49,8 +49,7 @@ class Gate:
             return None
         if (stranger := self._stranger(headers)) is not None:
             return stranger
-        length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or len(length) > 18 or int(length) > self._max_body:
+        if is_too_long(headers, self._max_body):
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long()
         if self._under_way >= self._max_requests:
             return HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max_requests} requests are under way; ask again"
@@ -62,11 +61,10 @@ class Gate:
             if hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._token):
                 return None
             return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
-        hosts = headers.getlist("host")
-        if self._is_local and (len(hosts) != 1 or host_of(hosts[0]) not in LOCAL_NAMES):
-            return HTTPStatus.BAD_REQUEST, f"is not reached under the name {', '.join(hosts)!r}"
-        if is_another_sites(headers.get("host"), headers.getlist("origin"), headers.getlist("sec-fetch-site")):
-            return HTTPStatus.FORBIDDEN, "pages of other sites may not ask for anything here"
+        if self._is_local and not is_known_host(headers, LOCAL):
+            return HTTPStatus.BAD_REQUEST, f"this replica does not answer as {', '.join(headers.getlist('host'))!r}"
+        if is_cross_site(headers):
+            return HTTPStatus.FORBIDDEN, "pages of other sites may not send requests here"
         return None
 
     def _too_long(self) -> str:

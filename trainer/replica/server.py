@@ -3,14 +3,11 @@
 Errors are the protocol's: `{"error": "..."}`. Inference itself is trainer.replica.answering's work.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -21,11 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
+from millrace import http_server
 from millrace.config import Count
 from millrace.connections import InferenceConnection
 from millrace.errors import MillraceError
 from millrace.listening import Listener
-from millrace.logs import repeats_filtered
 from trainer.replica.answering import Answering, NoSuchModel, check_name
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.figures import Figures
@@ -37,8 +34,7 @@ from trainer.replica.state import NothingServed, NotKept, State
 
 PLATFORM = "millrace_onnx"
 EXTENSIONS = ["rollback", "follow"]
-STOP_S = 5
-"""How long requests in flight may take at the end."""
+
 STATUS: dict[type[Exception], HTTPStatus] = {
     NoSuchModel: HTTPStatus.NOT_FOUND,
     NotKept: HTTPStatus.NOT_FOUND,
@@ -213,33 +209,8 @@ def gated(state: State, keeper: Keeper, figures: Figures, config: ReplicaConfig)
     return Gate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
 
 
-@contextmanager
-def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> Iterator[None]:
-    """Serve as long as the context lasts, encrypted by certificate and key; requests under way are answered yet."""
-    cert, key = tls or (None, None)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            api,
-            http=InferenceConnection,
-            limit_concurrency=listener.room.answered,
-            backlog=listener.room.open,
-            log_level="warning",
-            access_log=False,
-            loop="asyncio",  # not another one because a package brings it: see Listener
-            lifespan="off",
-            ws="none",
-            ssl_certfile=cert,
-            ssl_keyfile=key,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-        )  # fmt: skip
+def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> AbstractContextManager[None]:
+    """Serve while the context lasts, with TLS by certificate and key; at the end requests in flight are answered."""
+    return http_server.serving(
+        api, listener, tls=tls, thread_name="requests", http=InferenceConnection, lifespan="off", ws="none"
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="requests", daemon=True)
-    with repeats_filtered("uvicorn.error", "asyncio"):
-        thread.start()
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            thread.join(2 * STOP_S)
-            listener.close()
