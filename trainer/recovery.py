@@ -19,13 +19,13 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer import respec
+from trainer.blob.errors import BlobUnavailable
 from trainer.chronicle import Logged
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.defaults import in_full
 from trainer.history import History, HistoryMissing, Pass
 from trainer.log import Kind, Log, Record, read
 from trainer.mirror.content import lookup
-from trainer.mirror.errors import MirrorUnavailable
 from trainer.mirror.fetch import repair
 from trainer.partitions import Known, Skip
 from trainer.plan import Plan
@@ -137,10 +137,10 @@ def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, s
 def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
     """The newest commit that led to the present and reads back as written, and why newer ones do not.
 
-    Raises MirrorUnavailable where none is sound, and the mirror, which may mend one, does not answer; and NewerFormat.
+    Raises BlobUnavailable where none is sound, and the mirror, which may mend one, does not answer; and NewerFormat.
     """
     passed_over: dict[str, str] = {}
-    unreachable: MirrorUnavailable | None = None
+    unreachable: BlobUnavailable | None = None
     for name in reversed(commits.names()):
         if not lineage.holds(name):
             continue
@@ -156,7 +156,7 @@ def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[C
         except CommitDamaged as error:
             passed_over[name] = str(error)
             continue
-        except MirrorUnavailable as error:
+        except BlobUnavailable as error:
             unreachable = error
         if not problems:
             return commit, passed_over

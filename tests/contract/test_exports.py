@@ -342,7 +342,6 @@ def test_a_damaged_commit_is_final_and_says_which(job, address, scratch, outlet)
 
 
 def test_what_an_earlier_try_left_goes(job, address, made, outlet, tmp_path):
-    outlet.make("t1/0000000001-base")
     outlet.put("t1/0000000001-base/rows-default-7.parquet", b"half")
     job.set(1, A)
     found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)

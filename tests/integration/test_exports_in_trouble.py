@@ -12,11 +12,12 @@ from millrace.retry import Backoff
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import proxy, s3  # noqa: F401
 from tests.small_disk import small_disk
+from trainer.blob import retry
+from trainer.blob import s3 as s3_module
 from trainer.exports import after
 from trainer.exports.outlet import open_outlet
 from trainer.exports.reading import chain_of, open_export, state_at
 from trainer.exports.writing import export
-from trainer.mirror import objects as objects_module
 
 ROWS = {("a", n): [n, n, n, n] for n in range(3000)}
 
@@ -107,9 +108,10 @@ def test_a_full_store_is_said(job, commit, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(objects_module, "BACKOFF", Backoff((0.02, 0.05)))
-    monkeypatch.setattr(objects_module, "SILENCE_S", 1.0)
-    monkeypatch.setattr(objects_module, "CLIENT_TRIES", 1)
+    monkeypatch.setattr(retry, "BACKOFF", Backoff((0.02, 0.05)))
+    monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(s3_module, "SEND_S", 1.0)
+    monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from millrace.deadline import Deadline
 from pserver.store.base import order_of
 from tests.fakes.exports import key, sorted_rows, write_export
 from tests.s3_server import s3  # noqa: F401
+from trainer.blob.store import open_blobs, whole
 from trainer.exports.chunks import Chunk, NotInOrder, Stream, paired, replayed, replayed_reference
 from trainer.exports.places import ExportTooNew, ExportUnusable, ParentMissing
 from trainer.exports.reading import chain_of, is_export, open_export, state_at
-from trainer.mirror.objects import Objects
+from trainer.mirror.address import parse
 
 
 @pytest.fixture
@@ -199,9 +200,9 @@ def test_exports_in_an_object_store_are_read_alike(s3, tmp_path):  # noqa: F811
     write_export(tmp_path, "base", 1, A)
     write_export(tmp_path, "delta", 2, {("a", 1): [9] * 5}, [("b", 1)], parent=(1, "base"))
     uri = s3.uri("bucket", "reading")
-    objects = Objects.open(uri, Deadline.after(30))
+    blobs = open_blobs(parse(uri), "exports at", Deadline.after(30))
     for path in tmp_path.glob("*/*"):
-        objects.put_bytes(f"t1/{path.parent.name}/{path.name}", path.read_bytes(), Deadline.after(30))
+        blobs.put(f"t1/{path.parent.name}/{path.name}", whole(path.read_bytes()), Deadline.after(30))
     place, _, options = uri.partition("?")
     export = open_export(f"{place}/t1/0000000002-delta?{options}", tmp_path / "scratch")
     assert export.check().name == "0000000002-delta"

@@ -7,18 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from pyarrow import fs
 
 from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from millrace.errors import SpecError, Unwritable
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
+from trainer.blob.errors import BlobUnavailable, BlobUnwritable
 from trainer.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
 from trainer.config import StoreSection
-from trainer.mirror import objects
 from trainer.mirror.address import Kind, parse
 from trainer.mirror.catalog import read_manifest
 from trainer.mirror.content import Mirror, lookup
-from trainer.mirror.errors import MirrorEmpty, MirrorTaken, MirrorUnavailable, StoreUnwritable
+from trainer.mirror.errors import CommitPresent, MirrorEmpty, MirrorTaken
 from trainer.mirror.fetch import fetch, repair
 
 SOON = 30.0
@@ -52,19 +51,6 @@ def test_the_mirror_needs_no_torch():
 # -- addresses
 
 
-def test_an_address_without_options_has_the_region_of_its_bucket(monkeypatch):
-    """Amazon tells it; whoever does not get there is told so."""
-    monkeypatch.setattr(fs, "resolve_s3_region", {"bucket": "eu-west-1"}.__getitem__)
-    assert objects._s3(parse("s3://bucket/prefix")).region == "eu-west-1"
-
-    def away(bucket):
-        raise OSError(f"could not resolve host: {bucket}")
-
-    monkeypatch.setattr(fs, "resolve_s3_region", away)
-    with pytest.raises(MirrorUnavailable, match="could not resolve host: bucket"):
-        objects.Objects.open("s3://bucket/prefix", soon())
-
-
 def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
     s3 = parse("s3://bucket/a/b/?region=eu-west-1&endpoint_override=localhost:9000")
     assert (s3.kind, s3.root, s3.bucket) == (Kind.S3, "bucket/a/b", "bucket")
@@ -80,6 +66,11 @@ def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
         ("gs://bucket", "gs:// is not built"),
         ("s3:///prefix", "names no bucket"),
         ("s3://bucket?acl=x", "unknown options ['acl']"),
+        ("s3://evil.com\\/prefix", "is no name of a bucket"),
+        ("s3://evil.com:80/prefix", "is no name of a bucket"),
+        ("s3://bucket/p?region=evil.com/", "is no name of a region"),
+        ("s3://bucket/p?scheme=ftp", "the scheme is http or https"),
+        ("s3://bucket/a//b", "has a part that is empty"),
         ("file://host/a", "no folder of this machine"),
     ],
 )
@@ -140,7 +131,7 @@ def test_a_file_damaged_here_does_not_get_there(tmp_path, uri, mirror, damaged):
     with pytest.raises(CommitDamaged, match="dense"):
         mirror.upload(made, [], soon())
     assert mirror.catalog(soon()).commits == []
-    assert hashlib.sha256(b"d1").hexdigest() not in mirror.objects.sizes("files", soon())
+    assert hashlib.sha256(b"d1").hexdigest() not in mirror.blobs.sizes("files", soon())
 
 
 def test_the_log_goes_up_as_it_grows(tmp_path, mirror):
@@ -198,7 +189,7 @@ def test_no_whole_commit_is_an_error_that_names_the_damage(tmp_path, uri, mirror
 def test_a_commit_that_is_here_is_not_replaced(tmp_path, uri, mirror):
     made = commit(tmp_path, 1)
     mirror.upload(made, [], soon())
-    with pytest.raises(StoreUnwritable, match="there already"):
+    with pytest.raises(CommitPresent, match="there already"):
         fetch(uri, tmp_path / "store", "job", soon())
     assert read_commit(made.folder).manifest == made.manifest
 
@@ -221,7 +212,7 @@ def test_what_a_fetch_that_died_left_is_no_hindrance(tmp_path, uri, mirror):
 def test_a_store_that_cannot_be_written_is_told_apart_from_the_mirror(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 1), [], soon())
     (tmp_path / "new").write_text("a file")
-    with pytest.raises(StoreUnwritable, match="new"):
+    with pytest.raises(Unwritable, match="new"):
         fetch(uri, tmp_path / "new", "job", soon())
 
 
@@ -280,7 +271,7 @@ def test_pruning_keeps_the_newest_and_the_pinned_and_what_they_name(tmp_path, mi
     assert mirror.prune(2, {"t1-0000000001-g1"}, [], soon()) == ["t1-0000000002-g1"]
     assert kept_in_mirror(tmp_path / "mirror") == {"t1-0000000001-g1", "t1-0000000003-g1", "t1-0000000004-g1"}
     contents = {hashlib.sha256(c).hexdigest() for c in (b"d1", b"d3", b"d4", b"s")}
-    assert set(mirror.objects.sizes("files", soon())) == contents
+    assert set(mirror.blobs.sizes("files", soon())) == contents
 
 
 def test_the_newest_is_that_of_the_newest_timeline(tmp_path, uri, mirror):
@@ -299,9 +290,9 @@ def test_log_that_neither_the_store_nor_a_commit_needs_goes(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 1, generation=1), logs, soon())
     mirror.upload(commit(tmp_path, 2, generation=2), logs, soon())
     mirror.prune(2, (), logs[3:], soon())
-    assert sorted(mirror.objects.sizes("log", soon())) == names[1:]  # the commit of generation 1 stays
+    assert sorted(mirror.blobs.sizes("log", soon())) == names[1:]  # the commit of generation 1 stays
     mirror.prune(1, (), logs[2:], soon())
-    assert sorted(mirror.objects.sizes("log", soon())) == names[2:]
+    assert sorted(mirror.blobs.sizes("log", soon())) == names[2:]
 
 
 def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
@@ -334,7 +325,7 @@ def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, ur
 
 
 def test_no_time_left_is_said_and_nothing_appears(tmp_path, mirror):
-    with pytest.raises(MirrorUnavailable, match="out of time") as caught:
+    with pytest.raises(BlobUnavailable, match="out of time") as caught:
         mirror.upload(commit(tmp_path, 1), [], Deadline.after(0))
     assert caught.value.exit_code == 75
     assert files_below(tmp_path / "mirror") == {}
@@ -342,7 +333,7 @@ def test_no_time_left_is_said_and_nothing_appears(tmp_path, mirror):
 
 def test_a_mirror_that_cannot_be_written_is_unavailable_and_says_why(tmp_path, mirror):
     (tmp_path / "mirror").write_text("a file where the folder should be")
-    with pytest.raises(MirrorUnavailable, match=r"mirror file://.*files"):
+    with pytest.raises(BlobUnwritable, match=r"mirror file://.*files"):
         mirror.upload(commit(tmp_path, 1), [], Deadline.after(0.5))
 
 

@@ -12,8 +12,9 @@ from millrace.errors import Unavailable
 from millrace.retry import Backoff
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
+from trainer.blob.store import open_blobs, whole
 from trainer.exports.places import ExportUnusable
-from trainer.mirror.objects import Objects
+from trainer.mirror.address import parse
 from trainer.replica import following, keeping
 from trainer.replica.figures import Figures
 from trainer.replica.following import Current, ExportUpdates, Plan, parsed, plan
@@ -296,14 +297,14 @@ def test_a_bug_in_an_update_is_told_and_does_not_end_it(job, caplog, monkeypatch
 
 def test_exports_in_an_object_store_are_followed_alike(job, s3, tmp_path):  # noqa: F811
     uri = s3.uri("bucket", "followed")
-    objects = Objects.open(uri, Deadline.after(30))
+    blobs = open_blobs(parse(uri), "exports at", Deadline.after(30))
     updates = ExportUpdates(uri, tmp_path / "scratch", poll_s=0.01)
     state = State(10, 1 << 30)
     for version, base in ((1, True), (2, False), (3, True)):
         job.export(version, base=base, forget=0 if base else 3)
         for path in sorted(job.folder.rglob("*")):
             if path.is_file():
-                objects.put_bytes(str(path.relative_to(job.folder)), path.read_bytes(), Deadline.after(30))
+                blobs.put(str(path.relative_to(job.folder)), whole(path.read_bytes()), Deadline.after(30))
         assert applied(state, next_of(updates), job) == (base, version)
     held = sum(path.stat().st_size for path in (tmp_path / "scratch").rglob("*"))
     assert held < 2 * sum(path.stat().st_size for path in (job.folder / job.chain[-1]).iterdir())

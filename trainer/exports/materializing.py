@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace import documents
+from millrace.deadline import Deadline
 from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
+from trainer.blob.writer import BlobWriter
 from trainer.exports import manifest
 from trainer.exports.chunks import Chunk
-from trainer.exports.outlet import FolderOutlet, Sink
+from trainer.exports.outlet import Outlet, folder_outlet
 from trainer.exports.places import ExportUnusable
 from trainer.exports.reading import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, opened, state_at
 from trainer.exports.tables import Files
@@ -31,6 +33,8 @@ from trainer.markers import DONE
 
 ROWS = re.compile(r"(rows|tombstones)-.*\.parquet")
 DONEFILE = "donefile.txt"
+MATERIALIZE_S = 86_400.0
+"""Longest time for all of it."""
 
 
 def siblings(export: Export) -> list[Export]:
@@ -125,14 +129,12 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
     chain = [each.check() for each in chain_of(export)]  # 1
     unfinished = unfinished_name(out)
     shutil.rmtree(unfinished, ignore_errors=True)
-    outlet = FolderOutlet(unfinished)
+    outlet = folder_outlet(unfinished, Deadline.after(MATERIALIZE_S))
     try:
-        outlet.make("")
         files: dict[str, dict[str, Any]] = {}
         tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
         _copy_model(export, outlet, files)  # 3
         told = _manifest(chain, tables, files)
-        outlet.settle("")
         outlet.put(MANIFEST, manifest.as_bytes(told))  # 4
         outlet.put(DONE, b"")  # 5
         with writing(out):
@@ -145,7 +147,7 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
 
 
 def _write_table(
-    chain: Sequence[Export], table: str, outlet: FolderOutlet, files: dict[str, dict[str, Any]]
+    chain: Sequence[Export], table: str, outlet: Outlet, files: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     export = chain[-1]
     if not one_dtype(list(chain), table):
@@ -190,14 +192,14 @@ def _column(chunk: Chunk, told: pa.Field) -> pa.Array:
 
 
 @contextmanager
-def _file(outlet: FolderOutlet, files: dict[str, dict[str, Any]], name: str) -> Iterator[Sink]:
+def _file(outlet: Outlet, files: dict[str, dict[str, Any]], name: str) -> Iterator[BlobWriter]:
     with outlet.file(name) as sink:
         yield sink
     rows = {} if sink.rows is None else {"rows": sink.rows}
     files[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
 
 
-def _copy_model(export: Export, outlet: FolderOutlet, files: dict[str, dict[str, Any]]) -> None:
+def _copy_model(export: Export, outlet: Outlet, files: dict[str, dict[str, Any]]) -> None:
     for path in export.files:
         if ROWS.fullmatch(path):
             continue

@@ -18,8 +18,8 @@ from safetensors.numpy import save
 
 from millrace import documents
 from millrace.errors import BadInput
+from trainer.blob.writer import BlobWriter
 from trainer.commits import CommitDamaged
-from trainer.exports.outlet import Sink
 from trainer.exports.reading import DENSE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.on
 ONNX = "dense.onnx"
 LOST = "the job was started anew between this version and its export, and what was prepared of it is lost"
 
-OpenFile = Callable[[str], AbstractContextManager[Sink]]
+OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from pserver.aging import KEEPERS
 from pserver.client import U16, U64
 from pserver.config import TableSection
 from pserver.row_words import groups_of
-from trainer.exports.outlet import Sink
+from trainer.blob.writer import BlobWriter
 from trainer.exports.rows import Rows, Selection, TableRows, weights_of
 from trainer.exports.values import Dtype, Values, written
 
@@ -41,7 +41,7 @@ REST_SHARE = 0.25
 NUM_GROUPS = 1 << 16
 ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 
-OpenFile = Callable[[str], AbstractContextManager[Sink]]
+OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
 """Opens a file of the export by name."""
 
 
@@ -189,7 +189,7 @@ class Files:
         self._num_files = 0
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
-        self._sink: Sink | None = None
+        self._sink: BlobWriter | None = None
 
     def __enter__(self) -> "Files":
         return self

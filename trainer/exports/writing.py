@@ -25,11 +25,12 @@ from millrace.points import Point, reach
 from pserver.client import U64
 from pserver.errors import StoreDamaged
 from pserver.operations import Cut
+from trainer.blob.writer import BlobWriter
 from trainer.commits import Commit, CommitDamaged, read_commit
 from trainer.exports import after, gates, manifest, pointing
 from trainer.exports.manifest import ManifestUnusable
 from trainer.exports.model import Model, Served, dense_file, dense_of, write_model
-from trainer.exports.outlet import Outlet, Sink, open_outlet
+from trainer.exports.outlet import Outlet, open_outlet
 from trainer.exports.reading import DENSE, MANIFEST
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.rows import NotCovered, Selection, TableRows
@@ -57,7 +58,7 @@ class Files:
     """As the manifest has them."""
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Sink]:
+    def open(self, name: str) -> Iterator[BlobWriter]:
         """A new file; once left it is one of the export's."""
         with self.outlet.file(f"{self.path}/{name}") as sink:
             yield sink
@@ -142,13 +143,11 @@ class Making:
         files = Files(self.outlet, self.path)
         try:
             pointing.discard(self.outlet, self.path)  # 2
-            self.outlet.make(self.path)
             reach(Point.EXPORT_BEGUN)
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            self.outlet.settle(self.path)
             told = self._manifest(counts, tables, model, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(told))  # 5
             reach(Point.EXPORT_MANIFEST)

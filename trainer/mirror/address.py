@@ -1,5 +1,6 @@
 """Where a mirror is, as a user writes it: parsed and refused without touching it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,6 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 FORMS = '"s3://bucket/prefix", "file:///folder" or a folder'
 S3_OPTIONS = ("endpoint_override", "region", "scheme", "tls_ca_file_path")
+BUCKET, REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"), re.compile(r"[A-Za-z0-9-]{1,64}")
+"""Both become parts of a host's name, so they hold no character that could end one."""
 
 
 class Kind(StrEnum):
@@ -63,11 +66,20 @@ def parse(text: str, folder: Path | None = None) -> Address:
 def _s3_root(bucket: str, path: str) -> str:
     if not bucket:
         raise ValueError('names no bucket; write "s3://bucket/prefix"')
-    return f"{bucket}/{unquote(path).strip('/')}".rstrip("/")
+    if not BUCKET.fullmatch(bucket):
+        raise ValueError(f"{bucket!r} is no name of a bucket: write letters, digits, '.', '-' and '_'")
+    prefix = unquote(path).strip("/")
+    if "//" in prefix:
+        raise ValueError(f"the prefix {prefix!r} has a part that is empty")
+    return f"{bucket}/{prefix}".rstrip("/")
 
 
 def _s3_options(query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(S3_OPTIONS)):
         raise ValueError(f"unknown options {unknown}; known {sorted(S3_OPTIONS)}")
+    if "region" in options and not REGION.fullmatch(options["region"]):
+        raise ValueError(f"{options['region']!r} is no name of a region: write letters, digits and '-'")
+    if options.get("scheme", "https") not in ("http", "https"):
+        raise ValueError(f"scheme={options['scheme']}: the scheme is http or https")
     return options

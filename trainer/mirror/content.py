@@ -1,6 +1,6 @@
 """What is in a mirror: puts a commit there, says which there are, removes old ones.
 
-How objects travel is trainer.mirror.objects'; when, trainer.mirror.uploader's; the way back, trainer.mirror.fetch's.
+trainer.blob moves the bytes; trainer.mirror.uploader decides when; trainer.mirror.fetch brings commits back.
 One process at a time may write to a mirror; its caller sees to that.
 """
 
@@ -13,7 +13,10 @@ from typing import TypeVar
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.points import Point, reach
+from trainer.blob.errors import SourceDamaged
+from trainer.blob.store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
 from trainer.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
+from trainer.mirror.address import parse
 from trainer.mirror.catalog import (
     MirroredCommit,
     newest_first,
@@ -23,7 +26,6 @@ from trainer.mirror.catalog import (
     unnamed,
 )
 from trainer.mirror.errors import MirrorTaken
-from trainer.mirror.objects import UNFINISHED, Objects
 
 FILES, COMMITS, LOG = "files", "commits", "log"
 SUFFIX = ".json"
@@ -82,16 +84,20 @@ class Catalog:
 
 
 class Mirror:
-    """See module docstring. Errors: MirrorUnavailable, unless stated."""
+    """See module docstring. Errors: BlobUnavailable, unless stated."""
 
-    def __init__(self, objects: Objects) -> None:
-        self.objects = objects
+    def __init__(self, blobs: BlobStore) -> None:
+        self.blobs = blobs
         self._read: dict[str, MirroredCommit] = {}  # manifests do not change; as many as the mirror keeps
 
     @classmethod
     def open(cls, uri: str, deadline: Deadline) -> "Mirror":
         """Connect. Raises SpecError where the URI is wrong."""
-        return cls(Objects.open(uri, deadline))
+        try:
+            address = parse(uri)
+        except ValueError as error:
+            raise SpecError(str(error), KEY) from None
+        return cls(open_blobs(address, "mirror", deadline))
 
     def upload(self, commit: Commit, log_files: Sequence[Path], deadline: Deadline) -> None:
         """Make `commit` restorable from the mirror. Until step 3 a restart uses the one before.
@@ -108,18 +114,18 @@ class Mirror:
         self._put_files(commit, deadline)  # 1
         reach(Point.UPLOADED)
         self._put_log(log_files, deadline)  # 2
-        self.objects.put_bytes(f"{COMMITS}/{commit.name}{SUFFIX}", text, deadline)  # 3
+        self.blobs.put(f"{COMMITS}/{commit.name}{SUFFIX}", whole(text), deadline)  # 3
         self._read[commit.name] = known
 
     def catalog(self, deadline: Deadline) -> Catalog:
         """The commits that have a manifest, newest first. Whether their files are there is another question."""
-        present = self.objects.sizes(COMMITS, deadline)
+        present = self.blobs.sizes(COMMITS, deadline)
         names = [name.removesuffix(SUFFIX) for name in present if name.endswith(SUFFIX)]
         self._read = {name: commit for name, commit in self._read.items() if name in names}
         damaged: dict[str, CommitDamaged] = {}
         for name in names:
             if name not in self._read:
-                text = self.objects.get(f"{COMMITS}/{name}{SUFFIX}", MAX_MANIFEST_BYTES, deadline)
+                text = self.blobs.get(f"{COMMITS}/{name}{SUFFIX}", MAX_MANIFEST_BYTES, deadline)
                 try:
                     self._read[name] = read_manifest(name, text or b"")
                 except CommitDamaged as error:
@@ -128,12 +134,12 @@ class Mirror:
 
     def generations(self, deadline: Deadline) -> list[int]:
         """Those that wrote log files."""
-        numbers = [name.partition("-")[0] for name in self.objects.sizes(LOG, deadline)]
+        numbers = [name.partition("-")[0] for name in self.blobs.sizes(LOG, deadline)]
         return [int(number) for number in numbers if number.isdigit()]
 
     def missing(self, commit: MirroredCommit, deadline: Deadline) -> list[str]:
         """Paths of the commit whose content is not there, or has another size."""
-        present = self.objects.sizes(FILES, deadline)
+        present = self.blobs.sizes(FILES, deadline)
         return [path for path, file in commit.files.items() if present.get(file.sha256) != file.num_bytes]
 
     def prune(self, keep: int, pinned: Collection[str], log_files: Sequence[Path], deadline: Deadline) -> list[str]:
@@ -148,34 +154,37 @@ class Mirror:
         catalog.refuse_newer()
         gone = superfluous([commit.name for commit in catalog.commits], keep, pinned)
         for name in [*gone, *catalog.damaged]:  # 1
-            self.objects.remove(f"{COMMITS}/{name}{SUFFIX}", deadline)
+            self.blobs.remove(f"{COMMITS}/{name}{SUFFIX}", deadline)
         kept = [commit for commit in catalog.commits if commit.name not in gone]
-        self._remove(FILES, unnamed(self.objects.sizes(FILES, deadline), kept), deadline)  # 2
-        logs = self.objects.sizes(LOG, deadline)
+        self._remove(FILES, unnamed(self.blobs.sizes(FILES, deadline), kept), deadline)  # 2
+        logs = self.blobs.sizes(LOG, deadline)
         self._remove(
             LOG,
             [*old_logs(logs, kept, min((path.name for path in log_files), default="")), *_leftovers(logs)],
             deadline,
         )  # 3
-        self._remove(COMMITS, _leftovers(self.objects.sizes(COMMITS, deadline)), deadline)
+        self._remove(COMMITS, _leftovers(self.blobs.sizes(COMMITS, deadline)), deadline)
         return gone
 
     def _remove(self, folder: str, names: Sequence[str], deadline: Deadline) -> None:
-        each(lambda name: self.objects.remove(f"{folder}/{name}", deadline), names)
+        each(lambda name: self.blobs.remove(f"{folder}/{name}", deadline), names)
 
     def _put_files(self, commit: Commit, deadline: Deadline) -> None:
-        present = self.objects.sizes(FILES, deadline)
+        present = self.blobs.sizes(FILES, deadline)
         wanted = {file.sha256: (path, file.num_bytes) for path, file in commit.files.items()}
 
         def put(sha256: str) -> None:
             path, num_bytes = wanted[sha256]
-            self.objects.put_file(f"{FILES}/{sha256}", commit.folder / path, sha256, num_bytes, deadline)
+            try:
+                self.blobs.put(f"{FILES}/{sha256}", checked_file(commit.folder / path, sha256, num_bytes), deadline)
+            except SourceDamaged as error:
+                raise CommitDamaged(str(error)) from error
 
         each(put, [sha256 for sha256, (_, num_bytes) in wanted.items() if present.get(sha256) != num_bytes])
 
     def _put_log(self, log_files: Sequence[Path], deadline: Deadline) -> None:
         """Files that are not there or have grown, up to their present length."""
-        present = self.objects.sizes(LOG, deadline)
+        present = self.blobs.sizes(LOG, deadline)
         for path in log_files:
             try:
                 file = path.open("rb")
@@ -184,7 +193,7 @@ class Mirror:
             with file:
                 num_bytes = path.stat().st_size
                 if present.get(path.name) != num_bytes:
-                    self.objects.put_head(f"{LOG}/{path.name}", file, num_bytes, deadline)
+                    self.blobs.put(f"{LOG}/{path.name}", head_of(file, num_bytes), deadline)
 
 
 def _leftovers(names: Iterable[str]) -> list[str]:

@@ -1,38 +1,29 @@
 """Errors of the mirror.
 
 MillraceError
-+-- Unavailable
-|   +-- MirrorUnavailable   the object store did not do what was asked; later it may       exit code 75
-+-- MirrorEmpty             nothing in the mirror can be restored                          exit code 1
-+-- MirrorTaken             another machine goes on from this mirror                   exit code 1
-+-- StoreUnwritable         what comes from the mirror cannot be written here              exit code 1
++-- MirrorEmpty     nothing in the mirror can be restored                       exit code 1
++-- MirrorTaken     another machine continues from this mirror                  exit code 1
++-- CommitPresent   the commit to be fetched is in the store already            exit code 1
 
-A commit that is not what its manifest says, on either side, is trainer.commits.CommitDamaged.
+A mirror that does not answer is trainer.blob.errors.BlobUnavailable. A commit that differs from its manifest, on either
+side, is trainer.commits.CommitDamaged. A local disk that refuses is millrace.errors.Unwritable.
 """
 
 from pathlib import Path
 
-from millrace.errors import MillraceError, Unavailable
-
-
-class MirrorUnavailable(Unavailable):
-    """The object store refused, failed or did not answer in time."""
-
-    def __init__(self, uri: str, doing: str, why: object) -> None:
-        super().__init__(f"mirror {uri}: {doing}: {why}")
-        self.uri = uri
+from millrace.errors import MillraceError
 
 
 class MirrorEmpty(MillraceError):
-    """There is no commit, or none that is whole."""
+    """The mirror has no commit, or none that is whole."""
 
 
 class MirrorTaken(MillraceError):
-    """What is uploaded here would harm what another machine counts on."""
+    """An upload would harm what another machine relies on."""
 
 
-class StoreUnwritable(MillraceError):
-    """The local disk refused a file of the mirror's."""
+class CommitPresent(MillraceError):
+    """A commit is never replaced."""
 
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path}: cannot be written: {error.strerror or error}")
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: is there already")

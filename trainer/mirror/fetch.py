@@ -8,12 +8,13 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
+from millrace.errors import Unwritable
 from pserver.store.base import StoredFile
+from trainer.blob.store import UNFINISHED
 from trainer.commits import FOLDER, MANIFEST, CommitDamaged, files_of
 from trainer.mirror.catalog import MirroredCommit
 from trainer.mirror.content import FILES, Catalog, Mirror, each
-from trainer.mirror.errors import MirrorEmpty, StoreUnwritable
-from trainer.mirror.objects import UNFINISHED
+from trainer.mirror.errors import CommitPresent, MirrorEmpty
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Fetched:
 def fetch(uri: str, store: Path, job: str, deadline: Deadline) -> Fetched:
     """Bring the newest commit of `job` whose files are all in the mirror, and right, to `store`/commits/<name>.
 
-    Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, MirrorUnavailable,
-    StoreUnwritable; then nothing of it is left.
+    Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, BlobUnavailable,
+    Unwritable; then nothing of it is left.
     """
     mirror = Mirror.open(uri, deadline)
     catalog = mirror.catalog(deadline)
@@ -57,7 +58,7 @@ def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[st
     Each is renamed over the damaged one when it is whole, right and synced. Other commits that share the damaged file
     by a hard link keep it: repair them, too.
 
-    Raises CommitDamaged where the mirror has not the content, or not the right one; MirrorUnavailable, StoreUnwritable.
+    Raises CommitDamaged where the mirror has not the content, or not the right one; BlobUnavailable, Unwritable.
     """
     mirror, files = Mirror.open(uri, deadline), files_of(manifest)
 
@@ -70,7 +71,7 @@ def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[st
             REAL.rename(unfinished, target)
             REAL.sync_folder(target.parent)
         except OSError as error:
-            raise StoreUnwritable(target, error) from error
+            raise Unwritable(target, error) from error
         finally:
             unfinished.unlink(missing_ok=True)
 
@@ -98,7 +99,7 @@ def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Dead
         raise CommitDamaged(f"{commit.name}: {len(missing)} of its files are not in the mirror, {missing[0]} for one")
     folder = commits / f"{commit.name}{UNFINISHED}"
     if (commits / commit.name).exists():
-        raise StoreUnwritable(commits / commit.name, FileExistsError("it is there already"))
+        raise CommitPresent(commits / commit.name)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         targets = {path: folder / path for path in commit.files}
@@ -111,7 +112,7 @@ def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Dead
         REAL.rename(folder, commits / commit.name)  # 4
         REAL.sync_folder(commits)
     except OSError as error:
-        raise StoreUnwritable(folder, error) from error
+        raise Unwritable(folder, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,7 +123,7 @@ def _make_folder(path: Path) -> None:
 
 def _download(mirror: Mirror, file: StoredFile, path: str, target: Path, deadline: Deadline) -> None:
     try:
-        found = mirror.objects.download(f"{FILES}/{file.sha256}", target, deadline)
+        found = mirror.blobs.download(f"{FILES}/{file.sha256}", target, deadline)
     except FileNotFoundError:
         raise CommitDamaged(f"{path}: its content {file.sha256} is not in the mirror") from None
     if found != (file.sha256, file.num_bytes):

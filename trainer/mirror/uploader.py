@@ -94,7 +94,7 @@ class Uploader:
             self._changed.notify()
         self._thread.join(deadline.left_s())
         if self._thread.is_alive() and self._mirror is not None:
-            self._mirror.objects.give_up()
+            self._mirror.blobs.give_up()
             self._thread.join(GIVE_UP_S)
         with self._changed:
             return self._behind_since_s is None
