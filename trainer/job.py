@@ -41,7 +41,7 @@ from trainer.dense_strategy import dense_strategy
 from trainer.embedding import tables_of
 from trainer.exports.exporting import Exporting
 from trainer.exports.opening import begin_exporting, open_exporting
-from trainer.exports.timelines import newest_timeline
+from trainer.exports.pointing import newest_timeline
 from trainer.feed import ChiefFeed, Telling, open_feed
 from trainer.fingerprint import fingerprint
 from trainer.infer_first import InferFirst
@@ -161,7 +161,7 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
         return again(config.rerun.store, config.rerun.commit)
     facts = {"world": config.world, "shards": len(config.shards)}
     mirror, logged_only = _mirror(config, job), config.until is not None
-    taken = partial(newest_timeline, job, config.store, config.folder)
+    taken = partial(newest_timeline, job.name, job.exports, config.store, config.folder)
     return begin(config.store, config.generation, config.job, mirror, facts, logged_only=logged_only, taken=taken)
 
 

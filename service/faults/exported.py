@@ -11,10 +11,10 @@ from typing import Any
 from millrace import documents
 from service.spec import LoadedJob
 from trainer.commits import Commits, hash_of
-from trainer.exports.leases import HOLDER
 from trainer.exports.ordering import STAGES
 from trainer.exports.pointing import DONEFILE
 from trainer.exports.reading import CURRENT, MANIFEST
+from trainer.exports.retention import HOLDER
 from trainer.history import History
 from trainer.log import read
 from trainer.markers import DONE, MARKERS

@@ -12,7 +12,7 @@ from service.looking.states import CommitState, commit_of, exports
 from service.spec import LoadedJob
 from trainer.commits import Commit, problems_of
 from trainer.exports.chunks import paired
-from trainer.exports.places import ExportUnusable
+from trainer.exports.outlet import ExportUnusable
 from trainer.exports.reading import Export, chain_of, open_export, state_at
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")

@@ -20,7 +20,7 @@ from pserver.store.base import order_of
 from service.exports.listing import ExportStream, opened
 from service.spec import LoadedJob
 from trainer.exports import reading
-from trainer.exports.places import ExportUnusable, Place
+from trainer.exports.outlet import ExportUnusable, Place
 from trainer.exports.reading import Export
 
 MAX_FETCHED_BYTES = 512 << 20

@@ -23,11 +23,10 @@ from service.predicting.running import predict
 from service.predicting.wording import lines_of
 from service.spec import LoadedJob
 from service.store import REPORT
-from trainer.predict.after import SECTION, names_tensors
+from trainer.predict.after import SECTION, names_tensors, try_outputs
 from trainer.predict.config import PredictionRequest
 from trainer.predict.parts import Output
 from trainer.predict.plan import fingerprint_of
-from trainer.predict.trying import try_outputs
 
 PREDICTED = SECTION
 """What is said of it in the report."""

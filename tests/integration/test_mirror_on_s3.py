@@ -20,8 +20,7 @@ from trainer.blob import retry
 from trainer.blob import s3 as s3_module
 from trainer.blob.errors import BlobUnavailable
 from trainer.blob.store import whole
-from trainer.mirror.content import Mirror, lookup
-from trainer.mirror.errors import MirrorEmpty
+from trainer.mirror.content import Mirror, MirrorEmpty, lookup
 from trainer.mirror.fetch import fetch, repair
 from trainer.mirror.uploader import LOCK, Uploader
 

@@ -13,7 +13,7 @@ from service.spec import load_job
 from service.status import Status
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
-from trainer.exports.timelines import newest_timeline
+from trainer.exports.pointing import newest_timeline
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5], ("a", 2): [5, 4, 3, 2, 1]}
 GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of ctr is 0.5"}}
@@ -93,12 +93,12 @@ def test_the_stream_must_be_named_where_there_are_several(job):
 
 @pytest.mark.long
 def test_the_timelines_of_exports_are_known_where_their_places_answer(job, folder, caplog):
-    assert newest_timeline(job.spec, job.store, job.folder) == 2
+    assert newest_timeline(job.spec.name, job.spec.exports, job.store, job.folder) == 2
     there = job.spec.exports["main"].model_copy(
         update={"path": "s3://nowhere/x?endpoint_override=127.0.0.1:1&scheme=http"}
     )
     away = job.spec.model_copy(update={"exports": {"main": there}})
-    assert newest_timeline(away, job.store, job.folder) == 0 and "is not known" in caplog.text
+    assert newest_timeline(away.name, away.exports, job.store, job.folder) == 0 and "is not known" in caplog.text
 
 
 def told(name="", outcome="complete", **more):

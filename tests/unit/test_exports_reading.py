@@ -13,7 +13,7 @@ from tests.fakes.exports import key, sorted_rows, write_export
 from tests.s3_server import s3  # noqa: F401
 from trainer.blob.store import open_blobs, whole
 from trainer.exports.chunks import Chunk, NotInOrder, Stream, paired, replayed, replayed_reference
-from trainer.exports.places import ExportTooNew, ExportUnusable, ParentMissing
+from trainer.exports.outlet import ExportTooNew, ExportUnusable, ParentMissing
 from trainer.exports.reading import chain_of, is_export, open_export, state_at
 from trainer.mirror.address import parse
 

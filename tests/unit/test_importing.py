@@ -21,7 +21,7 @@ from service.store import claimed
 from tests.fakes.exports import GROUPS, write_export
 from tests.integration.stream_job import write_job
 from trainer.commits import Commits, problems_of, read_commit
-from trainer.exports.places import ExportTooNew, ParentMissing
+from trainer.exports.outlet import ExportTooNew, ParentMissing
 from trainer.exports.rows import Selection, TableRows
 from trainer.importing import paddle, rows
 from trainer.importing.choice import choose_tensors, renamed

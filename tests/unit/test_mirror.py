@@ -16,8 +16,7 @@ from trainer.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
 from trainer.config import StoreSection
 from trainer.mirror.address import Kind, parse
 from trainer.mirror.catalog import read_manifest
-from trainer.mirror.content import Mirror, lookup
-from trainer.mirror.errors import CommitPresent, MirrorEmpty, MirrorTaken
+from trainer.mirror.content import CommitPresent, Mirror, MirrorEmpty, MirrorTaken, lookup
 from trainer.mirror.fetch import fetch, repair
 
 SOON = 30.0

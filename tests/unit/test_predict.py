@@ -31,10 +31,10 @@ from trainer.exports.tracing import Frozen
 from trainer.metrics.tensors import TensorTotal
 from trainer.predict import plan as planning
 from trainer.predict.batches import FixedBatches, filled_up, no_samples
+from trainer.predict.beside import ProcessPace
 from trainer.predict.columns import Columns, Numbering
 from trainer.predict.config import PredictionRequest
 from trainer.predict.observing import measured, observed_table, targets_of
-from trainer.predict.pace import ProcessPace
 from trainer.predict.parts import Output, writing_part
 from trainer.predict.plan import Plan, fingerprint_of, names_commit, segments_of, source_config
 from trainer.predict.predictor import Predictor

@@ -13,7 +13,7 @@ from millrace.retry import Backoff
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
 from trainer.blob.store import open_blobs, whole
-from trainer.exports.places import ExportUnusable
+from trainer.exports.outlet import ExportUnusable
 from trainer.mirror.address import parse
 from trainer.replica import following, keeping
 from trainer.replica.figures import Figures

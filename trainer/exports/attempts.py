@@ -100,3 +100,14 @@ class Attempts:
             failing[request.stream] = (since_s, why)
         self.failing = failing
         return over
+
+
+def log_end(request: ExportRequest, answer: ExportAnswer) -> None:
+    """Log how an export ended for good."""
+    what = f"export {request.name} of {request.stream}"
+    if answer.outcome == "failed":
+        log.error("%s failed, and is given up; the next one takes what it lacks: %s", what, answer.error)
+        return
+    log.info("%s: %d rows, %d deleted, %.1f s; %s", what, answer.rows, answer.tombstones, answer.seconds, answer.path)
+    if answer.failed_gates:
+        log.warning("%s is not pointed to: %s", what, "; ".join(answer.failed_gates))

@@ -4,13 +4,12 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dataset.config import DenseSlot
 from dataset.schema import Schema, Slot
 from millrace.keys import key_of_reference, sign_of_text
 from pserver.config import TableSection
-from trainer.config import TaskSection
 from trainer.exports.config import ExportSection
 
 FORMAT = 1
@@ -52,10 +51,24 @@ INPUTS = (
 )
 
 
+class TaskFacts(Protocol):
+    """What the document says of a task: a part of trainer.config.TaskSection."""
+
+    @property
+    def name(self) -> str:
+        """Also the name of its output."""
+        ...
+
+    @property
+    def loss(self) -> str:
+        """Of trainer.config.TaskSection."""
+        ...
+
+
 def describe(
     schema: Schema,
     tables: Mapping[str, TableSection],
-    tasks: Sequence[TaskSection],
+    tasks: Sequence[TaskFacts],
     section: ExportSection,
     default_rows: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:

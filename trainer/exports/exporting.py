@@ -23,14 +23,13 @@ from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.mistakes import nearest
 from millrace.points import Point, reach
 from trainer.commits import Commit, Commits
-from trainer.exports.attempts import LONGEST_PAUSE_S, Attempts, Exporter
-from trainer.exports.chain import Body, Chain, Kind, Link
+from trainer.exports.attempts import LONGEST_PAUSE_S, Attempts, Exporter, log_end
+from trainer.exports.chain import Body, Chain, Kind, Link, status_of
 from trainer.exports.config import ExportSection
-from trainer.exports.leases import HOLDER, commit_of, release_others, remove_stages
 from trainer.exports.ordering import Setting, export_body, exported_body, facts_of, request_of
 from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.retention import HOLDER, commit_of, release_others, remove_stages
 from trainer.exports.schedule import Due, Now, decide, usual
-from trainer.exports.telling import status_of, tell
 from trainer.log import LogFull, Superseded
 from trainer.operations import Closing
 
@@ -323,7 +322,7 @@ class Exporting:
         """An export ended for good: the log hears of it, then nobody holds anything for it."""
         cut = self._streams[request.stream].chain.cut
         assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
-        tell(request, answer)
+        log_end(request, answer)
         self._unlogged.append((exported_body(cut, answer, time.time()), request))
         self._log_ends()
 

@@ -13,7 +13,7 @@ import millrace
 from millrace import documents
 from millrace.errors import MillraceError
 from trainer.exports.gates import Gate
-from trainer.exports.places import ExportUnusable
+from trainer.exports.outlet import ExportUnusable
 from trainer.exports.reading import FORMAT, check_fields, object_of
 from trainer.exports.request import ExportRequest
 

@@ -25,8 +25,7 @@ from millrace.errors import SpecError
 from trainer.blob.writer import BlobWriter
 from trainer.exports import manifest
 from trainer.exports.chunks import Chunk
-from trainer.exports.outlet import Outlet, folder_outlet
-from trainer.exports.places import ExportUnusable
+from trainer.exports.outlet import ExportUnusable, Outlet, folder_outlet
 from trainer.exports.reading import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, opened, state_at
 from trainer.exports.tables import Files
 from trainer.markers import DONE

@@ -4,13 +4,20 @@ All of it may be asked for again after a crash, and then does what is left of it
 """
 
 import logging
+import re
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from millrace import documents
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
 from trainer.exports import manifest as manifests
+from trainer.exports.config import ExportSection
 from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.outlet import Outlet
+from trainer.exports.ordering import address_of
+from trainer.exports.outlet import Outlet, open_outlet
 from trainer.exports.reading import CURRENT, MANIFEST
 from trainer.exports.retention import Present, is_export, superfluous
 from trainer.markers import MARKERS, has_done
@@ -18,6 +25,8 @@ from trainer.markers import MARKERS, has_done
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
 """Deltas that may follow a base; more are a circle."""
+LOOK_S = 30.0
+"""Longest wait for the timelines that a destination holds."""
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +116,21 @@ def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
     except documents.NotReadable:
         return False
     return isinstance(told, dict) and told.get("stream", stream) != stream
+
+
+def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path, folder: Path) -> int:
+    """The highest number of a timeline that has exports; 0 where there is none.
+
+    A place that does not answer is passed over: an export that finds another one at its very address is refused.
+    """
+    newest = 0
+    for stream, section in streams.items():
+        address = address_of(section, stream, store, folder)
+        try:
+            with tempfile.TemporaryDirectory(prefix="millrace-exports-") as scratch:
+                names = open_outlet(address, job, Path(scratch), Deadline.after(LOOK_S)).folders("")
+        except MillraceError as error:
+            log.warning("which timelines exports of %s have had is not known: %s", stream, error)
+            continue
+        newest = max([newest, *(int(name[1:]) for name in names if re.fullmatch(r"t\d+", name))])
+    return newest

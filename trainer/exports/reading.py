@@ -22,7 +22,7 @@ from millrace import documents
 from millrace.mistakes import nearest
 from trainer.commits import hash_of
 from trainer.exports.chunks import Chunk, Stream, replayed
-from trainer.exports.places import ExportTooNew, ExportUnusable, ParentMissing, Place
+from trainer.exports.outlet import ExportTooNew, ExportUnusable, ParentMissing, Place
 from trainer.markers import DONE, MARKERS
 
 FORMAT = 1

@@ -1,10 +1,22 @@
-"""Which exports of a stream may go. Pure; removing them is trainer.exports.pointing's matter."""
+"""What is kept for exports, and what may go: exports at a destination; commits and prepared files in the store.
+
+`superfluous` is pure; removing exports is trainer.exports.pointing's matter.
+"""
 
 import re
+import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.commits import Commits, order_of
+from trainer.exports.chain import Link
+from trainer.exports.ordering import STAGES
 
 NAME = re.compile(r"(t\d+)/(\d{10,})-(base|delta)")
+_STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
+HOLDER = "export-"
+"""Before a stream's name: who holds a commit that is exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +61,30 @@ def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], 
         for each in found
         if each.path not in needed and (each.order < oldest or (not each.complete and each.order < last))
     ]
+
+
+def commit_of(commits: Commits, stream: str, flight: Link) -> str | None:
+    """The commit of an export's version: the one that is held for it, or else the newest."""
+    holders = commits.holders()
+    found = [
+        (HOLDER + stream in holders.get(name, ()), order_of(name), name)
+        for name in commits.names()
+        if name.startswith(f"{flight.timeline}-") and order_of(name)[1] == flight.version
+    ]
+    return max(found)[2] if found else None
+
+
+def release_others(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
+    """Let go of commits held for exports that ended or never came to be; `ours` are commit and stream of the others."""
+    held = {(name, HOLDER + stream) for name, stream in ours}
+    for name, holders in commits.holders().items():
+        for who in holders:
+            if who.startswith(HOLDER) and (name, who) not in held:
+                commits.release(name, who)
+
+
+def remove_stages(store: Path, ours: Collection[Path]) -> None:
+    """Remove what was prepared for other exports than those of `ours`."""
+    for path in (store / STAGES).glob("*"):
+        if path not in ours and _STAGE.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from millrace.errors import MillraceError, SpecError
 from millrace.points import Point, reach
 from trainer.blob.errors import SourceDamaged
 from trainer.blob.store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
@@ -25,7 +25,6 @@ from trainer.mirror.catalog import (
     superfluous,
     unnamed,
 )
-from trainer.mirror.errors import MirrorTaken
 
 FILES, COMMITS, LOG = "files", "commits", "log"
 SUFFIX = ".json"
@@ -36,6 +35,21 @@ TRANSFERS = 3
 MAX_MANIFEST_BYTES = 64 << 20
 
 Item = TypeVar("Item")
+
+
+class MirrorEmpty(MillraceError):
+    """The mirror has no commit, or none that is whole."""
+
+
+class MirrorTaken(MillraceError):
+    """An upload would harm what another machine relies on."""
+
+
+class CommitPresent(MillraceError):
+    """A commit is never replaced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: is there already")
 
 
 def each(act: Callable[[Item], None], items: Iterable[Item]) -> None:

@@ -13,8 +13,7 @@ from pserver.store.base import StoredFile
 from trainer.blob.store import UNFINISHED
 from trainer.commits import FOLDER, MANIFEST, CommitDamaged, files_of
 from trainer.mirror.catalog import MirroredCommit
-from trainer.mirror.content import FILES, Catalog, Mirror, each
-from trainer.mirror.errors import CommitPresent, MirrorEmpty
+from trainer.mirror.content import FILES, Catalog, CommitPresent, Mirror, MirrorEmpty, each
 
 
 @dataclass(frozen=True, slots=True)

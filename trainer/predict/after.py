@@ -1,18 +1,30 @@
-"""What a job may ask to be predicted once it has trained, checked before it begins.
+"""Checks the prediction that a job makes once it has trained, before the job begins.
 
-The request is a PredictionRequest as any other (section `predict` of the job file). Imports no torch; names of tensors,
-which only the model knows, are tried by trainer.predict.trying.
+The request is an ordinary PredictionRequest (section `predict` of the job file). This module imports no torch. Only the
+model knows the names of its tensors, so a process that has torch tries them:
+
+    python -m trainer.predict.after < {"job": ..., "folder": ..., "request": ...}   ->   {} or {"error": ...}
 """
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from dataset.config import AnySource, FilesSource, KafkaSource
 from dataset.schema import Schema
-from millrace.errors import SpecError
+from millrace import documents
+from millrace.errors import MillraceError, SpecError
+from trainer.apart import answer_of
 from trainer.config import TrainerJob
 from trainer.predict.columns import Columns
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.plan import source_config, under
 
 SECTION = "predict"
+EMPTY = 8
+"""Samples of the empty batch that the model is tried with."""
 
 
 def check_after(request: PredictionRequest, job: TrainerJob) -> None:
@@ -52,3 +64,31 @@ def ends(source: AnySource) -> bool:
 def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:
     """Whether it asks for more of the model than its predictions."""
     return not {*request.outputs} <= {task.name for task in job.tasks}
+
+
+def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
+    """Raise SpecError for an output that the model does not have, or where it cannot be built."""
+    asked = {"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}
+    answer_of("trainer.predict.after", asked)
+
+
+def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    from dataset.schema import Schema
+    from millrace.config import validate
+    from trainer.embedding import tables_of
+    from trainer.predict.batches import FixedBatches
+    from trainer.predict.predictor import Predictor
+
+    try:
+        job = validate(TrainerJob, asked["job"], only_known=True)
+        request = validate(PredictionRequest, asked["request"])
+        schema = Schema.of(job.slots)
+        predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
+        predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
+    except MillraceError as error:
+        return {"error": str(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the question"))))

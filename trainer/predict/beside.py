@@ -1,18 +1,44 @@
-"""Runs a module of Millrace behind everything else: `python -m trainer.predict.beside MODULE ARGUMENTS`.
+"""Predicts in the background: with low priority, and at no more than a share of the cores.
 
-Niceness counts only among the processes of a session where the kernel groups them by session (autogroup), and each of
-our processes leads one of its own: so the whole session is made nice, too. A pipe command again leads its own; it is
-held back by the pauses of the worker that reads from it (trainer.predict.pace).
+`python -m trainer.predict.beside MODULE ARGUMENTS` runs a module with the lowest priority. Where the kernel groups
+processes by session (autogroup), niceness counts only within a session, and each of our processes leads a session of
+its own: so the session gets the lowest priority, too. A pipe command leads a session of its own again; the pauses of
+the worker that reads from it hold it back.
 """
 
 import contextlib
 import os
 import runpy
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 NICENESS = 19
 AUTOGROUP = Path("/proc/self/autogroup")
+
+
+class ProcessPace:
+    """Of one process, all its threads together; `rest` between pieces of work, on one thread."""
+
+    def __init__(
+        self,
+        cores: float,
+        worked_s: Callable[[], float] = time.process_time,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`cores`: how many it may use on average."""
+        self._cores, self._worked_s, self._now_s, self._sleep = cores, worked_s, now_s, sleep
+        self._begin = worked_s(), now_s()
+
+    def rest(self) -> None:
+        """Sleep until the work since the last rest is within the share; what was not used is not saved up."""
+        worked_s, now_s = self._worked_s(), self._now_s()
+        left_s = (worked_s - self._begin[0]) / self._cores - (now_s - self._begin[1])
+        if left_s > 0:
+            self._sleep(left_s)
+        self._begin = self._worked_s(), self._now_s()
 
 
 def step_back() -> None:

@@ -35,10 +35,10 @@ from trainer.metrics.observed import ids_of
 from trainer.metrics.tensors import TensorTotal
 from trainer.observe import first_signs
 from trainer.predict.batches import Block, FixedBatch, FixedBatches, no_samples
+from trainer.predict.beside import ProcessPace
 from trainer.predict.columns import Columns, Numbering
 from trainer.predict.config import PredictWorker
 from trainer.predict.observing import observed_table, targets_of
-from trainer.predict.pace import ProcessPace
 from trainer.predict.parts import DEAD_LETTERS, Output, writing_part
 from trainer.predict.plan import Plan, open_input
 from trainer.predict.predictor import Predictor, Told

@@ -22,7 +22,7 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from trainer.exports.chunks import Chunk, NotInOrder, Stream, replayed
-from trainer.exports.places import ExportUnusable, Place
+from trainer.exports.outlet import ExportUnusable, Place
 from trainer.exports.reading import CURRENT, FORMAT, Export, check_fields, object_of, opened, state_at
 from trainer.replica.history import Version
 from trainer.replica.updates import U16, U64, Rows, TableUpdate, Update
