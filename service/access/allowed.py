@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from millrace.errors import SpecError
 from millrace.secrecy import SECRET_KEYS, is_reference
 from service.access.config import ANY_MORE, AllowSection
-from service.access.confines import Confines
-from service.access.kept import NOTHING, Kept
+from service.access.confines import NONE_RESERVED, Confines, ReservedPaths
 from service.spec import LoadedJob
 from trainer.models.registry import MODELS
 from trainer.predict.plan import names_commit, servers_of
@@ -104,14 +103,18 @@ OWN_CREDENTIALS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 def check_spec(
-    job: LoadedJob, allow: AllowSection, own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+    job: LoadedJob,
+    allow: AllowSection,
+    own: Path | None,
+    private: Sequence[Path] = (),
+    reserved: ReservedPaths = NONE_RESERVED,
 ) -> None:
     """Raise SpecError at the first key of `job` that names what is not allowed; `own` is the job's own folder.
 
     `private`: what no spec may reach, even below an allowed root; `kept`: what other jobs keep. To be asked again when
     workers are started.
     """
-    allowed = Allowed(allow, own, private, kept)
+    allowed = Allowed(allow, own, private, reserved)
     allowed.confines.check_base(job.folder, "base")
     allowed.check(job.spec, job.folder)
 
@@ -120,10 +123,14 @@ class Allowed:
     """What one job may name."""
 
     def __init__(
-        self, allow: AllowSection, own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+        self,
+        allow: AllowSection,
+        own: Path | None,
+        private: Sequence[Path] = (),
+        reserved: ReservedPaths = NONE_RESERVED,
     ) -> None:
         self._allow = allow
-        self.confines = Confines.of(allow.roots, own, private, kept)
+        self.confines = Confines.of(allow.roots, own, private, reserved)
 
     def check(self, section: BaseModel, folder: Path, at: str = "") -> None:
         """Raise SpecError where `section`, whose relative paths start at `folder`, names what is not allowed."""

@@ -12,7 +12,7 @@ from dataset.config import KafkaSource
 from millrace.errors import SpecError
 from service.access.allowed import Allowed, check_spec
 from service.access.config import AllowSection
-from service.access.kept import all_kept
+from service.access.confines import reserved_by_jobs
 from service.hosting.config import LimitsSection
 from service.hosting.host import HostedJob
 from service.spec import LoadedJob
@@ -39,11 +39,11 @@ class Ground:
         To be asked again when it is begun.
         """
         check_workers(asked, self.limits)
-        kept = all_kept((each.name, each.spec, each.base, each.store) for each in jobs)
+        reserved = reserved_by_jobs((each.name, each.spec, each.base, each.store) for each in jobs)
         own = None if hosted is None or self._is_private(hosted.folder) else hosted.folder
         if hosted is None:
-            check_spec(job, self.allow, own, self.private, kept)
-        allowed = Allowed(self.allow, own, self.private, kept)
+            check_spec(job, self.allow, own, self.private, reserved)
+        allowed = Allowed(self.allow, own, self.private, reserved)
         allowed.check(asked, job.folder)
         check_brokers(asked, job.spec, own_brokers=hosted is not None, allow=self.allow)
         return allowed

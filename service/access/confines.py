@@ -1,24 +1,89 @@
-"""Which folders and object stores a spec may read and write: below the allowed roots, or in its job's own folder.
+"""Paths that a spec may read and write: below the allowed roots or in its job's own folder, and in no reserved path.
 
-Links are followed before the answer, so that none leads out of a root. Who may write below a root could make one later,
-so the same is asked again whenever a job's workers are started.
-"""
+Reserved are the stores, mirrors and exports of jobs: no spec may lie in the store of another job, and no prediction may
+read or write a reserved path, except that it may read an export. Symbolic links are resolved first, so that none leads
+out of a root. A user who may write below a root could create a link later, so the check is repeated whenever a job's
+workers are started."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dataset.path_parts import Part
 from dataset.path_search import DEEP
 from dataset.paths import Pattern
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, SpecError
-from service.access.kept import NOTHING, Kept, store_around
+from service.store import MARKER
 from trainer.exports.ordering import EXPORTS
 from trainer.mirror.address import Address, Kind, parse
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedPaths:
+    """See module docstring. Paths are without links."""
+
+    places: tuple[Path, ...] = ()
+    exports: tuple[Path, ...] = ()
+    """Where jobs export to."""
+    strict: bool = False
+    """Whether what could only reach a place is refused, too, as a pattern; and whether any folder with a store's marker
+    is a place, also where no job of the service has it."""
+
+
+NONE_RESERVED = ReservedPaths()
+
+
+def reserved_stores(stores: Iterable[Path]) -> ReservedPaths:
+    """Stores of other jobs, which no spec may reach."""
+    return ReservedPaths(tuple(store.resolve() for store in stores))
+
+
+def reserved_by_jobs(jobs: Iterable[tuple[str, Mapping[str, Any], Path, Path]]) -> ReservedPaths:
+    """All that these jobs keep, each a name, a raw spec, the folder where its paths start, and its store."""
+    places: list[Path] = []
+    exports: list[Path] = []
+    for name, raw, base, store in jobs:
+        section = raw.get("store")
+        mirror = section.get("mirror") if isinstance(section, Mapping) else None
+        given = [path / name for path in _folders(_export_paths(raw), base)]
+        places += [store.resolve(), *_folders([mirror], base), *given]
+        exports += [store.resolve() / EXPORTS, *given]
+    return ReservedPaths(tuple(places), tuple(exports), strict=True)
+
+
+def enclosing_store(real: Path) -> Path | None:
+    """The store that `real` is, or lies in, by its marker; None: it lies in none."""
+    for folder in (real, *real.parents):
+        try:
+            if (folder / MARKER).exists():
+                return folder
+        except OSError:  # a name that no file can have
+            continue
+    return None
+
+
+def _export_paths(raw: Mapping[str, Any]) -> Iterator[Any]:
+    streams = raw.get("exports")
+    for stream in streams.values() if isinstance(streams, Mapping) else ():
+        if isinstance(stream, Mapping):
+            yield stream.get("path")
+
+
+def _folders(texts: Iterable[Any], base: Path) -> Iterator[Path]:
+    """Those of `texts` that are folders of this machine; a spec that is none any more keeps nothing there."""
+    for text in texts:
+        try:
+            address = parse(text, base) if isinstance(text, str) else None
+            if address is not None and address.kind is Kind.FOLDER:
+                yield Path(address.root).resolve()
+        except (ValueError, OSError, RuntimeError):
+            continue
+
 
 MAX_LOOKED = 1000
 """Of the files that a pattern matches now, so many are looked at."""
@@ -40,19 +105,23 @@ class Confines:
     roots: tuple[Address, ...]
     private: tuple[Path, ...] = ()
     """Folders and files that no spec may reach, be they below a root: the service's records, its key."""
-    kept: Kept = NOTHING
+    reserved: ReservedPaths = NONE_RESERVED
     """What other jobs keep."""
     deadline: Deadline | None = None
     """Until when patterns may be looked up; None: as long as it takes."""
 
     @classmethod
     def of(
-        cls, roots: Sequence[str], own: Path | None, private: Sequence[Path] = (), kept: Kept = NOTHING
+        cls,
+        roots: Sequence[str],
+        own: Path | None,
+        private: Sequence[Path] = (),
+        reserved: ReservedPaths = NONE_RESERVED,
     ) -> "Confines":
         """From texts as in `allow.roots`, which are absolute; for one check, which is to end after LOOK_S."""
         own = None if own is None else _resolved(own)
         places, hidden = tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private)
-        return cls(own, places, hidden, kept, Deadline.after(LOOK_S))
+        return cls(own, places, hidden, reserved, Deadline.after(LOOK_S))
 
     def check_base(self, folder: Path, at: str) -> None:
         """The folder where relative paths start. Raises SpecError at the key `at`."""
@@ -75,7 +144,7 @@ class Confines:
         address, root = self._address(text, folder, at)
         if address.kind is Kind.S3:
             self._check_object_store(address, at)
-        elif not any(_within(_resolved(Path(root), at), place) for place in self.kept.exports):
+        elif not any(_within(_resolved(Path(root), at), place) for place in self.reserved.exports):
             self._check_path(root, folder, at, export=True)
 
     def check_pattern(self, text: str, folder: Path, at: str) -> None:
@@ -103,16 +172,16 @@ class Confines:
         private = [each for each in self.private if own is None or not _within(own, each)]
         if any(_reaches(real, below, each) for each in private):
             raise SpecError(f"{text!r} would reach what is the service's own; name another folder", at)
-        if (kept := self._kept(real, below, export=export)) is not None:
-            raise SpecError(f"{text!r} would reach {kept}, which a job keeps for itself; name another folder", at)
+        if (reserved := self._reserved(real, below, export=export)) is not None:
+            raise SpecError(f"{text!r} would reach {reserved}, which belongs to a job; name another folder", at)
 
-    def _kept(self, real: Path, below: Below, *, export: bool) -> Path | None:
+    def _reserved(self, real: Path, below: Below, *, export: bool) -> Path | None:
         """What some job keeps and this would reach; of a store, an export may be read."""
-        strict = self.kept.strict
-        for place in self.kept.places:
+        strict = self.reserved.strict
+        for place in self.reserved.places:
             if _reaches(real, below if strict else None, place):
                 return place
-        store = store_around(real) if strict else None
+        store = enclosing_store(real) if strict else None
         return None if store is None or (export and _within(real, store / EXPORTS)) else store
 
     def _check_root(self, path: Path, real: Path, text: str, at: str) -> None:

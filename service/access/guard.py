@@ -16,9 +16,8 @@ from millrace.front_door import is_cross_site
 from millrace.occurrences import Occurrences
 from service.access.config import AccessSection
 from service.access.limiting import Failures, network_of
-from service.access.roles import Caller, Role
+from service.access.roles import ANONYMOUS, Caller, Role
 
-ANONYMOUS = "anonymous"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 

@@ -1,10 +1,14 @@
-"""How often one address may fail: a bucket of tries for each, refilled over time. Pure but for what it remembers."""
+"""Limits for each client: failed attempts, by a token bucket for each address, and shares of what is bounded.
+
+A share is how much of a bounded resource one caller may hold at a time, so that no caller takes all of it. Pure but for
+the counts."""
 
 import ipaddress
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from millrace.occurrences import Bucket
+from service.access.roles import ANONYMOUS, Caller
 
 MAX_ADDRESSES = 4096
 """Remembered at a time; beyond it the one is forgotten that failed longest ago."""
@@ -44,3 +48,32 @@ def network_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.IPv6Network((parsed, 64), strict=False))
+
+
+class Shares:
+    """Counts what each caller holds. Any thread."""
+
+    def __init__(self, max_each: int) -> None:
+        self.max_each = max_each
+        self._held: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, who: str) -> bool:
+        """One more of `who`, unless they hold `max_each`; whether it was taken."""
+        with self._lock:
+            if self._held[who] >= self.max_each:
+                return False
+            self._held[who] += 1
+            return True
+
+    def give_back(self, who: str) -> None:
+        """One less."""
+        with self._lock:
+            self._held[who] -= 1
+            if self._held[who] <= 0:
+                del self._held[who]
+
+
+def sharer(caller: Caller, address: str) -> str:
+    """Whose share it is: the token's, or, without one, that of the address, which several people may have."""
+    return f"{ANONYMOUS} {network_of(address)}" if caller.name == ANONYMOUS else caller.name

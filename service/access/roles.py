@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+ANONYMOUS = "anonymous"
+"""Name of a caller without a token."""
+
 
 class Role(IntEnum):
     """What a caller may do here; it compares: `Role.VIEWER < Role.ADMIN`."""

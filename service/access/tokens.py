@@ -1,9 +1,9 @@
-"""Bearer tokens: made, hashed, found again, let go. Where they are kept is behind `TokenRows`; who asks is the guard's.
+"""Bearer tokens: creation, hashing, lookup, revocation, and masking of their text. Storage is behind `TokenRows`.
 
-A token is `mlr_<id>_<secret>`: the id, which is no secret, names it in lists and logs; the secret is 256 random bits
-and is shown once. At rest there is its hash by BLAKE2b under a salt. A slow hash (scrypt) defends what people choose,
-which can be guessed; 256 random bits cannot be, however fast the hash, and a slow one would let anybody who sends wrong
-tokens use our processors up.
+A token is `mlr_<id>_<secret>`. The id is not secret and identifies the token in lists and logs. The secret is 256
+random bits and is shown once; only its BLAKE2b hash with a salt is stored. A slow hash (scrypt) protects secrets that
+people choose, because those can be guessed. 256 random bits cannot be guessed, however fast the hash is, and a slow
+hash would let anybody who sends wrong tokens use up our processors. Requests are checked by service.access.guard.
 """
 
 import hashlib
@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from millrace.errors import SpecError, Unavailable
+from millrace.secrecy import HIDDEN
 from service.access.roles import Caller, Role
 
 log = logging.getLogger(__name__)
@@ -242,3 +243,18 @@ class Tokens:
             self.rows.used(token.id, self._clock())
         except Unavailable as error:  # who has a right token is let in all the same
             log.warning("the use of token %s was not noted: %s", token.id, error)
+
+
+TOKEN = re.compile(r"(mlr_[0-9a-f]{16}_)[0-9a-f]+", re.ASCII | re.IGNORECASE)
+"""A token's text, whole or cut; its id may be told, what follows opens something."""
+
+
+def without_tokens(said: Any) -> Any:
+    """JSON, or text, with "***" in place of the secret part of every token in it."""
+    if isinstance(said, str):
+        return TOKEN.sub(rf"\1{HIDDEN}", said)
+    if isinstance(said, Mapping):
+        return {without_tokens(key): without_tokens(value) for key, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [without_tokens(part) for part in said]
+    return said

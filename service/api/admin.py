@@ -11,9 +11,8 @@ from sqlalchemy import select
 from millrace.errors import SpecError
 from service.access.roles import Role
 from service.access.tokens import Token, Tokens
-from service.api.answers import Asked, Described, finite
+from service.api.answers import Asked, Described, Page, Paged, cut, finite, number_after, page
 from service.api.doors import Door, HostOf, door, note
-from service.api.paging import Page, Paged, cut, number_after, page
 from service.api.problems import refused
 from service.records.tables import AuditRow, of_row
 

@@ -1,9 +1,18 @@
-"""The base of what the API answers and takes: pydantic models whose docstrings are its documentation."""
+"""Base classes of request and response bodies, whose docstrings are the API's documentation, and lists in pages.
 
+A page has at most `limit` entries after a cursor, and the cursor of the next page. Pure."""
+
+import base64
+import binascii
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
+from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict
+
+from millrace.errors import SpecError
 
 
 class Described(BaseModel):
@@ -29,3 +38,77 @@ def finite(value: Any) -> Any:
             return [finite(each) for each in value]
         case _:
             return value
+
+
+MAX_LIMIT = 200
+DEFAULT_LIMIT = 50
+MAX_CURSOR = 400
+Item = TypeVar("Item")
+
+
+class Page(Described, Generic[Item]):
+    """A part of a list."""
+
+    items: list[Item]
+    next: str | None
+    """What `after` is for the next page; null: this is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Which page a request wants."""
+
+    limit: int = DEFAULT_LIMIT
+    after: str | None = None
+    """The place in the list after which it begins; None: at its begin."""
+
+
+async def _paging(
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries at most.")] = DEFAULT_LIMIT,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before.")] = None,
+) -> Paging:
+    return Paging(limit, None if after is None else decoded(after))
+
+
+Paged = Annotated[Paging, Depends(_paging)]
+
+
+def encoded(place: str) -> str:
+    """A place in a list as a cursor: nothing for clients to make sense of."""
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def decoded(cursor: str) -> str:
+    """The place that a cursor means. Raises SpecError."""
+    try:
+        return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise SpecError(f"{cursor!r} is no cursor; take `next` of the page before", "query.after") from None
+
+
+def number_after(paging: Paging, default: int = 0) -> int:
+    """The number that the cursor means. Raises SpecError."""
+    if paging.after is None:
+        return default
+    if not paging.after.removeprefix("-").isdecimal() or len(paging.after) > 18:
+        raise SpecError("this cursor is another list's; take `next` of the page before", "query.after")
+    return int(paging.after)
+
+
+def page(items: Sequence[Item], paging: Paging, place_of: Callable[[Item], str]) -> Page[Item]:
+    """The page of `items`, which are in the order of the list; `place_of` is unique, and stays an entry's own.
+
+    Where the entry that the page before ended with is gone, the list begins anew.
+    """
+    begin = 0
+    if paging.after is not None:
+        places = [place_of(item) for item in items]
+        begin = places.index(paging.after) + 1 if paging.after in places else 0
+    return cut(items[begin : begin + paging.limit + 1], paging, place_of)
+
+
+def cut(found: Sequence[Item], paging: Paging, place_of: Callable[[Item], str]) -> Page[Item]:
+    """The page of what was found: one more than the limit, where there are more."""
+    items = list(found[: paging.limit])
+    more = len(found) > paging.limit
+    return Page(items=items, next=encoded(place_of(items[-1])) if more and items else None)

@@ -15,11 +15,10 @@ from pydantic import Field
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.access.roles import Caller, Role
-from service.api.answers import Asked, Described
+from service.api.answers import Asked, Described, Page, Paged, page
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, said
-from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.hosting.errors import NotNow

@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from millrace.errors import MillraceError
 from service.access.guard import SAFE_METHODS, Guard, Refusal, address_of, entered, entered_at_once
-from service.access.masking import without_tokens
 from service.access.roles import Caller, Role
+from service.access.tokens import without_tokens
 from service.api import problems, repeats
 from service.api.answers import finite
 from service.api.problems import described

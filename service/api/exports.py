@@ -11,12 +11,11 @@ from pydantic import Field
 
 from millrace.deadline import Deadline
 from service.access.roles import Role
-from service.api.answers import Asked, Described, finite
+from service.api.answers import Asked, Described, Page, Paged, finite, page
 from service.api.commits import named
 from service.api.doors import CallerOf, Door, HostOf, door, downloads, note
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, said
-from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import Statuses, StatusesOf
 from service.exports import listing

@@ -15,11 +15,10 @@ from millrace.errors import SpecError
 from service.access.roles import Role
 from service.access.sizes import check_lines
 from service.api import etags
-from service.api.answers import Asked, Described, finite
+from service.api.answers import Asked, Described, Page, Paged, finite, page
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobstatus import Figures, figures_of
 from service.api.operations import OperationEntry, accepted, begins
-from service.api.paging import Page, Paged, page
 from service.api.statuses import StatusesOf
 from service.hosting.host import Action, Desired, HostedJob, NewJob, Phase
 from trainer.config import TrainerJob

@@ -8,12 +8,11 @@ from fastapi import APIRouter, Header, Query, Request
 
 from millrace.errors import SpecError
 from service.access.guard import address_of
+from service.access.limiting import sharer
 from service.access.roles import Role
-from service.access.shares import sharer
-from service.api.answers import Described, finite
+from service.api.answers import Described, Page, Paged, Paging, cut, finite
 from service.api.doors import CallerOf, Door, door
 from service.api.jobs import JobName
-from service.api.paging import Page, Paged, Paging, cut
 from service.api.statuses import StatusesOf
 from service.api.streaming import EventStream, Streams
 from service.past.closes import Close, Moment

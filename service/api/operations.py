@@ -12,9 +12,8 @@ from fastapi import APIRouter, Query, Response
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.access.roles import Caller, Role
-from service.api.answers import Described
+from service.api.answers import Described, Page, Paged, cut
 from service.api.doors import CallerOf, Door, HostOf, door
-from service.api.paging import Page, Paged, cut
 from service.hosting.changing import UntilCancelled
 from service.hosting.errors import Cancelled
 from service.hosting.host import Host

@@ -12,10 +12,9 @@ from fastapi.responses import FileResponse
 
 from millrace.durable import check_no_link
 from service.access.roles import Role
-from service.api.answers import Described
+from service.api.answers import Described, Page, Paged, cut, encoded, number_after, page
 from service.api.doors import Door, HostOf, door, downloads
 from service.api.jobs import JobName
-from service.api.paging import Page, Paged, cut, encoded, number_after, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.past.wording import good_records, log_lines

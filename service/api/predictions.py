@@ -13,10 +13,10 @@ from service.access.asked_predictions import Ground
 from service.access.background import in_background
 from service.access.roles import Role
 from service.access.sizes import check_size
+from service.api.answers import Page, Paged, cut
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, called_off, entry
-from service.api.paging import Page, Paged, cut
 from service.api.statuses import StatusesOf
 from service.hosting.host import Host, HostedJob
 from service.hosting.work import Act, Progress

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from millrace.errors import MillraceError
-from service.access.shares import Shares
+from service.access.limiting import Shares
 from service.api.problems import refused
 from service.hosting.host import AT_REST, Phase
 from service.past.closes import Moment

@@ -15,13 +15,12 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet
 from pserver.config import LAST_DAY, Days, NotNegative
 from service.access.guard import address_of
+from service.access.limiting import Shares, sharer
 from service.access.roles import Role
-from service.access.shares import Shares, sharer
-from service.api.answers import Asked, Described, finite
+from service.api.answers import Asked, Described, Page, Paged, finite, page
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, begins, begun, said
-from service.api.paging import Page, Paged, page
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.begun import as_begun

@@ -20,8 +20,7 @@ from millrace.role import finite, serve_role
 from service.begun import as_begun
 from service.hosting.folder import JobFolder, Known, Told
 from service.hosting.host import Ending
-from service.hosting.output import Output
-from service.hosting.printed import kept_short
+from service.hosting.output import Output, kept_short
 from service.launcher.local import LAUNCHER
 from service.launcher.running import Run, started
 from service.launcher.supervision import Outcome

@@ -20,7 +20,7 @@ from millrace.locks import locked
 from millrace.secrecy import secrets_of, without_secrets
 from service.access.allowed import check_spec
 from service.access.background import in_background
-from service.access.kept import stores_kept
+from service.access.confines import reserved_stores
 from service.access.sizes import check_size
 from service.hosting import output
 from service.hosting.changing import change
@@ -233,7 +233,7 @@ class LocalHost:
     # -- checks
 
     def _check(self, job: LoadedJob, own: JobFolder) -> None:
-        others = stores_kept(entry.store for entry in self._register.all() if entry.name != job.spec.name)
+        others = reserved_stores(entry.store for entry in self._register.all() if entry.name != job.spec.name)
         check_spec(job, self._config.allow, own.path, (*self._config.private, *own.private), others)
 
     def _check_entry(self, entry: Entry) -> None:

@@ -1,16 +1,19 @@
-"""What a job's processes print, kept in files of a bounded size, and read again from any place in it.
+"""Output of a job's processes in files of a bounded size: of its workers, and of its launcher itself.
 
-A place counts bytes since the first line ever: each file is named by the place at which it begins. Files are written by
-the job's launcher and read by the service.
-"""
+Lines of the workers lie in a few files and are read again from any position. A position counts bytes since the first
+line ever; each file is named by the position where it begins. The job's launcher writes the files, the service reads
+them. The launcher's own output goes to one file of which only the end is kept: anything may print there, also C
+libraries and a dying interpreter, so the file is shortened from outside."""
 
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
+from millrace.repeating import repeating
 from service.hosting.host import Line
 
 FILES = 4
@@ -130,3 +133,39 @@ def _name(begin: int) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+MAX_BYTES = 1 << 20
+"""A file longer than this is cut to its last half of it."""
+LOOK_S = 1.0
+"""How often it is looked at: more is printed meanwhile by few bugs."""
+
+
+def begun(path: Path) -> FileIO:
+    """The file, empty. What is written goes to its end, wherever that is by then. Raises OSError."""
+    return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+
+
+@contextmanager
+def kept_short(path: Path, max_bytes: int = MAX_BYTES, look_s: float = LOOK_S) -> Iterator[None]:
+    """The file is shortened as long as the context lasts, by a thread."""
+
+    def look() -> None:
+        with suppress(OSError):  # it went away, or the disk is full: it is looked at again
+            shorten(path, max_bytes)
+
+    with repeating(look, look_s, "printed"):
+        yield
+
+
+def shorten(path: Path, max_bytes: int) -> None:
+    """Cut a longer file to the last `max_bytes` // 2, from the beginning of a line on. Raises OSError."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= max_bytes:
+            return
+        file.seek(size - max_bytes // 2)
+        end = file.read()
+        file.truncate(0)  # what is printed just now is lost, and printers go on behind what follows
+    with path.open("ab") as file:
+        file.write(end.partition(b"\n")[2])

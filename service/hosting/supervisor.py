@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode
 from service.access.background import Background
-from service.hosting import detached, observing
+from service.hosting import observing
 from service.hosting.desired import (
     Act,
     AskToDrain,
@@ -217,7 +217,7 @@ class Supervisor:
             self._register.change(entry.name, {"deaths": (*entry.deaths, act.death)})
         self._audit("start", entry, act.reason)
         paused = entry.desired is Desired.PAUSED
-        watched.process = detached.start(entry.folder, entry.ask, paused=paused, max_output=self._max_output)
+        watched.process = observing.start_launcher(entry.folder, entry.ask, paused=paused, max_output=self._max_output)
         watched.dead_since_s = None
 
     def _give_up(self, entry: Entry, code: int, reason: str) -> None:

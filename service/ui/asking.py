@@ -15,8 +15,8 @@ from fastapi import FastAPI
 
 from service.access.guard import Guard, Refusal
 from service.access.roles import Caller, Role
+from service.api.answers import MAX_LIMIT
 from service.api.doors import ACT, ROLE
-from service.api.paging import MAX_LIMIT
 from service.api.repeats import HEADER as REPEAT_KEY
 from service.ui.gate import Visit
 

@@ -10,7 +10,7 @@ from nicegui import background_tasks, ui
 
 from service.ui.asking import Refused, Visitor
 from service.ui.gate import ROOT, VISIT, Visit
-from service.ui.style import STYLE
+from service.ui.signing_in import STYLE
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.access.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site
+from service.access.limiting import sharer
 from service.access.roles import Caller
-from service.access.shares import sharer
 from service.ui.sessions import COOKIE, Sessions
 
 ROOT = "/ui"

@@ -5,9 +5,9 @@ from typing import Any
 
 from nicegui import ui
 
+from service.ui.actions import OVER, progress_text
 from service.ui.acts import outcome_lines
 from service.ui.asking import Asker, Refused
-from service.ui.dialogs import OVER, progress_text
 from service.ui.frame import panel
 from service.ui.grid import Cell, Column, Grid, Row
 from service.ui.wording import moment, tone

@@ -2,6 +2,7 @@
 
 from html import escape
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -11,8 +12,9 @@ from starlette.routing import Route
 from service.access.guard import Refusal, address_of, check_site
 from service.ui.gate import PAGE_HEADERS, ROOT, Door
 from service.ui.sessions import COOKIE, Sessions
-from service.ui.style import STYLE
 
+STYLE = (Path(__file__).parent / "style.css").read_text()
+"""The style sheet of all pages, light or dark as the reader's system is."""
 HOME = f"{ROOT}/"
 MAX_TOKEN = 512
 MAX_FIELDS = 8

@@ -205,7 +205,7 @@ def test_no_job_is_made_that_lies_in_another_ones_store(service, key):
         "source": {"sources": {"main": {"kind": "files", "paths": ["news-store/workers/*/*.json"]}}},
     }
     answer = service.create({**SPEC, "name": "evil", **sections[key]}, base=str(service.data))
-    assert answer.status_code == 422 and "which a job keeps for itself" in answer.text, answer.text
+    assert answer.status_code == 422 and "which belongs to a job" in answer.text, answer.text
 
 
 def test_no_job_reads_what_its_own_launcher_is_told(service):

@@ -11,9 +11,9 @@ from sqlalchemy import select
 from millrace.errors import NotYet, SpecError, Unavailable
 from service.access.roles import Role
 from service.api import repeats
-from service.api.kept import Kept
-from service.api.paging import MAX_LIMIT, Paging, decoded, encoded, page
+from service.api.answers import MAX_LIMIT, Paging, decoded, encoded, page
 from service.api.repeats import Answer, Repeats
+from service.api.statuses import TimedCache
 from service.hosting.config import LimitsSection
 from service.records.database import utc_now
 from service.records.tables import AuditRow, RepeatRow
@@ -327,7 +327,7 @@ def test_clients_that_ask_often_do_not_ask_the_job_as_often(served):
         asked_for.append(1)
         return len(asked_for)
 
-    kept = Kept(lambda: now[0], max_kept=2)
+    kept = TimedCache(lambda: now[0], max_kept=2)
     assert [kept.get(("a",), 1, look) for _ in range(3)] == [1, 1, 1]
     now[0] = 1.0
     assert kept.get(("a",), 1, look) == 2

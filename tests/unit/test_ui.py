@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service.access.roles import Role
 from service.api.app import Terms, app
 from service.status import Status
-from service.ui import acts, job_past, job_slices, job_stream, job_tables, overview, wording
+from service.ui import acts, job_learning, job_past, job_stream, job_tables, overview, wording
 from service.ui.asking import routes_of
 from service.ui.charts import Line, Mark, lines_chart, marks_chart
 from service.ui.job_learning import learning_lines, twin_of
@@ -226,8 +226,8 @@ def test_freshness_is_in_a_unit_that_a_person_would_use():
 
 def test_slices_slots_and_shards_are_rows_of_what_the_api_says():
     slices = {"ctr": {"device": {"1": {"count": 5, "auc": 0.7}, "other": {"count": 0}}}}
-    assert job_slices.choices_of(slices) == ["ctr, by device"]
-    [(value, cells)] = job_slices.slice_rows(slices, {}, "ctr, by device")
+    assert job_learning.choices_of(slices) == ["ctr, by device"]
+    [(value, cells)] = job_learning.slice_rows(slices, {}, "ctr, by device")
     assert value == "1" and [cell.text for cell in cells] == ["1", "5", "0.7000", "–", "–", "–"]
     table = {"name": "t", "held": None, "slots": {f"s{n}": {"num_samples": n} for n in range(300)}}
     assert len(job_tables.slot_rows([table])) == 300

@@ -2,7 +2,7 @@
 
 import threading
 
-from service.hosting.printed import begun, kept_short, shorten
+from service.hosting.output import begun, kept_short, shorten
 
 
 def test_its_end_is_kept_in_whole_lines_and_what_is_printed_later_follows_it(tmp_path):

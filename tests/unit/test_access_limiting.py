@@ -1,5 +1,5 @@
+from service.access.limiting import Shares, sharer
 from service.access.roles import Caller, Role
-from service.access.shares import Shares, sharer
 
 
 def test_what_one_holds_is_bounded_and_what_is_given_back_is_free_again():

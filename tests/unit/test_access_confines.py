@@ -3,8 +3,7 @@
 import pytest
 
 from millrace.errors import SpecError
-from service.access.confines import Confines
-from service.access.kept import all_kept, store_around, stores_kept
+from service.access.confines import Confines, enclosing_store, reserved_by_jobs, reserved_stores
 from service.store import MARKER
 
 
@@ -19,7 +18,7 @@ def data(tmp_path):
 
 def kept(data):
     news = {"store": {"path": "store", "mirror": "mirror"}, "exports": {"main": {"path": "exported"}, "far": {}}}
-    return all_kept([("news", news, data, data / "store"), ("clicks", {}, data, data / "team" / "store")])
+    return reserved_by_jobs([("news", news, data, data / "store"), ("clicks", {}, data, data / "team" / "store")])
 
 
 def confines(data, found=None):
@@ -32,7 +31,7 @@ REACHING = ["**/*", "*/log", "st*/*", "s[st]ore/x", "{a}/x", "team/*/x", "*/stor
 
 @pytest.mark.parametrize("pattern", FREE)
 def test_a_pattern_that_cannot_match_below_what_is_kept_is_free(data, pattern):
-    stores = stores_kept([data / "store", data / "team" / "store"])
+    stores = reserved_stores([data / "store", data / "team" / "store"])
     confines(data, stores).check_pattern(pattern, data, "at")
     if pattern.startswith(("*/", "{")):  # these could match in a store
         return
@@ -41,12 +40,12 @@ def test_a_pattern_that_cannot_match_below_what_is_kept_is_free(data, pattern):
 
 @pytest.mark.parametrize("pattern", REACHING)
 def test_a_pattern_that_could_is_refused(data, pattern):
-    with pytest.raises(SpecError, match="^at: .*which a job keeps for itself"):
+    with pytest.raises(SpecError, match="^at: .*which belongs to a job"):
         confines(data).check_pattern(pattern, data, "at")
 
 
 def test_a_spec_of_an_admin_may_have_a_pattern_that_could_but_none_that_does(data):
-    found = confines(data, stores_kept([data / "store"]))
+    found = confines(data, reserved_stores([data / "store"]))
     found.check_pattern("*/*.jsonl", data, "at")
     (data / "store" / "b.jsonl").touch()
     for pattern in ("*/*.jsonl", "store/*", "store/b.jsonl"):
@@ -72,11 +71,11 @@ def test_a_base_may_lie_around_but_not_within(data):
 def test_any_folder_with_a_stores_marker_is_one(data):
     (data / "old").mkdir()
     (data / "old" / MARKER).touch()
-    assert store_around(data / "old" / "log" / "x") == data / "old" and store_around(data / "events") is None
-    assert store_around(data / ("x" * 300) / "y") is None
-    with pytest.raises(SpecError, match="old, which a job keeps"):
+    assert enclosing_store(data / "old" / "log" / "x") == data / "old" and enclosing_store(data / "events") is None
+    assert enclosing_store(data / ("x" * 300) / "y") is None
+    with pytest.raises(SpecError, match="old, which belongs to a job"):
         confines(data).check_folder("old/x", data, "at")
-    confines(data, stores_kept([data / "store"])).check_folder("old/x", data, "at")
+    confines(data, reserved_stores([data / "store"])).check_folder("old/x", data, "at")
     confines(data).check_export("old/exports/main", data, "at")
     with pytest.raises(SpecError):
         confines(data).check_export("old/log", data, "at")
@@ -93,9 +92,9 @@ def test_a_link_leads_no_export_out_of_its_place(data):
     "raw", [{"store": 3}, {"exports": []}, {"exports": {"a": 1}}, {"store": {"mirror": "ftp://x"}}]
 )
 def test_a_spec_that_is_none_any_more_keeps_its_store_all_the_same(data, raw):
-    assert all_kept([("x", raw, data, data / "store")]).places == (data / "store",)
+    assert reserved_by_jobs([("x", raw, data, data / "store")]).places == (data / "store",)
 
 
 def test_a_mirror_or_exports_in_an_object_store_are_no_folders(data):
     raw = {"store": {"mirror": "s3://bucket/x"}, "exports": {"main": {"path": "s3://bucket/y"}}}
-    assert all_kept([("x", raw, data, data / "store")]).places == (data / "store",)
+    assert reserved_by_jobs([("x", raw, data, data / "store")]).places == (data / "store",)
