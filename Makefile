@@ -11,7 +11,7 @@ ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
 LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threads=1
 
-.PHONY: demo test test-all check bench soak faults lock proto format clean
+.PHONY: demo test test-all check docs bench soak faults lock proto format clean
 
 demo: $(READY)
 	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
@@ -29,6 +29,10 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python -m millrace.proto.generate --check
 	$(BIN)/pytest -q tests/test_tidy.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/docs/index.html"
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench
@@ -66,7 +70,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev,ui]' $(if $(LOCKED),--constraint $(LOCK))
+	$(BIN)/pip install --quiet --editable '.[dev,docs,ui]' $(if $(LOCKED),--constraint $(LOCK))
 	touch $@
 
 clean:

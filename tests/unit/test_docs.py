@@ -1,7 +1,9 @@
-"""What the READMEs name exists: commands and their options, keys of the spec, metrics, files, figures of code."""
+"""What READMEs and documentation name exists: commands and options, keys of the spec, metrics, files, figures."""
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,18 @@ from pserver.optim import optimizer_of
 from pserver.residency import BOOKKEEPING_BYTES, Bound
 from pserver.row_words import HEAD
 from pserver.rows import row_bytes_of
-from service.spec import Job
+from service.spec import Job, load_job
 from service.store import MADE_BY_A_RUN
 from tests.goldens import METRIC_FILES, commands, metrics
 from trainer import respec
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md")
+PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md", "docs/*.md", "docs/*/*.md")
 DOCS = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
 SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics", "exports")
+GENERATED = ("reference",)
+"""Folders of the documentation whose pages the build makes."""
 every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
 TABLE = ROOT / "deploy" / "README.md"
 service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_text())
@@ -48,7 +52,8 @@ def test_every_command_and_option_named_is_there(doc):
 
 
 def test_every_command_is_told_of():
-    told = " ".join((ROOT / doc).read_text() for doc in ("README.md", "service/README.md"))
+    pages = [doc for doc in DOCS if doc.parts[0] == "docs"]
+    told = " ".join((ROOT / doc).read_text() for doc in (Path("service/README.md"), *pages))
     groups = {"", *(name.split()[0] for name in COMMANDS if " " in name)}
     words = set(re.findall(r"[\w-]+", told))
     assert [name for name in COMMANDS if name not in groups and name.split()[-1] not in words] == []
@@ -66,8 +71,8 @@ def test_every_make_target_is_there(doc):
 def test_every_file_named_is_there(doc):
     text = (ROOT / doc).read_text()
     named = re.findall(r"`([\w./-]+\.(?:py|md|toml|txt|proto))`", text) + re.findall(r"\]\(([^):]+)\)", text)
-    optional = {"report.json", "data/criteo_80k.txt.gz"}
-    missing = [name for name in named if name not in optional and not found(doc, name)]
+    optional = {"report.json", "data/criteo_80k.txt.gz", "donefile.txt"}
+    missing = [name for name in named if name not in optional and not found(doc, name.partition("#")[0])]
     assert missing == []
 
 
@@ -75,7 +80,11 @@ def found(doc, name):
     """A path counts from the document's folder or from the root; some belong to a user's job, or to each package."""
     if doc.name == "CONTRIBUTING.md" and name in ("config.py", "errors.py"):  # of each package that has one
         return True
-    return name in ("job.toml", "service.toml") or any((folder / name).exists() for folder in (ROOT / doc.parent, ROOT))
+    if doc.parts[0] == "docs" and Path(name).parent.name in GENERATED:  # `make docs` makes it, and checks the link
+        return True
+    return name in ("job.toml", "service.toml", "generator.py") or any(
+        (folder / name).exists() for folder in (ROOT / doc.parent, ROOT)
+    )
 
 
 def keys_of(schema, definitions):
@@ -161,7 +170,7 @@ def test_what_memory_holds_is_as_told(service_readme):
 
 
 def test_all_that_a_run_leaves_is_drawn():
-    (drawn,) = re.findall(r"^store\.path/\n(.*?)```", (ROOT / "README.md").read_text(), re.M | re.S)
+    (drawn,) = re.findall(r"^store\.path/\n(.*?)```", (ROOT / "docs" / "durability.md").read_text(), re.M | re.S)
     names = {name for name in MADE_BY_A_RUN if "." not in name} - {"model"}
     assert [name for name in sorted(names) if f"{name}/" not in drawn and f" {name} " not in drawn] == []
 
@@ -171,6 +180,26 @@ def test_the_reading_order_is_ten_files_of_an_evening():
     order = re.findall(r"^\d+\. `([\w/]+\.py)`", text, re.M)
     lines = sum((ROOT / name).read_text().count("\n") for name in order)
     assert len(order) == 10 and lines < 2_500
+
+
+def test_the_readme_is_read_in_a_few_minutes_and_shows_the_live_page():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 120
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert (ROOT / picture).stat().st_size <= 150 * 1024
+
+
+def test_the_job_and_the_generator_of_the_readme_work_together(tmp_path):
+    """What they make of an event, in the text protocol of a shell."""
+    text = (ROOT / "README.md").read_text()
+    for language, name in (("toml", "job.toml"), ("python", "generator.py")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+        (tmp_path / name).write_text(block)
+    assert load_job(tmp_path / "job.toml").spec.sources["clicks"].kind == "kafka"
+    event = b'{"user": "u-17", "item": "i-204", "clicked": 1}\n'
+    command = [sys.executable, "generator.py", "--spec", "job.toml"]
+    made = subprocess.run(command, cwd=tmp_path, input=event, capture_output=True, check=True, timeout=60)
+    assert made.stdout == b"1 u-17 1 i-204 1 1.0\n"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

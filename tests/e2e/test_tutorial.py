@@ -1,0 +1,74 @@
+"""The pages that a newcomer follows: every block of the tutorial runs, in its order, as it is printed."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.cluster import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+LIMIT_S = 240
+
+
+def blocks(page):
+    """Language, file name and text of every block of a page; the name of a block that is no file is empty."""
+    return BLOCK.findall(page)
+
+
+def script(page):
+    """One shell script of a page: a block with a file name is written to that file, a block of `sh` is run."""
+    parts = ["set -euo pipefail"]
+    for language, name, text in blocks(page):
+        if name:
+            parts.append(f"cat > {name} <<'END OF THE FILE'\n{text}END OF THE FILE")
+        elif language == "sh":
+            parts.append(text)
+    return "\n".join(parts)
+
+
+def followed(page, folder):
+    """What a reader sees who follows `page` in `folder`, which has the environment of the clone."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MILLRACE"))}
+    said = folder / "output"
+    with said.open("w") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", script(page)], cwd=folder, env=env, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+        try:
+            shell.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not done within {LIMIT_S} s:\n{said.read_text()}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what the page has started and a failure left
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    assert shell.returncode == 0, said.read_text()
+    return said.read_text()
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_tutorial_leads_from_a_topic_to_a_served_model(kafka, tmp_path):
+    page = TUTORIAL.replace("localhost:9092", kafka.servers).replace(":8090", f":{free_ports(1)[0]}")
+    output = followed(page, tmp_path)
+    assert "20 events, 20 samples, 0 rejected" in output
+    assert re.search(r"^events +20,000$", output, re.M), output
+    likes, likes_not = (float(number) for number in re.findall(r"'prediction.ctr': ([\d.]+)", output))
+    assert likes > likes_not
+    first, second = (int(number) for number in re.findall(r'"model_version": "(\d+)"', output))
+    assert second > first >= 1
+
+
+def test_the_tutorial_has_every_file_that_its_commands_name():
+    written = {name for _, name, _ in blocks(TUTORIAL) if name}
+    assert written == {"fill.py", "generator.py", "job.toml"}
