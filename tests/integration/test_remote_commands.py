@@ -117,7 +117,7 @@ def test_what_asks_a_chief_of_a_job_that_does_not_run_is_told_so(millrace, servi
 def test_a_job_file_is_one_of_this_machine_whatever_the_environment_says(millrace, service):
     with pytest.raises(MillraceError, match=r"store"):
         millrace("commit", service.folder / "news.toml")
-    with pytest.raises(SpecError, match="job file of this machine"):
+    with pytest.raises(SpecError, match="job file on this machine"):
         millrace("commit", service.folder / "news.toml", "--url", service.url, MILLRACE_URL=None)
     with pytest.raises(SpecError, match="news: no such file"):
         millrace("commit", "news", MILLRACE_URL=None)

@@ -78,15 +78,15 @@ def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
         return ExportAnswer(
             name=request.name,
             outcome="failed",
-            error=_worded(error, request),
+            error=_worded(error, request, deadline),
             final=isinstance(error, FINAL),
             seconds=time.monotonic() - started_s,
         )
     return answer.model_copy(update={"seconds": time.monotonic() - started_s})
 
 
-def _worded(error: MillraceError, request: ExportRequest) -> str:
-    if isinstance(error, DeadlineExceeded):
+def _worded(error: MillraceError, request: ExportRequest, deadline: Deadline) -> str:
+    if isinstance(error, DeadlineExceeded) or deadline.passed():
         return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
     return str(error)
 
