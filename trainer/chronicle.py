@@ -9,17 +9,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from millrace.retry import Retrier
-from trainer.log import Kind, Log, LogFull
+from trainer.log import Log, LogFull
 from trainer.plan import Plan
 from trainer.planner import LOG_WAITS, Drained, Planner
+from trainer.records import ActingOperation, GapOperation, Operation, PartitionsOperation, PassClose
 
-COMPARED = ("events", "samples", "rejected", "day", "digests")
-"""What of a close must come out again."""
+COMPARED = ("events", "samples", "rejected", "day")
+"""These, and the digests, must be the same again when a pass is replayed."""
 
 log = logging.getLogger(__name__)
 
@@ -35,40 +36,40 @@ class Logged:
     plan: Plan
     planned_at: int
     """Number of the plan's record."""
-    close: Mapping[str, Any] | None
-    """As logged; None: it was planned and never closed."""
+    close: PassClose | None
+    """None: it was planned and never closed."""
     closed_at: int = 0
     """Number of the close's record."""
-    operations: Sequence[Mapping[str, Any]] = ()
+    operations: Sequence[Operation] = ()
     """What acted at its close, in order."""
 
 
-def differences(logged: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What of two closes differs, in words."""
+def differences(logged: PassClose, found: PassClose) -> list[str]:
+    """The differences between two closes, in words."""
     words = [
-        f"{what} were {logged[what]}, are {found[what]}"
-        for what in COMPARED
-        if what != "digests" and logged[what] != found[what]
+        f"{name} were {before}, are {now}"
+        for name in COMPARED
+        if (before := getattr(logged, name)) != (now := getattr(found, name))
     ]
-    digests = [name for name, digest in found["digests"].items() if logged["digests"].get(name) != digest]
+    digests = [name for name, digest in found.digests.items() if logged.digests.get(name) != digest]
     return [*words, f"digests differ in {', '.join(digests)}"] if digests else words
 
 
-class Journal:
-    """What the planner writes down before it hands out an answer; on its thread."""
+class LogJournal:
+    """Writes the planner's records to the log, on the planner's thread. See planner.Journal."""
 
     def __init__(self, joblog: Log) -> None:
         self._log = joblog
         self.planned_at: dict[int, int] = {}
         """Record of each plan not yet closed, by number."""
 
-    def operation(self, body: Mapping[str, Any]) -> None:
+    def operation(self, operation: PartitionsOperation | GapOperation) -> None:
         """Log an operation."""
-        self._log.append(Kind.OPERATION, body)
+        self._log.append(operation)
 
     def plan(self, plan: Plan) -> None:
         """Log a plan."""
-        self.planned_at[plan.number] = self._log.append(Kind.PLAN, plan.message()).number
+        self.planned_at[plan.number] = self._log.append(plan).number
         reach(Point.PLAN_LOGGED)
 
 
@@ -78,7 +79,7 @@ class Chronicle:
     def __init__(
         self,
         joblog: Log | None,
-        journal: Journal | None,
+        journal: LogJournal | None,
         replay: Iterable[Logged],
         planner: Planner | None,
         on_mismatch: Literal["fail", "warn"],
@@ -142,37 +143,37 @@ class Chronicle:
         self._retrier.call(lambda: journal.plan(plan))
         return plan
 
-    def operations(self, number: int) -> Sequence[Mapping[str, Any]] | None:
+    def operations(self, number: int) -> Sequence[Operation] | None:
         """What acts again at the close of a replayed pass, in order; None: the pass was never closed before."""
         logged = self._open.get(number)
         return None if logged is None or logged.close is None else logged.operations
 
-    def note(self, body: Mapping[str, Any]) -> int:
-        """Log an operation from any thread; the number of its record. Raises LogFull, and what else an append does."""
+    def note(self, operation: ActingOperation) -> int:
+        """Log an operation, from any thread; returns the number of its record. Raises as `Log.append`."""
         assert self._log is not None, "a rerun takes no operations"
-        number = self._log.append(Kind.OPERATION, body).number
+        number = self._log.append(operation).number
         reach(Point.OPERATION_LOGGED)
         return number
 
-    def operate(self, body: Mapping[str, Any]) -> int:
-        """As `note`, on the loop's thread: a log without room is tried again and again."""
-        return self._retrier.call(lambda: self.note(body))
+    def operate(self, operation: ActingOperation) -> int:
+        """Like `note`, on the loop's thread; a full log is tried again."""
+        return self._retrier.call(lambda: self.note(operation))
 
-    def close(self, body: Mapping[str, Any]) -> None:
-        """A pass ended: log its close, or compare it with the one logged.
+    def close(self, close: PassClose) -> None:
+        """A pass ended: log its close, or compare it with the logged one.
 
-        Raises ReplayDiffers where the spec says so.
+        Raises ReplayDiffers where the spec asks for it.
         """
-        number = int(body["number"])
+        number = close.number
         logged = self._open.pop(number, None)
         if logged is None or logged.close is None:
             joblog = self._log
-            write = None if joblog is None else partial(joblog.append, Kind.CLOSE, body)
+            write = None if joblog is None else partial(joblog.append, close)
             closed_at = 0 if write is None else self._retrier.call(write).number
             reach(Point.CLOSED)
         else:
             closed_at = logged.closed_at
-            found = differences(logged.close, body)
+            found = differences(logged.close, close)
             self.compared.append((number, found))
             if found:
                 self._tell(number, found)

@@ -29,6 +29,7 @@ from trainer.operations import Closing, Word
 from trainer.plan import Plan
 from trainer.progress import Progress, Reading
 from trainer.ranks import Ranks, by_chief, gather_messages
+from trainer.records import PassClose
 
 MAX_NAMED = 8
 """Ranges of partitions named in an error."""
@@ -275,17 +276,17 @@ class PassCloser:
             days=self._pass_days,
             signals=self._pass_signals,
         )
-        body = {
-            "number": plan.number,
-            "day": self._day,
-            "events": reading.num_events,
-            "samples": reading.num_samples,
-            "rejected": dict(reading.rejected),
-            "digests": dict(digests) | (self._observer.fingerprints() if plan.num_positions else {"metrics": ""}),
-            "event_time_s": self._latest_s,
-            "window": figures_of(metrics.get("window", {})),
-        }
-        word = self._operator.close(closing, body)
+        close = PassClose(
+            number=plan.number,
+            day=self._day,
+            events=reading.num_events,
+            samples=reading.num_samples,
+            rejected=dict(reading.rejected),
+            digests=dict(digests) | (self._observer.fingerprints() if plan.num_positions else {"metrics": ""}),
+            event_time_s=self._latest_s,
+            window=figures_of(metrics.get("window", {})),
+        )
+        word = self._operator.close(closing, close)
         if word.acted:
             self._stats = self._shards.stats(Deadline.after(self._close_s))
         return word

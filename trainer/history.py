@@ -1,7 +1,7 @@
-"""What the log's records mean, taken together: the present timeline, its passes, its operations, the spec in force.
+"""The meaning of the log's records together: the present timeline, its passes, its operations, the spec in force.
 
-A pure fold for whoever reads the log. A timeline that branches off a commit inherits what led to that commit, and
-nothing that came after it: those versions are another timeline's.
+A pure fold over the log. A timeline that branches off a commit inherits the records that led to that commit. Later
+versions belong to the other timeline.
 """
 
 import re
@@ -9,19 +9,22 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from millrace.errors import MillraceError
-from trainer.log_file import CLOSED, Kind, Record
+from trainer.log_file import AnyRecord, Record
+from trainer.plan import Plan
+from trainer.records import Claim, Operation, PassClose, SpecOperation, Void
 
+RecordT = TypeVar("RecordT", bound=AnyRecord)
 _COMMIT = re.compile(r"(?P<timeline>.+)-(?P<version>\d{10,})-g\d+")
 
 
 class HistoryMissing(MillraceError):
-    """Records that a replay needs were pruned, or never came to this folder."""
+    """A replay needs records that were pruned, or that were never copied to this folder."""
 
     def __init__(self, version: int, what: str) -> None:
-        rewind = ", or `millrace rewind` to this one, which trains what came after it again on a new timeline"
+        rewind = ", or `millrace rewind` to this one, which trains everything after it again on a new timeline"
         super().__init__(
             f"version {version} cannot be continued: the log has no {what} any more; start from a newer commit"
             + (rewind if version else "")
@@ -32,71 +35,82 @@ class HistoryMissing(MillraceError):
 class Pass(NamedTuple):
     """One logged pass of a replay."""
 
-    plan: Mapping[str, Any]
-    close: Mapping[str, Any] | None
-    """None where it was not over."""
+    plan: Plan
+    close: PassClose | None
+    """None: it was planned and never closed."""
     record: int
-    """The number of the close's record, or of the plan's where there is none."""
+    """Number of the close's record; without a close, of the plan's."""
 
 
 @dataclass
 class History:
-    """What happened on the present timeline, its forebears included. Passes are by number, operations in log order."""
+    """The present timeline and the timelines before it. Passes are by number, operations in log order."""
 
     timeline: str = ""
     base: str | None = None
-    """The name of the commit that the timeline began from; None where it began with the job."""
+    """Name of the commit that the timeline began from; None: it began with the job."""
     closed: int = 0
-    """The last closed version, whether or not its close is still in the log."""
-    plans: dict[int, Record] = field(default_factory=dict)
-    """Those that were not withdrawn."""
-    voids: dict[int, Record] = field(default_factory=dict)
-    closes: dict[int, Record] = field(default_factory=dict)
-    operations: list[Record] = field(default_factory=list)
+    """The last closed version; its close may be pruned."""
+    plans: dict[int, Record[Plan]] = field(default_factory=dict)
+    """Without those that were withdrawn."""
+    voids: dict[int, Record[Void]] = field(default_factory=dict)
+    closes: dict[int, Record[PassClose]] = field(default_factory=dict)
+    operations: list[Record[Operation]] = field(default_factory=list)
     generation: int = 0
-    claim: Mapping[str, Any] = field(default_factory=dict)
-    """The body of the newest claim."""
+    claim: Claim | None = None
+    """The newest claim."""
     begin: int = 1
-    """The number of the oldest record that is still in the log."""
+    """Number of the oldest record that is still in the log."""
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> "History":
-        """The history that `records` tell, in the log's order."""
+    def of(cls, records: Iterable[AnyRecord]) -> "History":
+        """The history of `records`, which are in the log's order."""
         present, timelines, begin = cls(), dict[str, History](), 0
         for record in records:
             begin = begin or record.number
-            if record.kind is Kind.CLAIM and record.body.get("timeline", present.timeline) != present.timeline:
-                timelines[present.timeline] = present
-                present = _branched(timelines, record.body["timeline"], record.body.get("base"))
+            match record.content:
+                case Claim(timeline=str(timeline), base=base) if timeline != present.timeline:
+                    timelines[present.timeline] = present
+                    present = _branched(timelines, timeline, base)
             present.add(record)
         present.begin = begin or 1
         return present
 
-    def add(self, record: Record) -> None:
-        """Take in what came next; no claim of another timeline, which only `of` understands."""
-        match record.kind:
-            case Kind.CLAIM:
-                self.generation, self.claim = record.body["generation"], record.body
-                self.closed = record.body.get(CLOSED, self.closed)
-            case Kind.PLAN:
-                self.plans[record.body["number"]] = record
-                self.voids.pop(record.body["number"], None)  # early logs gave some numbers again
-            case Kind.VOID:
-                self.voids[record.body["number"]] = record
-                self.plans.pop(record.body["number"], None)
-            case Kind.CLOSE:
-                self.closed = record.body["number"]
-                self.closes[self.closed] = record
-            case Kind.OPERATION:
-                self.operations.append(record)
+    def add(self, record: AnyRecord) -> None:
+        """Take in the next record. A claim of another timeline is not for this method but for `of`."""
+        number, content, place = record.number, record.content, record.place
+        if isinstance(content, Operation):
+            self.operations.append(Record(number, content, place))
+            return
+        match content:
+            case Claim(generation=generation, closed=closed):
+                self.generation, self.claim = generation, content
+                self.closed = self.closed if closed is None else closed
+            case Plan():
+                self.plans[content.number] = Record(number, content, place)
+                self.voids.pop(content.number, None)  # early logs used some numbers twice
+            case Void():
+                self.voids[content.number] = Record(number, content, place)
+                self.plans.pop(content.number, None)
+            case PassClose():
+                self.closed = content.number
+                self.closes[self.closed] = Record(number, content, place)
             case _:
-                assert_never(record.kind)
+                assert_never(content)
 
     @property
     def spec(self) -> Mapping[str, Any] | None:
-        """The spec in force, by the last operation that said so; None where the log has none."""
-        said = (record.body["spec"] for record in reversed(self.operations) if record.body["op"] == "spec")
-        return next(said, None)
+        """The spec in force by the last operation that sets it; None where the log has none."""
+        specs = self.specs()
+        return specs[-1][1] if specs else None
+
+    def specs(self, before: int | None = None) -> list[tuple[int, Mapping[str, Any]]]:
+        """Every logged spec with the number of its record; `before`: only of records with a lower number."""
+        return [
+            (record.number, record.content.spec)
+            for record in self.operations
+            if isinstance(record.content, SpecOperation) and (before is None or record.number < before)
+        ]
 
     @property
     def begins_late(self) -> bool:
@@ -105,35 +119,35 @@ class History:
 
     @property
     def last_number(self) -> int:
-        """The highest number that a pass of this timeline has had, closed or not, withdrawn or not."""
+        """The highest number of any pass of this timeline, closed or not, withdrawn or not."""
         return max(chain([self.closed], self.plans, self.voids))
 
-    def unclosed(self) -> list[Record]:
-        """The plans that stand and are not closed, in order."""
+    def unclosed(self) -> list[Record[Plan]]:
+        """The plans without a close that were not withdrawn, in order."""
         return [plan for number, plan in sorted(self.plans.items()) if number > self.closed]
 
-    def operations_by_version(self) -> dict[int | None, list[Record]]:
-        """The operations by the version at whose close they acted, in order; None: at the next close."""
+    def operations_by_version(self) -> dict[int | None, list[Record[Operation]]]:
+        """The operations by the version at whose close they act, in order; None: the next close."""
         versions = sorted(self.closes)
         closed_at = [self.closes[version].number for version in versions]
-        found: dict[int | None, list[Record]] = {}
+        found: dict[int | None, list[Record[Operation]]] = {}
         for record in self.operations:
             index = bisect(closed_at, record.number)
             found.setdefault(versions[index] if index < len(versions) else None, []).append(record)
         return found
 
-    def operations_at(self, version: int) -> list[Record]:
+    def operations_at(self, version: int) -> list[Record[Operation]]:
         """The operations that acted at the close of `version`, in order."""
         return self.operations_by_version().get(version, [])
 
-    def waiting(self) -> list[Record]:
+    def waiting(self) -> list[Record[Operation]]:
         """The operations that act at the next close, in order."""
         return self.operations_by_version().get(None, [])
 
     def after(self, version: int) -> list[Pass]:
-        """What leads on from a commit of `version`, in order: closed passes, then those that are not.
+        """The passes after a commit of `version`, in order: first those with a close, then those without.
 
-        Raises HistoryMissing where a plan or a close of it is not in the log.
+        Raises HistoryMissing where the log lacks a plan or a close of them.
         """
         passes = []
         for number in range(version + 1, self.last_number + 1):
@@ -144,13 +158,13 @@ class History:
             if number <= self.closed and number not in self.closes:
                 raise HistoryMissing(version, f"close {number}")
             plan, close = self.plans[number], self.closes.get(number)
-            passes.append(Pass(plan.body, close.body if close else None, (close or plan).number))
+            passes.append(Pass(plan.content, close.content if close else None, (close or plan).number))
         return passes
 
     def upto(self, version: int) -> "History":
-        """What led to `version`."""
+        """The records that led to `version`."""
 
-        def early(records: dict[int, Record]) -> dict[int, Record]:
+        def early(records: dict[int, RecordT]) -> dict[int, RecordT]:
             return {number: record for number, record in records.items() if number <= version}
 
         acted = {r.number for at, rs in self.operations_by_version().items() if at and at <= version for r in rs}
@@ -164,7 +178,7 @@ class History:
 
 
 def _branched(timelines: Mapping[str, History], timeline: str, base: str | None) -> History:
-    """A new timeline as it begins at the commit `base`."""
+    """A new timeline at its beginning: the commit `base`."""
     named = _COMMIT.fullmatch(base or "")
     if named is None:
         return History(timeline)

@@ -15,9 +15,9 @@ from millrace.errors import SpecError
 from millrace.keys import bucket_of, key_of_reference
 from millrace.mistakes import nearest
 from pserver.client import Shards
-from trainer.chronicle import Chronicle, Journal
+from trainer.chronicle import Chronicle, LogJournal
 from trainer.config import TrainerJob, WorkerConfig
-from trainer.operations import Body, Operator, Word
+from trainer.operations import Operator, Request, Word
 from trainer.planner import PAUSED, Planner
 from trainer.recovery import Beginning, overrides_of
 from trainer.shrink_guard import has_rule
@@ -41,7 +41,7 @@ class Lead:
     operator: Operator
     shrinking: Shrinking
     shards: Shards
-    answers: dict[str, Callable[[Body], dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
     """What others answer, by "do": the live feed is put together only after the chief."""
 
     def close(self) -> None:
@@ -51,10 +51,10 @@ class Lead:
 
     def begin(self, spec: Mapping[str, Any], day: int) -> Word:
         """Go on under `spec` with what was set, and with what waits, once everything is restored to that `day`."""
-        commit, waiting = self.beginning.commit, [record.body for record in self.beginning.waiting]
+        commit = self.beginning.commit
         state = {} if commit is None else commit.state.get("operations", {})
         word = self.operator.begin(
-            0 if commit is None else commit.version, day, state, overrides_of(commit, spec), waiting
+            0 if commit is None else commit.version, day, state, overrides_of(commit, spec), self.beginning.waiting
         )
         if self.planner is not None:
             self.planner.wants_pass = self.operator.wants_pass
@@ -67,7 +67,7 @@ class Lead:
         whether each has a rule by which rows go; "explain": all that is known of a "slot"'s "sign"; "feed": where the
         live feed is (trainer.feed).
         """
-        answers: Mapping[str, Callable[[Body], dict[str, Any]]] = {
+        answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
             "tables": lambda _: {name: has_rule(table) for name, table in self.operator.tables.items()},
@@ -79,7 +79,7 @@ class Lead:
             raise SpecError(f"{what!r} is nothing that can be asked; {nearest(what, answers)}")
         return answers[what](request)
 
-    def _explain(self, request: Body) -> dict[str, Any]:
+    def _explain(self, request: Request) -> dict[str, Any]:
         slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
         return known_of(self.shards, slot, request["sign"], Deadline.after(EXPLAIN_S))
 
@@ -93,7 +93,7 @@ def known_of(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> dict[
 
 def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: Beginning) -> Lead:
     """The chief's parts; planning begins at once."""
-    journal = None if beginning.joblog is None else Journal(beginning.joblog)
+    journal = None if beginning.joblog is None else LogJournal(beginning.joblog)
     planner = _planner(config, job, beginning, journal)
     on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
     chronicle = Chronicle(
@@ -105,7 +105,7 @@ def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, 
     return Lead(beginning, planner, chronicle, operator, shrinking, shards)
 
 
-def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: Journal | None) -> Planner | None:
+def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: LogJournal | None) -> Planner | None:
     """None where nothing new is to be planned."""
     if config.until is not None or journal is None:
         return None

@@ -1,9 +1,9 @@
-"""The log's files as they lie on disk: their names, the bytes of a record, reading them all, judging what is damaged.
+"""The log's files on disk: their names, the bytes of a record, reading all of them, finding damage.
 
-A record is one line, `<format> <crc32 of the JSON> <JSON>`. Every file begins with the claim it is written under, which
-seals the file before it: of a sealed file only the sealed length counts, and every byte of that; what lies behind it
-was written by a worker that woke too late. Only the newest file may end in a record that was never finished.
-Nothing here writes; trainer.log does.
+A record is one line, `<format> <crc32 of the JSON> <JSON>`. Every file begins with a claim, which seals the file before
+it: only the sealed length of that file counts, and all of it must be whole. Bytes behind the seal come from a worker
+that was already replaced. Only the newest file may end in an unfinished record.
+This module writes nothing; trainer.log does. The JSON's content is trainer.records'.
 """
 
 import json
@@ -11,25 +11,21 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from millrace import documents
 from millrace.errors import MillraceError
+from trainer.records import Claim, Content, Kind, UndecodableRecord, decode, encode, kind_of
 
 FORMAT = 2
-"""The format of the records we write, and the newest we read. 2: partitions have a stream and a period."""
-SEALED = "sealed"
-"""In a claim: {name: bytes} of the file before, or {} where there is none."""
-CLOSED = "closed"
-"""In a claim: the number of the last closed pass of its timeline, which the files before it may have taken along."""
+"""The format of new records, and the newest readable one. Since 2, partitions have a stream and a period."""
 _NAME = re.compile(r"(\d{8,})-(\d{4,})\.log")
 _HEAD = re.compile(rb"(\d+) ([0-9a-f]{8}) \{")
 
 
 class LogDamaged(MillraceError):
-    """A part of the log that must be whole is not."""
+    """A part of the log that must be whole is damaged."""
 
     def __init__(self, path: Path, byte: int, number: int | None, why: str) -> None:
         where = f"{path}: byte {byte}" + ("" if number is None else f", record {number}")
@@ -48,19 +44,11 @@ class LogTooNew(MillraceError):
         )
 
 
-class Kind(StrEnum):
-    """What a record says happened."""
+class UnknownRecord(LogTooNew):
+    """A whole record of a kind, or with an operation, that this program does not know."""
 
-    CLAIM = "claim"
-    """A generation of workers took over the job, or goes on in a new file: the first record of each file."""
-    PLAN = "plan"
-    """A pass means these events from now on: {"number", ...}."""
-    VOID = "void"
-    """A plan is withdrawn: {"number", ...}."""
-    OPERATION = "operation"
-    """Something other than training changes the state, at the next close: {"op", ...}."""
-    CLOSE = "close"
-    """A pass is over: {"number", "day", "events", "samples", "rejected", "digests"}."""
+    def __init__(self, place: "Place", number: int, error: UndecodableRecord) -> None:
+        MillraceError.__init__(self, f"{place}, record {number}: {error}; run the program that wrote it")
 
 
 @dataclass(frozen=True)
@@ -74,25 +62,40 @@ class Place:
         return f"{self.path}: byte {self.byte}"
 
 
+ContentT = TypeVar("ContentT", bound=Content, covariant=True)
+
+
 @dataclass(frozen=True)
-class Record:
-    """One thing that happened."""
+class Record(Generic[ContentT]):
+    """One record of the log."""
 
     number: int
     """Its place in the whole log, from 1."""
-    kind: Kind
-    body: Mapping[str, Any]
+    content: ContentT
     place: Place
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the content."""
+        return kind_of(self.content)
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The content as JSON-able data, for people."""
+        return encode(self.content)
+
+
+AnyRecord = Record[Content]
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of the log, read and found good."""
+    """One file of the log, read and checked."""
 
     path: Path
     length: int
-    """Its good bytes, from its start: all that counts, and all that a copy needs."""
-    records: tuple[Record, ...]
+    """Good bytes from the start: a copy needs no more."""
+    records: tuple[AnyRecord, ...]
 
 
 def file_name(generation: int, part: int) -> str:
@@ -101,7 +104,7 @@ def file_name(generation: int, part: int) -> str:
 
 
 def file_numbers(path: Path) -> tuple[int, int] | None:
-    """The generation and part in a file's name; None where it is no file of the log."""
+    """The generation and part in a file's name; None for other files."""
     found = _NAME.fullmatch(path.name)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -113,33 +116,38 @@ def listed(folder: Path) -> list[Path]:
 
 
 def newest_generation(folder: Path) -> int:
-    """The newest generation that has claimed the job whose log is in `folder`; 0 where none has."""
+    """The newest generation that has claimed the job whose log is in `folder`; 0 without a claim."""
     return max((numbers[0] for path in listed(folder) if (numbers := file_numbers(path))), default=0)
 
 
-def line_of(number: int, kind: Kind, body: Mapping[str, Any]) -> bytes:
-    """The bytes of a record. ValueError or TypeError where the body is no JSON."""
-    assert not {"n", "kind"} & body.keys(), f"{body}: n and kind are the record's own"
-    said = {"n": number, "kind": kind, **body}
-    content = json.dumps(said, separators=(",", ":"), allow_nan=False).encode("ascii")
-    return b"%d %08x %s\n" % (FORMAT, zlib.crc32(content), content)
+def line_of(number: int, content: Content) -> bytes:
+    """The bytes of a record. Raises ValueError or TypeError where the content is no JSON."""
+    body = encode(content)
+    assert not {"n", "kind"} & body.keys(), f"{body}: n and kind are the record's own keys"
+    whole = {"n": number, "kind": kind_of(content), **body}
+    text = json.dumps(whole, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return b"%d %08x %s\n" % (FORMAT, zlib.crc32(text), text)
 
 
-def record_of(line: bytes, place: Place) -> Record | None:
-    """The record that a whole line holds; None where it is no good one. Raises LogTooNew."""
+def record_of(line: bytes, place: Place) -> AnyRecord | None:
+    """The record in a whole line; None for a damaged one. Raises LogTooNew, and UnknownRecord."""
     head = _HEAD.match(line)
     if head is None:
         return None
     if int(head[1]) > FORMAT:
         raise LogTooNew(place.path, place.byte, int(head[1]))
-    content = line[head.end() - 1 : -1]
-    if int(head[1]) < 1 or not line.endswith(b"\n") or zlib.crc32(content) != int(head[2], 16):
+    text = line[head.end() - 1 : -1]
+    if int(head[1]) < 1 or not line.endswith(b"\n") or zlib.crc32(text) != int(head[2], 16):
         return None
     try:
-        said = documents.parse_object(content, place)
-        return Record(int(said.pop("n")), Kind(said.pop("kind")), said, place)
-    except (KeyError, TypeError, ValueError):  # its bytes are the ones written, and no record of ours
+        body = documents.parse_object(text, place)
+        number, kind = int(body.pop("n")), str(body.pop("kind"))
+    except (KeyError, TypeError, ValueError):  # the checksum is right, but this is not a record of a log
         return None
+    try:
+        return Record(number, decode(kind, body), place)
+    except UndecodableRecord as error:
+        raise UnknownRecord(place, number, error) from error
 
 
 def read_files(folder: Path) -> list[LogFile]:
@@ -163,36 +171,36 @@ def read_files(folder: Path) -> list[LogFile]:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:  # pruned since it was listed, perhaps: trainer.log looks again
+    except FileNotFoundError:  # perhaps pruned since it was listed: trainer.log tries again
         raise
     except OSError as error:
         raise LogDamaged(path, 0, None, f"the file cannot be read: {error.strerror}") from error
 
 
 def _sealed_length(path: Path, length: int, after: Path, content: bytes) -> int:
-    """How much of the file `path` counts, by the claim that begins the file after it."""
-    sealed = _first(after, content).body[SEALED]
+    """The sealed length of the file `path`, by the claim at the start of the file `after`."""
+    sealed = _first(after, content).content.sealed
     if path.name not in sealed:
         missing = next(iter(sealed), "the file before it")
-        raise LogDamaged(after, 0, None, f"this file goes on after {missing}, which is not there")
+        raise LogDamaged(after, 0, None, f"this file continues after {missing}, which is not there")
     if length < sealed[path.name]:
         raise LogDamaged(path, length, None, f"the file ends here, and is sealed at {sealed[path.name]} bytes")
     return int(sealed[path.name])
 
 
-def _first(path: Path, content: bytes) -> Record:
-    """The claim that a file begins with. It was whole before the file had its name, so it is never a tail."""
+def _first(path: Path, content: bytes) -> Record[Claim]:
+    """The claim at the start of a file. The file gets its name after the claim is whole, so the claim is never torn."""
     record = record_of(content[: content.find(b"\n") + 1], Place(path, 0))
     numbers = file_numbers(path)
-    if record is None or record.kind is not Kind.CLAIM or numbers is None:
+    if record is None or not isinstance(record.content, Claim) or numbers is None:
         raise LogDamaged(path, 0, None, "the file does not begin with a good claim")
-    if record.body["generation"] != numbers[0]:
-        raise LogDamaged(path, 0, record.number, f"the claim is of generation {record.body['generation']}")
-    return record
+    if record.content.generation != numbers[0]:
+        raise LogDamaged(path, 0, record.number, f"the claim is of generation {record.content.generation}")
+    return Record(record.number, record.content, record.place)
 
 
 def _parsed(path: Path, content: bytes, *, may_end_torn: bool) -> LogFile:
-    records, at = [_first(path, content)], content.find(b"\n") + 1
+    records, at = list[AnyRecord]([_first(path, content)]), content.find(b"\n") + 1
     while at < len(content):
         end = content.find(b"\n", at) + 1 or len(content)
         record = record_of(content[at:end], Place(path, at))
@@ -208,7 +216,7 @@ def _parsed(path: Path, content: bytes, *, may_end_torn: bool) -> LogFile:
 
 
 def _holds_good(tail: bytes) -> bool:
-    """Whether a good record hides in a bad last line: then a line end was lost, not an append."""
+    """Whether a bad last line contains a good record: then a line end is damaged, and no append was interrupted."""
     for head in _HEAD.finditer(tail, 1):
         if int(head[1]) <= FORMAT and record_of(tail[head.start() :], Place(Path(), 0)):
             return True
@@ -217,6 +225,7 @@ def _holds_good(tail: bytes) -> bool:
 
 def _check_order(file: LogFile, before: LogFile | None) -> None:
     first = file.records[0]
-    expected = before.records[-1].number + 1 if before else None if first.body[SEALED] else 1
+    seals = isinstance(first.content, Claim) and first.content.sealed
+    expected = before.records[-1].number + 1 if before else None if seals else 1
     if expected is not None and first.number != expected:
         raise LogDamaged(file.path, 0, first.number, f"record {expected} should be here")

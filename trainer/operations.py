@@ -1,8 +1,8 @@
-"""What happens to a job beside learning: the chief logs operations, which act at closes in the log's order.
+"""Operations: changes of a job beside learning. Rank 0 logs them; they act at closes, in the log's order.
 
-A replay repeats what was logged. Who wishes for operations of his own accord is a Decider: trainer.shrinking,
-trainer.exports.exporting; what he must log at another time than a close goes through `Operator.note(body)`, from any
-thread. What tables do with an operation is pserver.operations' and the tables' work.
+A replay repeats the logged operations. A Decider logs operations by itself (trainer.shrinking,
+trainer.exports.exporting), at a close or, through `Operator.note`, at any other time. The effect on rows is left to
+pserver.operations and the tables.
 """
 
 import threading
@@ -10,7 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
 from dataset.schema import Schema, Slot
 from millrace.deadline import Deadline
@@ -23,43 +23,53 @@ from pserver.config import LAST_DAY, TableSection
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, TableOperation
 from trainer.chronicle import Chronicle
 from trainer.config import TrainerJob
+from trainer.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    Operation,
+    PassClose,
+    RequestedOperation,
+    SetOperation,
+    ShrinkOperation,
+    encode,
+)
 from trainer.respec import Overrides, after_set, with_overrides
 
-Body = Mapping[str, Any]
-"""An operation as it is logged: JSON-able, with "op" and, where somebody asked for it, "id"."""
+Request = Mapping[str, Any]
+"""A client's request for an operation: JSON-able, with "op" and an "id" of its own."""
 
-INERT = frozenset({"spec", "restore", "partitions", "gap", "skip"})
-"""Operations that have acted by the time they are logged."""
-PATIENT = frozenset({"exported"})
-"""Operations for which no pass of no events is made: they wait for the next one that comes."""
 MAX_KEPT = 100
-"""Operations that acted and are remembered, so that they are not asked for twice."""
-MAX_TOLD = 20
-"""Those that a status tells of."""
+"""Remembered operations that acted: a request that is repeated acts once."""
+MAX_SHOWN = 20
+"""Of these, as many are in a status."""
 FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
-"""What a person is told who wants rows to age or to go."""
+"""The answer to a request that would age or remove rows."""
 SWEEP_LOOK_S = 0.02
-"""How often a replay that waits for sweeps looks whether they are over."""
+"""Pause between two checks of a replay that waits for sweeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """A pass at its close: tables have closed it and ticked, nothing of it is logged."""
+    """A pass at its close: the tables have closed it and their day has advanced; its close is not logged yet."""
 
     version: int
-    """The pass's number, and the version that it makes."""
+    """Number of the pass, and the version that it makes."""
     day: int
     """The job's day from here on, until an operation moves it."""
     ticks: int
-    """Days that event time advanced at this close."""
+    """Days by which event time advanced at this close."""
     event_time_s: float | None
-    """Highest event time of all passes up to here, unix seconds; None without event time."""
+    """Highest event time of all passes so far, unix seconds; None without event time."""
     pass_times_s: tuple[float, float] | None
-    """Lowest and highest event time of this pass; None where it has none."""
+    """Lowest and highest event time of this pass; None without event time."""
     day_end_s: float | None = None
-    """End of the job's day, unix seconds: half of this pass's events are before; None without event time."""
+    """End of the job's day, unix seconds: half of this pass's events are before it; None without event time."""
     wall_s: float
-    """Now, unix seconds: alike in no replay."""
+    """Now, unix seconds: different in every replay."""
     stats: Mapping[str, TableStats]
     """By table, taken at this close."""
     positions: Mapping[str, int]
@@ -69,24 +79,24 @@ class Closing:
     num_samples: int
     """Of this pass, over all ranks; 0 for a pass of no events."""
     ended: bool
-    """Whether the stream is at its end: this pass has no events, and none but such follow. Alike in every replay."""
+    """Whether the stream has ended: this pass has no events, nor has any later one. The same in every replay."""
     days: Sequence[int] = ()
-    """Days, as `day` counts them, of which this pass has samples; none without event time."""
+    """Days, counted as in `day`, with samples in this pass; none without event time."""
     signals: Sequence[str] = ()
-    """Inputs of rows' statistics that came in this pass: see trainer.signals."""
+    """Inputs of rows' statistics that this pass has: see trainer.signals."""
 
 
 class Decider(Protocol):
-    """Who logs operations of his own accord, and follows those of others. The chief's; its state is in commits.
+    """Logs operations by itself, and follows all others. It runs on rank 0; its state is part of commits.
 
-    At a close, in this order: `saw`; not at a replayed one, `due`; the close is logged; tables act; `acted` for each
-    operation of the close in log order, whoever asked for it. All on one thread at a time, while no pass is open.
+    The order at a close: `saw`; `due`, unless this is a replay; the close is logged; tables act; `acted` for each
+    operation of the close, in log order. These calls come one at a time, while no pass is open.
     """
 
-    def asked(self, body: Body) -> dict[str, Any] | None:
-        """What to log for a person's wish, which acts at the next close; None where it is not for this decider.
+    def asked(self, request: Request) -> ActingOperation | None:
+        """The operation to log for a client's request; it acts at the next close. None: not for this decider.
 
-        From any thread, at any time. Raises SpecError where it cannot be, NotYet where it must be asked again.
+        From any thread, at any time. Raises SpecError for a request that cannot be granted, NotYet for one to repeat.
         """
         ...
 
@@ -94,31 +104,31 @@ class Decider(Protocol):
         """A pass closes, perhaps again in a replay."""
         ...
 
-    def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
-        """What to log now, to act at this close. `ordered`: what is logged and acts here anyhow, in order.
+    def due(self, close: Closing, ordered: Sequence[ActingOperation]) -> Sequence[ActingOperation]:
+        """The operations to log now, which act at this close. `ordered`: the logged ones that act here, in order.
 
-        After a crash before the close was logged, what was given then is among these. Never called in a replay.
+        After a crash before the close was logged, `ordered` has the operations from before. Never called in a replay.
         """
         ...
 
-    def acted(self, version: int, body: Body, replaying: bool) -> None:
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         """An operation of the close of `version` has acted on tables and trainers."""
         ...
 
     def wants_pass(self, ended: bool) -> bool:
-        """Whether a job to which nothing comes should make a pass of no events, so that `due` is asked.
+        """Whether a job without new events should make an empty pass, so that `due` is called.
 
-        `ended`: the stream has ended, and it ends with it unless this is true; asked again after each such pass.
-        Else from the planner's thread, now and then.
+        `ended`: the stream has ended, and the job ends unless this is true; called again after each such pass.
+        Otherwise it is called from the planner's thread, now and then.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a commit holds, as JSON-able data; between passes."""
+        """The state for a commit, as JSON-able data; between passes."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a commit: before any replay."""
+        """Continue from a commit; before any replay."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -127,19 +137,19 @@ class Decider(Protocol):
 
 
 class Word(NamedTuple):
-    """What changes on every rank with the operations of a close."""
+    """Changes on every rank by the operations of a close."""
 
     dense_lr: float | None
-    """The dense part's learning rate from here on; None: as it was."""
+    """The new learning rate of the dense part; None: unchanged."""
     acted: bool
-    """Whether there were any."""
+    """Whether there were operations."""
 
 
 class Operator:
     """See module docstring. `ask`, `note` and `status` from any thread; the rest while no pass is open."""
 
     def __init__(self, job: TrainerJob, chronicle: Chronicle, shards: Shards, close_s: float) -> None:
-        """`job` is as the job file has it; `close_s`: how long operations of one close may take."""
+        """`job` is as in the job file. `close_s`: time limit for the operations of one close."""
         self._job = self._now = job
         self._timed = next(iter(job.sources.values())).event_time.kind != "none"
         self._schema = Schema.of(job.slots)
@@ -147,33 +157,37 @@ class Operator:
         self._deciders: tuple[Decider, ...] = ()
         self._lock = threading.Lock()
         self._overrides: dict[str, Any] = {}
-        self._waiting: tuple[Body, ...] = ()
-        self._acted: tuple[Body, ...] = ()
+        self._waiting: tuple[ActingOperation, ...] = ()
+        self._acted: tuple[Mapping[str, Any], ...] = ()
+        """As JSON-able data, each with the "version" at whose close it acted."""
         self._replaying = True
         self.day = 0
-        """The job's day; a close may advance it, and a day tick."""
+        """The job's day; closes and day ticks advance it."""
 
     def add(self, decider: Decider) -> None:
-        """Ask this one, too, from here on: after those added before."""
+        """Add a decider; it is called after those added before."""
         self._deciders += (decider,)
 
     @property
     def tables(self) -> Mapping[str, TableSection]:
-        """The tables' sections in force, with what was set. Any thread."""
+        """The tables' sections in force, with overrides. Any thread."""
         return self._now.tables
 
-    # -- going on
+    # -- restart
 
     def begin(
-        self, version: int, day: int, state: Mapping[str, Any], overrides: Overrides, waiting: Iterable[Body]
+        self, version: int, day: int, state: Mapping[str, Any], overrides: Overrides, waiting: Iterable[Operation]
     ) -> Word:
-        """Go on from what a commit of `version` holds, which the shards have restored, under the present job file.
+        """Continue from a commit of `version`, which the shards have restored, under the present job file.
 
-        `overrides` are those of its state that this job file left; `waiting` acts at the first new close.
+        `overrides` are those of the commit that remain under this job file; `waiting` acts at the first new close.
         """
         for name, decider in self._named():
             decider.load_state(state.get("deciders", {}).get(name, {}))
-        self._acted, self._waiting = tuple(state.get("acted", ())), tuple(_acting(waiting))
+        self._acted, self._waiting = (
+            tuple(state.get("acted", ())),
+            tuple(each for each in waiting if isinstance(each, ActingOperation)),
+        )
         self.day, self._replaying = day, self._chronicle.replaying
         settings = self._set(overrides)
         if settings:
@@ -181,7 +195,7 @@ class Operator:
         return Word(self._now.train.dense_optimizer.lr, bool(settings))
 
     def state(self) -> dict[str, Any]:
-        """What a commit holds of it, as JSON-able data."""
+        """The state for a commit, as JSON-able data."""
         return {
             "overrides": dict(self._overrides),
             "acted": list(self._acted),
@@ -190,106 +204,107 @@ class Operator:
 
     def status(self) -> dict[str, Any]:
         """For people."""
-        told = {name: decider.status() for name, decider in self._named()}
-        return {"logged": list(self._waiting), "acted": list(self._acted[-MAX_TOLD:]), **told}
+        deciders = {name: decider.status() for name, decider in self._named()}
+        logged = [encode(each) for each in self._waiting]
+        return {"logged": logged, "acted": list(self._acted[-MAX_SHOWN:]), **deciders}
 
     @property
     def overrides(self) -> Overrides:
-        """What was set and holds. Any thread."""
+        """Values that were set and hold. Any thread."""
         return dict(self._overrides)
 
     def _named(self) -> list[tuple[str, Decider]]:
         return [(type(decider).__name__.lower(), decider) for decider in self._deciders]
 
-    # -- what is asked for
+    # -- requests
 
-    def ask(self, wish: Body) -> dict[str, Any]:
-        """Log what a person wishes, once for each "id"; -> {"id", "version"}, the version None until it has acted.
+    def ask(self, request: Request) -> dict[str, Any]:
+        """Log a client's request, once for each "id". Returns {"id", "version"}; version is None until it has acted.
 
-        Raises SpecError where it cannot be, NotYet where it must be asked again, and as Log.append.
+        Raises SpecError for a request that cannot be granted, NotYet for one to repeat, and as Log.append.
         """
-        name = wish.get("id")
+        name = request.get("id")
         if not isinstance(name, str) or not name:
-            raise SpecError('an operation that is asked for needs an "id", so that it acts once')
+            raise SpecError('a requested operation needs an "id", so that it acts once')
         if (known := self._known(name)) is not None:
             return known
         if self._replaying:
-            raise NotYet("the job trains again what its log says; what it then holds is not known yet")
-        if wish.get("op") == "shrink" and any(body["op"] == "set" for body in self._waiting):
-            raise NotYet("what was set acts at the next close, and rows are counted by it after that")
-        claimed = next((body for each in self._deciders if (body := each.asked(wish)) is not None), None)
+            raise NotYet("the job replays its log; its state is not known yet")
+        if request.get("op") == ShrinkOperation.op and any(isinstance(each, SetOperation) for each in self._waiting):
+            raise NotYet("a set acts at the next close; rows are counted under the new values after that")
+        granted = next((found for each in self._deciders if (found := each.asked(request)) is not None), None)
         with self._lock:
             if (known := self._known(name)) is None:
-                self._log(self._checked(wish) if claimed is None else claimed)
+                self._log(self._checked(request, name) if granted is None else granted)
         return known or {"id": name, "version": None}
 
-    def note(self, body: Body) -> None:
-        """Log what a decider must say at another time than a close; it acts at the next one. Raises as Log.append."""
+    def note(self, operation: ActingOperation) -> None:
+        """Log an operation of a decider outside of a close; it acts at the next one. Raises as Log.append."""
         with self._lock:
-            self._log(body)
+            self._log(operation)
 
-    def _log(self, body: Body) -> None:
-        self._chronicle.note(body)
-        self._waiting += (body,)
+    def _log(self, operation: ActingOperation) -> None:
+        self._chronicle.note(operation)
+        self._waiting += (operation,)
 
     def _known(self, name: str) -> dict[str, Any] | None:
-        if any(each.get("id") == name for each in self._waiting):
+        if any(isinstance(each, RequestedOperation) and each.id == name for each in self._waiting):
             return {"id": name, "version": None}
         found = next((each for each in self._acted if each.get("id") == name), None)
         return None if found is None else {"id": name, "version": found["version"]}
 
-    def _checked(self, wish: Body) -> dict[str, Any]:
-        """The wish as it is logged. Under the lock: what waits comes first."""
-        match wish.get("op"):
-            case "set":
-                keys = dict(wish.get("keys") or {})
-                waiting = [body["keys"] for body in self._waiting if body["op"] == "set"]
+    def _checked(self, request: Request, id_: str) -> ActingOperation:
+        """The operation of a request that no decider took. Under the lock: waiting operations come first."""
+        match request.get("op"):
+            case SetOperation.op:
+                keys = dict(request.get("keys") or {})
+                waiting = [dict(each.keys) for each in self._waiting if isinstance(each, SetOperation)]
                 after_set(self._job, {**self._overrides, **dict(ChainMap(*reversed(waiting)))}, keys)
-                return {"op": "set", "id": wish["id"], "keys": keys}
-            case "day_tick":
-                return {"op": "day_tick", "id": wish["id"], "to": self._check_day(wish.get("to"))}
-            case "forget":
-                slot, key = self.key_of(wish.get("slot"), wish.get("sign"))
-                facts = {"slot": slot.name, "table": slot.sparse.table, "group": slot.group, "key": key}
-                return {"op": "forget", "id": wish["id"], **facts}
+                return SetOperation(id=id_, keys=keys)
+            case DayTickOperation.op:
+                return DayTickOperation(id=id_, to=self._check_day(request.get("to")))
+            case ForgetOperation.op:
+                slot, key = self.key_of(request.get("slot"), request.get("sign"))
+                return ForgetOperation(id=id_, slot=slot.name, table=slot.sparse.table, group=slot.group, key=key)
             case other:
-                raise SpecError(f"{other!r} is no operation that may be asked for")
+                raise SpecError(f"{other!r} is not an operation that a client may request")
 
     def _check_day(self, to: object) -> int:
         if not self._job.train.learn:
             raise SpecError(FROZEN, "train.learn")
         if self._timed:
-            raise SpecError("the job has event time, by which its days go; a day tick is for jobs without")
+            raise SpecError("the job's days follow its event time; a day tick is for jobs without event time")
         if not isinstance(to, int) or isinstance(to, bool) or not 0 <= to <= LAST_DAY:
-            raise SpecError(f"{to!r} is no day: they are counted from 0 to {LAST_DAY:,}")
+            raise SpecError(f"{to!r} is not a day: days are numbers from 0 to {LAST_DAY:,}")
         most = self.day + self._job.passes.max_day_jump
         if to > most:
             raise SpecError(f"is day {self.day} and would be {to}; at most {most} at once", "passes.max_day_jump")
         return to
 
     def key_of(self, slot: object, sign: object) -> tuple[Slot, int]:
-        """A sparse slot, and the key that a sign has in it. Raises SpecError."""
+        """A sparse slot, and the key of a feature id (`sign`) in it. Raises SpecError."""
         names = [each.name for each in self._schema.sparse]
         if not isinstance(slot, str) or slot not in names:
             raise SpecError(f"there is no sparse slot {slot!r}; {nearest(str(slot), names)}")
         if not isinstance(sign, int) or isinstance(sign, bool) or not 0 <= sign < 1 << 64:
-            raise SpecError(f"{sign!r} is no sign: a number of 64 bits")
+            raise SpecError(f"{sign!r} is not a sign: a number of 64 bits")
         found = self._schema.by_name[slot]
         return found, key_of_reference(sign, found.group)
 
     def wants_pass(self, ended: bool = False) -> bool:
-        """Whether a pass of no events is wanted, since nothing comes. Any thread."""
-        pressing = any(body["op"] not in PATIENT for body in self._waiting)
+        """Whether an empty pass is wanted, as there are no new events. Any thread."""
+        pressing = any(not isinstance(each, ExportedOperation) for each in self._waiting)  # nobody waits for these
         return pressing or any(decider.wants_pass(ended) for decider in self._deciders)
 
     # -- closes
 
-    def close(self, closing: Closing, body: Body) -> Word:
-        """Log the close of a pass, and have operations act.
+    def close(self, closing: Closing, close: PassClose) -> Word:
+        """Log the close of a pass, and have its operations act.
 
-        1. Deciders see the pass; what is due is logged, then the close: an operation logged later acts at a later one.
-        2. Tables act, in the log's order. 3. Deciders hear of it. An export was cut while no table was swept: a replay,
-        whose sweeps may be later, waits for them.
+        1. Deciders see the pass; due operations are logged, then the close. Later operations act at a later close.
+        2. Tables act, in the log's order. An export was cut while no table was swept: a replay, whose sweeps may be
+        later, waits for them.
+        3. Deciders are notified.
         """
         version, again = closing.version, self._chronicle.operations(closing.version)
         self.day = closing.day
@@ -298,14 +313,14 @@ class Operator:
         with self._lock:  # 1
             ordered = list(_of_close(version, again)) if again is not None else self._due(closing)
             self._waiting = self._waiting if again is not None else ()
-            self._chronicle.close(body)
+            self._chronicle.close(close)
             self._remember(version, ordered)
         self._replaying = self._chronicle.replaying
         lr = self._now.train.dense_optimizer.lr
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
         if again is not None:
-            exported = {table for each in ordered if each["op"] == "export" for table in each.get("tables", ())}
+            exported = {table for each in ordered if isinstance(each, ExportOperation) for table in each.tables}
             self._await_sweeps(exported, closing.stats)
         for each in ordered:  # 3
             for decider in self._deciders:
@@ -321,40 +336,42 @@ class Operator:
             time.sleep(SWEEP_LOOK_S)
             stats = self._shards.stats(deadline)
 
-    def _due(self, closing: Closing) -> list[Body]:
+    def _due(self, closing: Closing) -> list[ActingOperation]:
         ordered = list(_of_close(closing.version, self._waiting))
         for decider in self._deciders:
-            for body in decider.due(closing, tuple(ordered)):
-                self._chronicle.operate(body)
-                ordered.append(body)
+            for operation in decider.due(closing, tuple(ordered)):
+                self._chronicle.operate(operation)
+                ordered.append(operation)
         return ordered
 
-    def _remember(self, version: int, ordered: Sequence[Body]) -> None:
-        self._acted = (*self._acted, *({**body, "version": version} for body in ordered))[-MAX_KEPT:]
+    def _remember(self, version: int, ordered: Sequence[ActingOperation]) -> None:
+        self._acted = (*self._acted, *({**encode(each), "version": version} for each in ordered))[-MAX_KEPT:]
 
-    def _of_tables(self, body: Body) -> list[TableOperation]:
-        """What an operation asks of the tables; what it asks of this process is done."""
-        match body["op"]:
-            case "set":
-                return self._set({**self._overrides, **body["keys"]})
-            case "day_tick":
-                self.day = max(self.day, int(body["to"]))
+    def _of_tables(self, operation: ActingOperation) -> list[TableOperation]:
+        """The part of an operation that tables carry out; the part of this process is carried out here."""
+        match operation:
+            case SetOperation():
+                return self._set({**self._overrides, **operation.keys})
+            case DayTickOperation():
+                self.day = max(self.day, operation.to)
                 return [DayTick(to=self.day)]
-            case "shrink":
+            case ShrinkOperation():
                 return [
                     Shrink(
-                        table=body["table"],
-                        delete_below=body["delete_below"],
-                        delete_after_days=body["delete_after_days"],
-                        at_once=body["at_once"],
+                        table=operation.table,
+                        delete_below=operation.delete_below,
+                        delete_after_days=operation.delete_after_days,
+                        at_once=operation.at_once,
                     )
                 ]
-            case "forget":
-                return [Forget(table=body["table"], group=body["group"], key=body["key"])]
-            case "export" if body["clears"]:
-                return [cut_of(body)]
-            case _:
+            case ForgetOperation():
+                return [Forget(table=operation.table, group=operation.group, key=operation.key)]
+            case ExportOperation():
+                return [cut_of(operation)] if operation.clears else []
+            case HoldOperation() | ExportedOperation():
                 return []
+            case _:
+                assert_never(operation)
 
     def _set(self, overrides: Overrides) -> list[TableOperation]:
         before, self._overrides = self._now.tables, dict(overrides)
@@ -363,22 +380,21 @@ class Operator:
         return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []
 
 
-def _acting(bodies: Iterable[Body]) -> Iterator[Body]:
-    return (body for body in bodies if body["op"] not in INERT)
+def _of_close(version: int, operations: Iterable[Operation]) -> Iterator[ActingOperation]:
+    """The operations that act at a close. An export of another version does not: its pass was withdrawn."""
+    for each in operations:
+        if isinstance(each, ActingOperation) and not (isinstance(each, ExportOperation) and each.version != version):
+            yield each
 
 
-def _of_close(version: int, bodies: Iterable[Body]) -> Iterator[Body]:
-    """What acts at a close: of exports those of its version, for a pass may be withdrawn before it is closed."""
-    return (body for body in _acting(bodies) if body["op"] != "export" or body.get("version", version) == version)
-
-
-def cut_of(export: Body) -> Cut:
-    """What an export takes from the tables' counts."""
-    delta = export["type"] == "delta"
+def cut_of(export: ExportOperation) -> Cut:
+    """The table operation of an export."""
+    assert export.type == "base" or export.parent is not None, "a delta has a parent"
+    parent = export.parent if export.type == "delta" else None
     return Cut(
-        tables=tuple(export["tables"]),
-        since=export["parent"]["version"] if delta else 0,
-        base_threshold=export["base_threshold"],
-        delta_threshold=export["delta_threshold"] if delta and not export["all"] else 0.0,
-        delta_keep_days=export["delta_keep_days"] if delta else None,
+        tables=tuple(export.tables),
+        since=0 if parent is None else parent["version"],
+        base_threshold=export.base_threshold,
+        delta_threshold=0.0 if parent is None or export.all else export.delta_threshold,
+        delta_keep_days=None if parent is None else export.delta_keep_days,
     )

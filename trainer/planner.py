@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, Queue
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from dataset.errors import SourceGap
 from dataset.source import Partition, Source
@@ -23,6 +24,7 @@ from trainer.equal_shares import cut_equally
 from trainer.log import LogFull
 from trainer.partitions import Known, Skip, came_late, grown, in_order, meet, past, present
 from trainer.plan import Plan, backlog, cut, drained, gaps
+from trainer.records import GapOperation, PartitionsOperation
 from trainer.skew import caps_by_period, caps_by_time, heads
 
 POLL_S = 0.05
@@ -51,8 +53,8 @@ class Journal(Protocol):
     Each returns once what it was given is durable. Raises MillraceError; LogFull where trying again may help.
     """
 
-    def operation(self, body: Mapping[str, Any]) -> None:
-        """Partitions met (`{"op": "partitions", ...}`) or positions jumped over (`{"op": "gap", ...}`)."""
+    def operation(self, operation: PartitionsOperation | GapOperation) -> None:
+        """New partitions, or positions that are no longer retained."""
         ...
 
     def plan(self, plan: Plan) -> None:
@@ -64,12 +66,12 @@ class MemoryJournal:
     """The twin of a journal that is kept nowhere else."""
 
     def __init__(self) -> None:
-        self.operations: list[dict[str, Any]] = []
+        self.operations: list[PartitionsOperation | GapOperation] = []
         self.plans: list[Plan] = []
 
-    def operation(self, body: Mapping[str, Any]) -> None:
+    def operation(self, operation: PartitionsOperation | GapOperation) -> None:
         """See Journal."""
-        self.operations.append(dict(body))
+        self.operations.append(operation)
 
     def plan(self, plan: Plan) -> None:
         """See Journal."""
@@ -238,9 +240,8 @@ class Planner:
         if in_order(known) and (late := came_late(self.known, new, positions)):
             log.warning("late: %s; read next, after what comes later in its stream", _named(late))
             self.num_late += len(late)
-        messages = [each.message() for each in new]
         self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
-        self._retrier.call(lambda: self._journal.operation({"op": "partitions", "partitions": messages}))
+        self._retrier.call(lambda: self._journal.operation(PartitionsOperation(partitions=new)))
 
     def _look_again(self, positions: Mapping[str, int]) -> bool:
         """Once, of a bounded stream that a run before this one began: whether there is more of it by now."""
@@ -326,9 +327,9 @@ class Planner:
                     f'on_gap = "earliest" or "latest" of the source goes on there'
                 )
             log.warning("%s", gap)
-            body = {"op": "gap", "partition": gap.partition, "position": gap.position, "go_on": gap.go_on}
-            self.skips += (Skip(gap.partition, gap.position, gap.go_on),)  # first, as above
-            self._retrier.call(lambda body=body: self._journal.operation(body))  # type: ignore[misc]
+            operation = GapOperation(partition=gap.partition, position=gap.position, go_on=gap.go_on)
+            self.skips += (operation.skip,)  # first, as above
+            self._retrier.call(partial(self._journal.operation, operation))
             self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places

@@ -24,11 +24,19 @@ from trainer.chronicle import Logged
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.defaults import in_full
 from trainer.history import History, HistoryMissing, Pass
-from trainer.log import Kind, Log, Record, read
+from trainer.log import Log, Record, read
 from trainer.mirror.content import lookup
 from trainer.mirror.fetch import repair
 from trainer.partitions import Known, Skip
-from trainer.plan import Plan
+from trainer.records import (
+    GapOperation,
+    Operation,
+    RestoreOperation,
+    SetOperation,
+    SkipOperation,
+    SpecOperation,
+    Void,
+)
 from trainer.rewind import Lineage, known_partitions
 
 CLAIM_S = 60.0
@@ -61,10 +69,8 @@ class Beginning:
     """Commits that are damaged, and how."""
     joblog: Log | None = None
     """The log, claimed; None for a rerun, which only reads."""
-    waiting: Sequence[Record] = ()
+    waiting: Sequence[Operation] = ()
     """Operations that act at the first new close, in order."""
-    operations: Sequence[Record] = ()
-    """All that the log has."""
 
 
 def begin(
@@ -89,8 +95,8 @@ def begin(
     old = History.of(read(folder))
     timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri, taken())
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    claim = {"timeline": timeline, "base": base, "host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
-    joblog = Log.claim(folder, generation, claim, Deadline.after(CLAIM_S))  # 1
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
+    joblog = Log.claim(folder, generation, Deadline.after(CLAIM_S), timeline=timeline, base=base, facts=facts)  # 1
     reach(Point.CLAIMED)
     try:
         return _chosen(joblog, commits, spec, uri, logged_only)  # 2, 3
@@ -108,13 +114,13 @@ def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | N
         log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
     found = after(history, commit, passed_over)
     if commit is not None or passed_over:
-        chosen = {"op": "restore", "commit": None if commit is None else commit.name, "passed_over": passed_over}
-        joblog.append(Kind.OPERATION, chosen)
+        chosen = None if commit is None else commit.name
+        joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
     with joblog.exclusive():
         discard(commits, list(passed_over))
     replay = _under_spec(joblog, history, commit, spec, found.replay, logged_only)
     waiting = [_settled(history, commit, spec, each) for each in history.waiting()]
-    return replace(found, replay=replay, joblog=joblog, waiting=waiting, operations=history.operations)
+    return replace(found, replay=replay, joblog=joblog, waiting=waiting)
 
 
 def again(store: Path, name: str | None) -> Beginning:
@@ -173,7 +179,7 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
     operations = history.operations_by_version()
     try:
         replay = [
-            _logged(history, commit, each, operations.get(each.plan["number"], ())) for each in history.after(version)
+            _logged(history, commit, each, operations.get(each.plan.number, ())) for each in history.after(version)
         ]
     except HistoryMissing as error:
         if commit is not None:
@@ -184,32 +190,33 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
             + "; put a whole copy of a commit's folder back, name a store.mirror that holds one, or start with --fresh"
         ) from error
     skips = [Skip(*each) for each in state.get("skips", ())]
-    for body in (operation.body for operation in history.operations):
-        match body["op"]:
-            case "skip":
-                skips.append(Skip(body["partition"], body["begin"], body["end"]))
-            case "gap":
-                skips.append(Skip(body["partition"], body["position"], body["go_on"]))
+    skips += [
+        operation.content.skip
+        for operation in history.operations
+        if isinstance(operation.content, SkipOperation | GapOperation)
+    ]
     last = max(version, history.last_number)
     known = known_partitions(history, commit)
     return Beginning(history.timeline, commit, replay, last, known, list(dict.fromkeys(skips)), passed_over)
 
 
-def _logged(history: History, commit: Commit | None, each: Pass, operations: Sequence[Record]) -> Logged:
-    planned_at = history.plans[each.plan["number"]].number
+def _logged(history: History, commit: Commit | None, each: Pass, operations: Sequence[Record[Operation]]) -> Logged:
+    planned_at = history.plans[each.plan.number].number
     if each.close is None:
-        return Logged(Plan.of_message(each.plan), planned_at, None)
+        return Logged(each.plan, planned_at, None)
     spec = spec_at(history, commit, each.record) or {}
-    settled = [_settled(history, commit, spec, operation).body for operation in operations]
-    return Logged(Plan.of_message(each.plan), planned_at, each.close, each.record, settled)
+    settled = [_settled(history, commit, spec, operation) for operation in operations]
+    return Logged(each.plan, planned_at, each.close, each.record, settled)
 
 
-def _settled(history: History, commit: Commit | None, spec: Mapping[str, Any], operation: Record) -> Record:
-    """An operation as it acts under `spec`: of what was set, keys that the job file changed meanwhile are left out."""
-    if operation.body["op"] != "set":
-        return operation
+def _settled(
+    history: History, commit: Commit | None, spec: Mapping[str, Any], operation: Record[Operation]
+) -> Operation:
+    """An operation as it acts under `spec`: a set loses the keys that the job file has changed since."""
+    if not isinstance(operation.content, SetOperation):
+        return operation.content
     before = spec_at(history, commit, operation.number) or spec
-    return replace(operation, body={**operation.body, "keys": respec.kept(operation.body["keys"], before, spec)})
+    return replace(operation.content, keys=respec.kept(operation.content.keys, before, spec))
 
 
 def overrides_of(commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,8 +256,8 @@ def _under_spec(
     # that was planned under the one before.
     for each in reversed(replay if keys else ()):
         if not each.close:
-            joblog.append(Kind.VOID, {"number": each.plan.number, "reason": f"changed: {', '.join(keys)}"})
-    joblog.append(Kind.OPERATION, {"op": "spec", "spec": spec})
+            joblog.append(Void(number=each.plan.number, reason=f"changed: {', '.join(keys)}"))
+    joblog.append(SpecOperation(spec=spec))
     return [each for each in replay if each.close] if keys else replay
 
 
@@ -266,10 +273,10 @@ def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] 
 
 def spec_at(history: History, commit: Commit | None, record: int) -> Mapping[str, Any] | None:
     """The spec in force when the log's record number `record`, of after `commit`, was written, in full."""
-    specs = [each for each in history.operations if each.body["op"] == "spec" and each.number < record]
+    specs = history.specs(before=record)
     if not specs and commit is None:
         return None
-    return in_full(specs[-1].body["spec"] if specs or commit is None else commit.state["spec"])
+    return in_full(specs[-1][1] if specs or commit is None else commit.state["spec"])
 
 
 def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:

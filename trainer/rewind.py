@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL
@@ -21,10 +20,10 @@ from millrace.errors import MillraceError, SpecError
 from millrace.locks import locked
 from trainer.commits import Commit, order_of
 from trainer.history import History
-from trainer.log import LOCK, Kind, Log, Place, Record, newest_generation, read
+from trainer.log import LOCK, AnyRecord, Log, Place, newest_generation, read
 from trainer.log_file import file_name, listed, record_of
 from trainer.partitions import Known, Skip
-from trainer.plan import Plan
+from trainer.records import Claim, Operation, PartitionsOperation, SkipOperation, Void
 
 CLAIM_S = 60.0
 """How long another process may keep the log's lock."""
@@ -44,11 +43,11 @@ class Lineage:
     """By timeline the commit that it began from, as far back as the log goes."""
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> "Lineage":
-        """As the claims in the log have it."""
-        claims = [record.body for record in records if record.kind is Kind.CLAIM and record.body.get("timeline")]
-        bases = {claim["timeline"]: claim.get("base") for claim in claims}
-        return cls(claims[-1]["timeline"] if claims else "", bases)
+    def of(cls, records: Sequence[AnyRecord]) -> "Lineage":
+        """The lineage by the claims among `records`."""
+        claims = [record.content for record in records if isinstance(record.content, Claim)]
+        begun = [(claim.timeline, claim.base) for claim in claims if claim.timeline]
+        return cls(begun[-1][0] if begun else "", dict(begun))
 
     def holds(self, name: str) -> bool:
         """Whether the commit `name` is of a version that led to the present one."""
@@ -68,7 +67,7 @@ class Lineage:
         return f"t{max([0, *numbers, *(order_of(name)[0] for name in names)]) + 1}"
 
 
-def claims(folder: Path) -> list[Record]:
+def claims(folder: Path) -> list[AnyRecord]:
     """The claims in the log, wherever else it is damaged: each is the first record of a file."""
     found = (record_of(path.read_bytes().partition(b"\n")[0] + b"\n", Place(path, 0)) for path in listed(folder))
     return [record for record in found if record is not None]
@@ -81,7 +80,7 @@ def rewind(store: Path, commit: Commit, timeline: str) -> int:
     """
     folder = store / "log"
     generation = newest_generation(folder) + 1
-    _claim(folder, generation, {"timeline": timeline, "base": commit.name}, "millrace rewind").close()
+    _claim(folder, generation, timeline, commit.name, "millrace rewind").close()
     return generation
 
 
@@ -97,7 +96,7 @@ def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
     aside = folder / f"damaged-before-g{generation}"
     with locked(folder / LOCK, Deadline.after(CLAIM_S)):
         shutil.rmtree(begun, ignore_errors=True)
-        _claim(begun, generation, {"timeline": timeline, "base": commit.name}, "millrace rewind").close()  # 1
+        _claim(begun, generation, timeline, commit.name, "millrace rewind").close()  # 1
         aside.mkdir(exist_ok=True)
         *older, newest = listed(folder)
         for path in older:
@@ -122,28 +121,27 @@ def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[
     """
     history = History.of(read(store / "log"))
     check_skip(history, newest, wanted)
-    here = {"timeline": history.timeline, "base": history.base}
-    log = _claim(store / "log", newest_generation(store / "log") + 1, here, "millrace skip")  # 1
+    generation = newest_generation(store / "log") + 1
+    log = _claim(store / "log", generation, history.timeline, history.base, "millrace skip")  # 1
     withdrawn = touching(history, wanted)
     for number in reversed(withdrawn):
-        log.append(Kind.VOID, {"number": number, "reason": f"touches what is skipped: {reason}"})  # 2
-    log.append(Kind.OPERATION, {"op": "skip", **wanted._asdict(), "reason": reason})  # 3
+        log.append(Void(number=number, reason=f"touches what is skipped: {reason}"))  # 2
+    log.append(SkipOperation(**wanted._asdict(), reason=reason))  # 3
     log.close()
     return withdrawn
 
 
-def note(store: Path, body: Mapping[str, Any], by: str) -> None:
-    """Log an operation of a stopped job: it acts at the first close that the next run makes. Raises as `Log.claim`."""
+def note(store: Path, operation: Operation, by: str) -> None:
+    """Log an operation of a stopped job: it acts at the first close of the next run. Raises as `Log.claim`."""
     history = History.of(read(store / "log"))
-    here = {"timeline": history.timeline, "base": history.base}
-    log = _claim(store / "log", newest_generation(store / "log") + 1, here, by)
-    log.append(Kind.OPERATION, body)
+    log = _claim(store / "log", newest_generation(store / "log") + 1, history.timeline, history.base, by)
+    log.append(operation)
     log.close()
 
 
 def touching(history: History, wanted: Skip) -> list[int]:
     """Numbers of the plans never closed, from the first one on that reads some of `wanted`."""
-    plans = [Plan.of_message(record.body) for record in history.unclosed()]
+    plans = [record.content for record in history.unclosed()]
     for index, plan in enumerate(plans):
         for segment in (segment for rank in plan.segments for segment in rank):
             if segment.partition == wanted.partition and segment.begin < wanted.end and wanted.begin < segment.end:
@@ -173,11 +171,12 @@ def check_skip(history: History, newest: Commit | None, wanted: Skip) -> None:
 
 def known_partitions(history: History, newest: Commit | None) -> dict[str, Known]:
     """The partitions that the job has met, by name."""
-    messages = list(newest.state.get("partitions", ())) if newest is not None else []
+    messages = newest.state.get("partitions", ()) if newest is not None else ()
+    known = [Known.of_message(message) for message in messages]
     for operation in history.operations:
-        if operation.body["op"] == "partitions":
-            messages += operation.body["partitions"]
-    return {message["name"]: Known.of_message(message) for message in messages}
+        if isinstance(operation.content, PartitionsOperation):
+            known += operation.content.partitions
+    return {each.name: each for each in known}
 
 
 def positions(history: History, newest: Commit | None) -> dict[str, int]:
@@ -185,12 +184,12 @@ def positions(history: History, newest: Commit | None) -> dict[str, int]:
     found: dict[str, int] = dict(newest.manifest["positions"]) if newest is not None else {}
     for number in sorted(history.closes):
         if number in history.plans:
-            for name, end in Plan.of_message(history.plans[number].body).positions().items():
+            for name, end in history.plans[number].content.positions().items():
                 found[name] = max(end, found.get(name, 0))
     return found
 
 
-def _claim(folder: Path, generation: int, body: Mapping[str, Any], by: str) -> Log:
+def _claim(folder: Path, generation: int, timeline: str, base: str | None, by: str) -> Log:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "by": by}
-    return Log.claim(folder, generation, {**body, **facts}, Deadline.after(CLAIM_S))
+    return Log.claim(folder, generation, Deadline.after(CLAIM_S), timeline=timeline, base=base, facts=facts)

@@ -7,7 +7,7 @@ shrinks wait is trainer.shrink_guard's decision; that one waits is logged as an 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, assert_never
 
 from dataset.schema import Schema
 from millrace.deadline import Deadline
@@ -17,7 +17,17 @@ from pserver.client import Shards
 from pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
 from pserver.operations import Shrink, Survey
 from trainer import shrink_guard
-from trainer.operations import FROZEN, Body, Closing
+from trainer.operations import FROZEN, Closing, Request
+from trainer.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    SetOperation,
+    ShrinkOperation,
+)
 from trainer.shrink_guard import Days, has_rule, rule_of
 from trainer.signals import CLICK, SHOW, SLOT, signal
 
@@ -66,24 +76,29 @@ class Shrinking:
         self._days = self._days.learnt(close.days)
         self._advance(close.day, close.version)
 
-    def acted(self, version: int, body: Body, replaying: bool) -> None:
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         """See Decider."""
-        if body["op"] == "day_tick":
-            self._advance(int(body["to"]), version)
-        elif body["op"] == "hold":
-            self._hold(body)
-        elif body["op"] == "shrink" and body["delete_below"] is None and body["delete_after_days"] is None:
-            self._settle(body["table"])
-            self._trust(body)
+        match operation:
+            case DayTickOperation(to=day):
+                self._advance(day, version)
+            case HoldOperation():
+                self._hold(operation)
+            case ShrinkOperation() if operation.by_own_rule:
+                self._settle(operation.table)
+                self._trust(operation)
+            case ShrinkOperation() | SetOperation() | ForgetOperation() | ExportOperation() | ExportedOperation():
+                pass
+            case _:
+                assert_never(operation)
 
-    def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
+    def due(self, close: Closing, ordered: Sequence[ActingOperation]) -> list[ActingOperation]:
         """See Decider."""
         if not self._learn:
             return []
-        if any(body["op"] == "set" for body in ordered):  # rows are counted by the settings that then hold
+        if any(isinstance(each, SetOperation) for each in ordered):  # rows are counted under the new settings
             return []
-        logged = {body["table"] for body in ordered if body["op"] in ("shrink", "hold")}
-        found = []
+        logged = {each.table for each in ordered if isinstance(each, ShrinkOperation | HoldOperation)}
+        found: list[ActingOperation] = []
         for table in sorted(self._wanted.keys() - logged):
             if close.stats[table].sweeping:  # what the shrink before took would be counted once more
                 continue
@@ -93,9 +108,9 @@ class Shrinking:
                 continue
             rule = rule_of(self._tables()[table])
             if why := self._why(table, survey, rule):
-                found.append(self._held_body(table, survey, why))
+                found.append(self._hold_operation(table, survey, why))
             elif survey.going or table in self._held or rule != self._rules.get(table):
-                found.append(_body(Shrink(table=table, at_once=at_once), rule))
+                found.append(_operation(Shrink(table=table, at_once=at_once), rule))
             else:
                 del self._wanted[table]
         return found
@@ -158,13 +173,13 @@ class Shrinking:
         self._wanted.pop(table, None)
         self._held = {name: facts for name, facts in self._held.items() if name != table}
 
-    def _trust(self, shrink: Body) -> None:
-        """A table was shrunk by its own rule: that is steady from here on; what an operator saw broken, he knows of."""
-        name = shrink["table"]
+    def _trust(self, shrink: ShrinkOperation) -> None:
+        """A table was shrunk by its own rule: the rule is steady from here on. An operator accepts broken signals."""
+        name = shrink.table
         if name not in self._tables():
             return
-        self._rules[name] = shrink["rule"] if "rule" in shrink else rule_of(self._tables()[name])
-        if shrink["id"] is not None:
+        self._rules[name] = rule_of(self._tables()[name]) if shrink.rule is None else shrink.rule
+        if shrink.id is not None:
             of_table = {signal(SLOT, slot.name) for slot in self._schema.sparse if slot.sparse.table == name}
             of_table |= {signal(SHOW, name), signal(CLICK, name)}
             for lost in of_table & shrink_guard.silent(self._heard, self._days).keys():
@@ -173,17 +188,16 @@ class Shrinking:
     def _small(self, table: str) -> bool:
         return self._rows.get(table, SMALL_ROWS) < SMALL_ROWS
 
-    def _held_body(self, table: str, survey: Survey, why: str) -> dict[str, Any]:
-        """An operation that says that a table's shrink waits."""
+    def _hold_operation(self, table: str, survey: Survey, why: str) -> HoldOperation:
+        """The operation for a table whose shrink waits."""
         log.warning("table %s: %s: %s; `%s` lets it go on", table, self._too_many(table, survey), why, _allow(table))
-        facts = {"rows": survey.rows, "going": survey.going, "fraction": survey.fraction, "why": why}
-        return {"op": "hold", "id": None, "table": table, **facts}
+        return HoldOperation(table=table, rows=survey.rows, going=survey.going, fraction=survey.fraction, why=why)
 
-    def _hold(self, body: Body) -> None:
-        table = body["table"]
+    def _hold(self, hold: HoldOperation) -> None:
+        table = hold.table
         since = self._held[table]["since"] if table in self._held else self._wanted.get(table, 0)
         self._wanted.pop(table, None)
-        facts = {name: body[name] for name in ("rows", "going", "fraction", "why")}
+        facts = {"rows": hold.rows, "going": hold.going, "fraction": hold.fraction, "why": hold.why}
         self._held = {**self._held, table: {**facts, "since": since, "command": _allow(table)}}
 
     def _too_many(self, table: str, survey: Survey) -> str:
@@ -192,35 +206,38 @@ class Shrinking:
             f"max_shrink_fraction = {self._tables()[table].max_shrink_fraction:g}"
         )
 
-    # -- what people ask for
+    # -- requests
 
-    def asked(self, body: Body) -> dict[str, Any] | None:
+    def asked(self, request: Request) -> ShrinkOperation | None:
         """See Decider: {"op": "shrink", "table", "delete_below", "delete_after_days", "allow"}."""
-        if body.get("op") != "shrink":
+        if request.get("op") != ShrinkOperation.op:
             return None
         if not self._learn:
             raise SpecError(FROZEN, "train.learn")
-        wished = self._checked(body)
-        if body.get("allow") is not True:
-            survey = self._count(wished)
-            if survey.fraction > self._tables()[wished.table].max_shrink_fraction:
+        shrink = self._checked(request)
+        if request.get("allow") is not True:
+            survey = self._count(shrink)
+            if survey.fraction > self._tables()[shrink.table].max_shrink_fraction:
                 raise TooMany(
-                    f"table {wished.table}: {self._too_many(wished.table, survey)}; look with --dry-run at what would "
-                    "go, and let it with --allow"
+                    f"table {shrink.table}: {self._too_many(shrink.table, survey)}; --dry-run shows these rows, "
+                    "--allow removes them"
                 )
-        shrink = replace(wished, at_once=self._small(wished.table))
-        return _body(shrink, rule_of(self._tables()[wished.table]), body["id"])
+        shrink = replace(shrink, at_once=self._small(shrink.table))
+        return _operation(shrink, rule_of(self._tables()[shrink.table]), request["id"])
 
-    def dry_run(self, request: Body) -> dict[str, Any]:
-        """What a shrink would take now, by slot and reason; the request as in `asked`. Raises SpecError, NotYet."""
-        wished = self._checked(request)
-        survey = self._count(wished)
+    def dry_run(self, request: Request) -> dict[str, Any]:
+        """The rows that a shrink would remove now, by slot and reason; `request` as in `asked`.
+
+        Raises SpecError, and NotYet while rows are being counted.
+        """
+        shrink = self._checked(request)
+        survey = self._count(shrink)
         return {
-            "table": wished.table,
+            "table": shrink.table,
             "rows": survey.rows,
             "going": survey.going,
             "fraction": survey.fraction,
-            "max_fraction": self._tables()[wished.table].max_shrink_fraction,
+            "max_fraction": self._tables()[shrink.table].max_shrink_fraction,
             "below": self._by_slot(survey.below),
             "unseen": self._by_slot(survey.unseen),
         }
@@ -228,11 +245,11 @@ class Shrinking:
     def _by_slot(self, counts: Mapping[int, int]) -> dict[str, int]:
         return {self._slots.get(group, f"group {group}"): count for group, count in sorted(counts.items()) if count}
 
-    def _checked(self, body: Body) -> Shrink:
-        tables, name = self._tables(), body.get("table")
+    def _checked(self, request: Request) -> Shrink:
+        tables, name = self._tables(), request.get("table")
         if not isinstance(name, str) or name not in tables:
             raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
-        below, days = body.get("delete_below"), body.get("delete_after_days")
+        below, days = request.get("delete_below"), request.get("delete_after_days")
         if below is not None and not _is_score(below):
             raise SpecError(f"delete_below is {below!r}: a score is finite, and 0 or more; at most {MAX_FLOAT32}")
         if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
@@ -259,7 +276,7 @@ def _allow(table: str) -> str:
     return f"millrace shrink JOB.TOML --table {table} --allow"
 
 
-def _body(shrink: Shrink, rule: shrink_guard.Rule, name: str | None = None) -> dict[str, Any]:
-    """A shrink as it is logged; `rule` is the table's own, which is told where the shrink goes by it."""
-    own = shrink.delete_below is None and shrink.delete_after_days is None
-    return {"op": "shrink", "id": name, **asdict(shrink), **({"rule": rule} if own else {})}
+def _operation(shrink: Shrink, rule: shrink_guard.Rule, id_: str | None = None) -> ShrinkOperation:
+    """The operation for a shrink; `rule` is the table's own, logged where the shrink follows it."""
+    found = ShrinkOperation(id=id_, **asdict(shrink))
+    return replace(found, rule=rule) if found.by_own_rule else found

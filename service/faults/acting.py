@@ -30,8 +30,9 @@ from service.launcher.supervision import Outcome
 from service.spec import LoadedJob
 from service.store import WORKERS, claimed
 from trainer.history import History
-from trainer.log import Kind, Place, Record, read
+from trainer.log import AnyRecord, Place, read
 from trainer.log_file import file_name, record_of
+from trainer.records import ExportedOperation, ExportOperation, PassClose
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: deaths are what is asked for."""
@@ -91,7 +92,7 @@ class Tail:
     part: int = 1
     offset: int = 0
 
-    def new_records(self) -> list[Record]:
+    def new_records(self) -> list[AnyRecord]:
         """What was appended since the last look."""
         path = self.log / file_name(self.generation, self.part)
         if not path.exists():
@@ -234,12 +235,12 @@ class Deaths:
             if late:
                 died.go_on()
 
-    def _hear(self, records: Sequence[Record], now_s: float) -> None:
+    def _hear(self, records: Sequence[AnyRecord], now_s: float) -> None:
         """Count what is new in the log, and see who has recovered."""
-        closes = sum(record.kind is Kind.CLOSE for record in records)
-        operations = [record.body for record in records if record.kind is Kind.OPERATION]
-        exports = sum(body["op"] == "export" for body in operations)
-        if any(body["op"] == "exported" and body["outcome"] == "complete" for body in operations):
+        contents = [record.content for record in records]
+        closes = sum(isinstance(each, PassClose) for each in contents)
+        exports = sum(isinstance(each, ExportOperation) for each in contents)
+        if any(isinstance(each, ExportedOperation) and each.outcome == "complete" for each in contents):
             for died in self.died:
                 if died.death.worker == EXPORTER and died.recovered_s is None and died.elsewhere is None:
                     died.recovered_s = now_s - died.at_s

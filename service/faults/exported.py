@@ -6,7 +6,7 @@ Two runs of which closes are alike have the same, where streams wait their turn 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace import documents
 from service.spec import LoadedJob
@@ -18,7 +18,9 @@ from trainer.exports.retention import HOLDER
 from trainer.history import History
 from trainer.log import read
 from trainer.markers import DONE, MARKERS
+from trainer.records import ExportedOperation, ExportOperation
 
+OperationT = TypeVar("OperationT", ExportOperation, ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")
 """What the log says of an export that is cut, and must be the same."""
 TIMES, SAMPLED = ("made_at", "passed_at"), ("golden", "files")
@@ -33,8 +35,8 @@ Exported = Mapping[str, Any]
 def exported_of(job: LoadedJob, log: Path) -> Exported:
     """All that is to be the same in two runs. `log`: every record that there ever was."""
     found: dict[str, Any] = {}
-    for body in _operations(log, "export"):
-        found[f"{body['stream']} {body['timeline']}/{body['name']} as it was cut"] = {key: body[key] for key in CUT}
+    for each in _operations(log, ExportOperation):
+        found[f"{each.stream} {each.timeline}/{each.name} as it was cut"] = {key: getattr(each, key) for key in CUT}
     for stream, folder in _folders(job):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.name != GOLDEN:
@@ -44,15 +46,15 @@ def exported_of(job: LoadedJob, log: Path) -> Exported:
 
 def troubles(job: LoadedJob, log: Path) -> Iterator[str]:
     """What may never be once a run has ended, in words."""
-    cut = Counter((body["stream"], body["timeline"], body["name"]) for body in _operations(log, "export"))
-    ends = list(_operations(log, "exported"))
-    over = Counter((body["stream"], body["timeline"], body["name"]) for body in ends)
+    cut = Counter((each.stream, each.timeline, each.name) for each in _operations(log, ExportOperation))
+    ends = list(_operations(log, ExportedOperation))
+    over = Counter((each.stream, each.timeline, each.name) for each in ends)
     for key in sorted(cut.keys() | over.keys()):
         if (cut[key], over[key]) != (1, 1):
             yield f"export {' '.join(key)} was cut {cut[key]} times and ended {over[key]} times"
-    for body in ends:
-        if body["outcome"] != "complete":
-            yield f"export {body['stream']} {body['name']} failed: {body['error']}"
+    for each in ends:
+        if each.outcome != "complete":
+            yield f"export {each.stream} {each.name} failed: {each.error}"
     for stream, folder in _folders(job):
         yield from (f"{stream}: {trouble}" for trouble in _incomplete(folder))
     leased = [f"{name} for {who}" for name, whos in Commits(job.store).holders().items() for who in whos]
@@ -107,8 +109,8 @@ def _folders(job: LoadedJob) -> Iterator[tuple[str, Path]]:
         yield stream, Path(section.path) / job.spec.name
 
 
-def _operations(log: Path, op: str) -> Iterator[Mapping[str, Any]]:
-    return (record.body for record in History.of(read(log)).operations if record.body["op"] == op)
+def _operations(log: Path, cls: type[OperationT]) -> Iterator[OperationT]:
+    return (each.content for each in History.of(read(log)).operations if isinstance(each.content, cls))
 
 
 def differing(wanted: Exported, found: Exported) -> list[str]:

@@ -19,7 +19,7 @@ from millrace.job_client import JobClient, NotRunning
 from service.spec import Job
 from trainer.history import History
 from trainer.log import read
-from trainer.operations import INERT
+from trainer.records import RequestedOperation
 
 MAX_WISHES = 40
 """Of one run: while there are wishes a stream that is at its end goes on with passes of no events."""
@@ -102,11 +102,14 @@ class Operators:
 def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
     """What did not act once, as asked for, in words. `log`: every record that there ever was."""
     history = History.of(read(log))
-    logged = Counter(record.body.get("id") for record in history.operations if record.body["op"] not in INERT)
+    logged = Counter(
+        record.content.id for record in history.operations if isinstance(record.content, RequestedOperation)
+    )
     acted = {
-        record.body.get("id"): version
+        record.content.id: version
         for version, records in history.operations_by_version().items()
         for record in records
+        if isinstance(record.content, RequestedOperation)
     }
     for wish in wishes:
         name = wish.body["id"]

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from service.store import check_run, stopped
 from trainer.commits import Commit, Commits
 from trainer.config import TrainerJob
 from trainer.leading import known_of
+from trainer.records import ShrinkOperation
 from trainer.recovery import overrides_of
 from trainer.respec import with_overrides
 from trainer.rewind import note
@@ -87,17 +88,17 @@ class Committed:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)
 
-    def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> dict[str, Any]:
-        """The record that logs a shrink. Raises TooMany, SpecError."""
+    def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> ShrinkOperation:
+        """The operation that logs a shrink. Raises TooMany, SpecError."""
         while True:
             try:
-                body = self.shrinking.asked({**request, "op": "shrink", "id": uuid.uuid4().hex})
+                shrink = self.shrinking.asked({**request, "op": ShrinkOperation.op, "id": uuid.uuid4().hex})
             except NotYet:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)
             else:
-                assert body is not None, "the shrink decider handles this request"
-                return body | {"at_once": rows < SMALL_ROWS}
+                assert shrink is not None, "the shrink decider handles this request"
+                return replace(shrink, at_once=rows < SMALL_ROWS)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.commits import NAME
-from trainer.log import Kind
-from trainer.log_file import SEALED, LogTooNew, Place, Record, file_numbers, listed, record_of
+from trainer.log_file import AnyRecord, LogTooNew, Place, file_numbers, listed, record_of
+from trainer.records import Claim, PassClose
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""
@@ -156,13 +156,14 @@ class Closes:
             return False
         return True
 
-    def _add(self, record: Record) -> None:
-        if record.kind is Kind.CLAIM and (timeline := record.body.get("timeline", self._timeline)) != self._timeline:
-            self._branch(timeline, record.body.get("base") or "")
-        elif record.kind is Kind.CLOSE:
-            if len(self._found) >= MAX_KEPT:
-                del self._found[: MAX_KEPT // 2]
-            self._found.append(Close(record.number, self._timeline, int(record.body["number"]), record.body))
+    def _add(self, record: AnyRecord) -> None:
+        match record.content:
+            case Claim(timeline=str(timeline), base=base) if timeline != self._timeline:
+                self._branch(timeline, base or "")
+            case PassClose(number=version):
+                if len(self._found) >= MAX_KEPT:
+                    del self._found[: MAX_KEPT // 2]
+                self._found.append(Close(record.number, self._timeline, version, record.body))
 
     def _branch(self, timeline: str, base: str) -> None:
         """Start a new timeline at the commit `base`, or at the initial state."""
@@ -203,5 +204,6 @@ def _sealed_length(path: Path, after: Path) -> int | None:
             record = record_of(file.readline(), Place(after, 0))
     except (OSError, LogTooNew):
         return None
-    length = None if record is None else record.body.get(SEALED, {}).get(path.name)
-    return None if length is None else int(length)
+    if record is None or not isinstance(record.content, Claim):
+        return None
+    return record.content.sealed.get(path.name)

@@ -94,7 +94,7 @@ def course_of(store: Path, commit: Commit | None) -> Course:
 
 def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Mapping[str, Any]:
     """The spec in force for `passes`, with their number of trainers. Raises NotPossible if it changes among them."""
-    numbers = [each.plan["number"] for each in passes]
+    numbers = [each.plan.number for each in passes]
     first, *others = [_in_force(history, commit, history.plans[number].number) for number in numbers]
     for last, spec in zip(numbers, others, strict=False):
         if keys := respec.significant(first, spec):
@@ -102,7 +102,7 @@ def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Ma
                 f"{', '.join(keys)} changed after pass {last}, and a rerun uses one spec; "
                 f"begin at a commit of version {last} or later"
             )
-    trainers = len(passes[0].plan["segments"])
+    trainers = len(passes[0].plan.segments)
     quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # the rerun compares every pass itself
     store = {"path": first["store"]["path"]}  # no mirror: the rerun must not change the job's
     return {**first, "commit": quiet, "store": store, "cluster": {**first.get("cluster", {}), "trainers": trainers}}
@@ -110,7 +110,7 @@ def _spec(history: History, commit: Commit | None, passes: Sequence[Pass]) -> Ma
 
 def _in_force(history: History, commit: Commit | None, record: int) -> Mapping[str, Any]:
     """The spec in force when the plan in record `record` was made."""
-    specs = [each.body["spec"] for each in history.operations if each.body["op"] == "spec" and each.number < record]
+    specs = [spec for _, spec in history.specs(before=record)]
     if not specs and commit is None:
         raise NotPossible("the log no longer has the spec of its first passes; begin at a commit")
     assert commit is not None or specs
@@ -133,11 +133,11 @@ def print_comparison(course: Course, compared: Iterable[tuple[int, Sequence[str]
     found = {int(number): list(differences) for number, differences in compared}
     for each in course.passes:
         assert each.close is not None
-        number = each.plan["number"]
+        number = each.plan.number
         differences = found.get(number)
         result = "not compared" if differences is None else "; ".join(differences) or "identical"
-        print(f"pass {number}: {count(each.close['events'])} events: {result}")
-    num_identical = sum(found.get(each.plan["number"]) == [] for each in course.passes)
+        print(f"pass {number}: {count(each.close.events)} events: {result}")
+    num_identical = sum(found.get(each.plan.number) == [] for each in course.passes)
     print(f"{count(num_identical)} of {count(len(course.passes))} passes are identical")
     return num_identical == len(course.passes)
 

@@ -1,6 +1,6 @@
 """A job's log as text: a line for each record, and printing them. A damaged log is read up to the damage.
 
-The records are defined by trainer.log_file.
+The records are defined by trainer.records.
 """
 
 import json
@@ -14,8 +14,29 @@ from millrace.secrecy import without_secrets
 from service.lines import count
 from trainer import respec
 from trainer.defaults import in_full
-from trainer.log import Kind, LogDamaged, Place, Record, read
+from trainer.log import AnyRecord, Kind, LogDamaged, Place, read
 from trainer.log_file import listed, record_of
+from trainer.partitions import Known
+from trainer.plan import Plan
+from trainer.records import (
+    ActingOperation,
+    Claim,
+    Content,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    GapOperation,
+    HoldOperation,
+    PartitionsOperation,
+    PassClose,
+    RestoreOperation,
+    SetOperation,
+    ShrinkOperation,
+    SkipOperation,
+    SpecOperation,
+    Void,
+)
 
 MAX_NAMED = 12
 """Most partitions or keys named on a line; the line counts the others. `--json` has all."""
@@ -25,7 +46,7 @@ DIGEST_DIGITS = 8
 # Read and print
 
 
-def good_records(folder: Path) -> tuple[list[Record], LogDamaged | None]:
+def good_records(folder: Path) -> tuple[list[AnyRecord], LogDamaged | None]:
     """The records of the log in `folder`, and None; of a damaged log, the records before the damage, and the error."""
     try:
         return read(folder), None
@@ -53,9 +74,9 @@ def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
         raise damage
 
 
-def good_before(folder: Path, damage: LogDamaged) -> list[Record]:
+def good_before(folder: Path, damage: LogDamaged) -> list[AnyRecord]:
     """The records of a damaged log from the oldest up to the damage."""
-    records: list[Record] = []
+    records: list[AnyRecord] = []
     for path in listed(folder):
         content = path.read_bytes()
         end = damage.byte if path == damage.path else len(content)
@@ -89,121 +110,119 @@ class RecordLine(NamedTuple):
         return f"{self.number:>7}  {when}{self.kind:<9}  {self.text}"
 
 
-def log_lines(records: Iterable[Record]) -> Iterator[RecordLine]:
+def log_lines(records: Iterable[AnyRecord]) -> Iterator[RecordLine]:
     """A line for each record. `records` start with the oldest, since some lines describe a change."""
     generation, timeline, spec = 0, "", None
     for record in records:
-        body = record.body
-        if record.kind is Kind.CLAIM:
-            text = _claim(body, generation, timeline)
-            generation, timeline = body["generation"], body.get("timeline", timeline)
-        elif record.kind is Kind.OPERATION and body.get("op") == "spec":
-            now = in_full(body["spec"])
-            text, spec = _spec(spec, now), now
-        else:
-            text = _record(record.kind, body)
-        yield RecordLine(record.number, str(body.get("at", "")), record.kind, text)
+        match record.content:
+            case Claim() as claim:
+                text = _claim(claim, generation, timeline)
+                generation, timeline = claim.generation, timeline if claim.timeline is None else claim.timeline
+            case SpecOperation():
+                now = in_full(record.content.spec)
+                text, spec = _spec(spec, now), now
+            case _:
+                text = _content(record.content)
+        at = record.content.facts.get("at", "") if isinstance(record.content, Claim) else ""
+        yield RecordLine(record.number, str(at), record.kind, text)
 
 
-def _record(kind: Kind, body: Mapping[str, Any]) -> str:
-    match kind:
-        case Kind.PLAN:
-            return _plan(body)
-        case Kind.VOID:
-            return f"pass {body['number']} is void: {body.get('reason', 'no reason given')}"
-        case Kind.OPERATION:
-            return _operation(body)
-        case Kind.CLOSE:
-            return _close(body)
-        case Kind.CLAIM:
-            raise AssertionError("log_lines formats claims")
+def _content(content: Content) -> str:
+    match content:
+        case Plan():
+            return _plan(content)
+        case Void():
+            return f"pass {content.number} is void: {content.reason}"
+        case PassClose():
+            return _close(content)
+        case Claim() | SpecOperation():
+            raise AssertionError("log_lines formats these: their lines need the records before")
         case _:
-            assert_never(kind)
+            return _operation(content)
 
 
-def _claim(body: Mapping[str, Any], generation: int, timeline: str) -> str:
-    if body["generation"] == generation:
+def _claim(claim: Claim, generation: int, timeline: str) -> str:
+    if claim.generation == generation:
         return f"generation {generation} continues in a new file"
-    parts = [f"generation {body['generation']}"]
-    if "host" in body:
-        parts.append(f"on {body['host']}")
-    if "by" in body:
-        parts.append(f"by {body['by']}")
-    if body.get("timeline", timeline) != timeline:
-        base = body.get("base")
-        parts.append(f"begins timeline {body['timeline']} at {f'commit {base}' if base else 'the initial state'}")
+    parts = [f"generation {claim.generation}"]
+    if "host" in claim.facts:
+        parts.append(f"on {claim.facts['host']}")
+    if "by" in claim.facts:
+        parts.append(f"by {claim.facts['by']}")
+    if claim.timeline is not None and claim.timeline != timeline:
+        base = f"commit {claim.base}" if claim.base else "the initial state"
+        parts.append(f"begins timeline {claim.timeline} at {base}")
     return " ".join(parts)
 
 
-def _plan(body: Mapping[str, Any]) -> str:
-    segments = [segment for rank in body["segments"] for segment in rank]
+def _plan(plan: Plan) -> str:
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for segment in segments:
-        found = ranges.setdefault(segment["partition"], [])
-        if found and found[-1][1] == segment["begin"]:
-            found[-1] = (found[-1][0], segment["end"])
+    for segment in (segment for rank in plan.segments for segment in rank):
+        found = ranges.setdefault(segment.partition, [])
+        if found and found[-1][1] == segment.begin:
+            found[-1] = (found[-1][0], segment.end)
         else:
-            found.append((segment["begin"], segment["end"]))
+            found.append((segment.begin, segment.end))
     where = [f"{name} {begin}-{end}" for name, parts in ranges.items() for begin, end in parts]
-    num_events = sum(segment["end"] - segment["begin"] for segment in segments)
-    only = "" if body.get("learn", True) else ", only predicted"
-    return f"pass {body['number']}: {count(num_events)} events{only}: {_listed(where)}"
+    only = "" if plan.learn else ", only predicted"
+    return f"pass {plan.number}: {count(plan.num_positions)} events{only}: {_listed(where)}"
 
 
-def _close(body: Mapping[str, Any]) -> str:
-    rejected = {name: number for name, number in body["rejected"].items() if number}
+def _close(close: PassClose) -> str:
+    rejected = {name: number for name, number in close.rejected.items() if number}
     reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
-    digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in body["digests"].items())
+    digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in close.digests.items())
     return (
-        f"pass {body['number']}: {count(body['events'])} events, {count(body['samples'])} samples, "
-        f"{count(sum(rejected.values()))} rejected{reasons}, day {body['day']}; {digests}"
+        f"pass {close.number}: {count(close.events)} events, {count(close.samples)} samples, "
+        f"{count(sum(rejected.values()))} rejected{reasons}, day {close.day}; {digests}"
     )
 
 
-def _operation(body: Mapping[str, Any]) -> str:
-    match body.get("op"):
-        case "gap":
-            lost = body["go_on"] - body["position"]
+def _operation(
+    operation: ActingOperation | GapOperation | SkipOperation | PartitionsOperation | RestoreOperation,
+) -> str:
+    match operation:
+        case GapOperation(position=position, go_on=go_on):
             return (
-                f"gap: {body['partition']}: {count(lost)} positions from {body['position']} on are no longer retained; "
-                f"continues at {body['go_on']}"
+                f"gap: {operation.partition}: {count(go_on - position)} positions from {position} on are no longer "
+                f"retained; continues at {go_on}"
             )
-        case "skip":
-            return f"skip: {body['partition']} {body['begin']}-{body['end']}: {body.get('reason', 'no reason given')}"
-        case "partitions":
-            return f"partitions: {_listed([_partition(each) for each in body['partitions']])}"
-        case "set":
-            return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in body['keys'].items()])}"
-        case "day_tick":
-            return f"day tick: day {body['to']} begins"
-        case "shrink":
-            given = [f"{name} {body[name]}" for name in ("delete_below", "delete_after_days") if body[name] is not None]
-            return f"shrink: table {body['table']}, {' and '.join(given) or 'by its own rule'}"
-        case "hold":
+        case SkipOperation():
+            return f"skip: {operation.partition} {operation.begin}-{operation.end}: {operation.reason}"
+        case PartitionsOperation():
+            return f"partitions: {_listed([_partition(each) for each in operation.partitions])}"
+        case SetOperation():
+            return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in operation.keys.items()])}"
+        case DayTickOperation():
+            return f"day tick: day {operation.to} begins"
+        case ShrinkOperation(delete_below=below, delete_after_days=days):
+            limits = {"delete_below": below, "delete_after_days": days}
+            given = [f"{name} {limit}" for name, limit in limits.items() if limit is not None]
+            return f"shrink: table {operation.table}, {' and '.join(given) or 'by its own rule'}"
+        case HoldOperation(going=going, rows=rows):
             return (
-                f"hold: a shrink of table {body['table']} waits, {count(body['going'])} of {count(body['rows'])} rows: "
-                f"{body['why']}"
+                f"hold: a shrink of table {operation.table} waits, {count(going)} of {count(rows)} rows: "
+                f"{operation.why}"
             )
-        case "forget":
-            return f"forget: slot {body['slot']}, key {body['key']}"
-        case "export":
-            parent = "" if body["parent"] is None else f" on {body['parent']['name']}"
-            return f"export: {body['name']} of {body['stream']}{parent}: {body['why']}"
-        case "exported":
-            error = f": {body['error']}" if body["error"] else ""
-            return f"exported: {body['name']} of {body['stream']} {body['outcome']}{error}"
-        case "restore":
-            over = [f"{name} is not used: {why}" for name, why in body.get("passed_over", {}).items()]
-            begins = f"begins at {body['commit'] or 'the initial state'}"
+        case ForgetOperation():
+            return f"forget: slot {operation.slot}, key {operation.key}"
+        case ExportOperation():
+            parent = "" if operation.parent is None else f" on {operation.parent['name']}"
+            return f"export: {operation.name} of {operation.stream}{parent}: {operation.why}"
+        case ExportedOperation():
+            error = f": {operation.error}" if operation.error else ""
+            return f"exported: {operation.name} of {operation.stream} {operation.outcome}{error}"
+        case RestoreOperation():
+            over = [f"{name} is not used: {why}" for name, why in operation.passed_over.items()]
+            begins = f"begins at {operation.commit or 'the initial state'}"
             return f"restore: {'; '.join([begins, *over])}"
-        case other:
-            facts = {name: value for name, value in body.items() if name != "op"}
-            return f"{other}: {json.dumps(facts, sort_keys=True)}"
+        case _:
+            assert_never(operation)
 
 
-def _partition(known: Mapping[str, Any]) -> str:
-    end = "" if known.get("end") is None else f" to {known['end']}"
-    return f"{known['number']} is {known['name']} from {known['start']}{end}"
+def _partition(known: Known) -> str:
+    end = "" if known.end is None else f" to {known.end}"
+    return f"{known.number} is {known.name} from {known.start}{end}"
 
 
 def _spec(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from millrace.deadline import Deadline
 from tests.bench.hosted import EXAMPLE, START_S, STOP_S, Asked, process, service, until
 from tests.integration.hosted_service import HostedService
 from tests.kafka.cluster import Cluster, why_not
-from trainer.log import Kind, read
+from trainer.log import read
 from trainer.plan import Plan
 
 PARTITIONS, SHOWN, MADE = 2, 2, 20_000
@@ -119,8 +119,7 @@ def ends_of(store: Path) -> list[tuple[int, dict[int, int]]]:
     """By version: up to which offset each partition is learnt."""
     found, at = [], dict[int, int]()
     for record in read(store / "log"):
-        if record.kind is Kind.PLAN:
-            plan = Plan.of_message(record.body)
+        if isinstance(plan := record.content, Plan):
             at = at | {int(name.rpartition("/")[2]): end for name, end in plan.positions().items()}
             found.append((plan.number, at))
     return found

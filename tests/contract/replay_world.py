@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +27,7 @@ from pserver.client import Gradients, Keys, Scale
 from pserver.config import Adagrad, Bounds, CountEntry, SlotLife, TableSection
 from pserver.embedded import EmbeddedShards
 from pserver.errors import StoreFailed
-from pserver.operations import DayTick, Forget, SetTables, Shrink, message_of, of_message
+from pserver.operations import DayTick, Forget, SetTables, Shrink
 from pserver.residency import Bound
 from pserver.server import ShardServer
 from pserver.store.rocks import RocksRows
@@ -40,6 +40,15 @@ from trainer.exports.ordering import Setting
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.writing import export
 from trainer.operations import Closing, cut_of
+from trainer.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    SetOperation,
+    ShrinkOperation,
+)
 
 GROUPS = {"a": 0, "b": 1, "c": 2, "d": 3}
 SLOTS = {"plain": ("a", "b"), "choosy": ("c", "d")}
@@ -136,9 +145,25 @@ class Closed:
     version: int
     day: int
     ran: Pass
-    operations: list[dict[str, Any]]
+    operations: list[Any]
+    """Of exports as the log has them, others as tables take them."""
     digest: dict[str, int] | None = None
     """After its operations, the first time."""
+
+
+def as_logged(operation: Any) -> ActingOperation:
+    """An operation of tables as the log would have it."""
+    match operation:
+        case DayTick(to=to):
+            return DayTickOperation(id="x", to=to)
+        case Shrink():
+            return ShrinkOperation(id="x", **asdict(operation))
+        case Forget():
+            return ForgetOperation(id="x", slot="a", **asdict(operation))
+        case SetTables():
+            return SetOperation(id="x", keys={})
+        case _:
+            return operation
 
 
 class HandSweeper(Sweeper):
@@ -298,7 +323,7 @@ class World:
         bound = {"memory": 8 << 20} if memory else {}
         self.first_tables = {name: table.model_copy(update=bound) for name, table in TABLES.items()}
         self.log: list[Closed] = []
-        self.noted: list[dict[str, Any]] = []
+        self.noted: list[ExportedOperation] = []
         """Logged since the last close, to act at the next one."""
         self.generation, self.dies_at, self._num_wishes = 0, "", 0
         self._patches, self._lives = ExitStack(), ExitStack()
@@ -467,10 +492,10 @@ class World:
     def _close(self, one: Pass) -> Closed:
         closing = self._closing(one)
         self.exporting.saw(closing)
-        ordered = [*self.noted, *(message_of(self._operation(*each)) for each in one.operations)]
+        ordered = [*self.noted, *(self._operation(*each) for each in one.operations)]
         self.noted.clear()
-        ordered += self.exporting.due(closing, tuple(ordered))
-        closed = Closed(self.version, self.day, replace(one, wishes=(), death=None), json.loads(json.dumps(ordered)))
+        ordered += self.exporting.due(closing, tuple(map(as_logged, ordered)))
+        closed = Closed(self.version, self.day, replace(one, wishes=(), death=None), ordered)
         self.log.append(closed)
         self.reach("logged")
         return closed
@@ -486,14 +511,14 @@ class World:
             self.exporting.saw(self._closing(closed.ran))
         before = self.law.look(self.shards)
         acting = []
-        for body in closed.operations:
-            match body["op"]:
-                case "export":
-                    acting += [cut_of(body)] if body["clears"] else []
-                case "exported":
+        for operation in closed.operations:
+            match operation:
+                case ExportOperation():
+                    acting += [cut_of(operation)] if operation.clears else []
+                case ExportedOperation():
                     pass
                 case _:
-                    acting.append(of_message(body))
+                    acting.append(operation)
         for each in acting:
             match each:
                 case SetTables(tables=tables):
@@ -502,8 +527,8 @@ class World:
                     self.day = max(self.day, day)
         if acting:
             self.shards.operate(self.version, acting, w.soon())
-        for body in closed.operations:
-            self.exporting.acted(self.version, body, replaying)
+        for operation in closed.operations:
+            self.exporting.acted(self.version, as_logged(operation), replaying)
         digest = self.shards.digest(w.soon())
         assert closed.digest in (None, digest), f"version {self.version} came out otherwise when it was trained again"
         closed.digest = digest

@@ -13,6 +13,7 @@ from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS
 from trainer import shrinking
 from trainer.operations import Closing
+from trainer.records import ShrinkOperation
 from trainer.shrinking import Shrinking
 
 ALIVE, NEW, DAYS, PASSES = 200, 60, 5, 3
@@ -47,12 +48,12 @@ class Job:
             days=[day], signals=["slot.item"],
         )  # fmt: skip
         self.shrinking.saw(closing)
-        for body in self.due(closing):
-            self.ops.append(body["op"])
-            if body["op"] == "shrink":
-                shrink = Shrink(table="default", at_once=body["at_once"])
+        for operation in self.due(closing):
+            self.ops.append(operation.op)
+            if isinstance(operation, ShrinkOperation):
+                shrink = Shrink(table="default", at_once=operation.at_once)
                 self.shards.operate(self.version, [shrink], w.soon())
-            self.shrinking.acted(self.version, body, False)
+            self.shrinking.acted(self.version, operation, False)
 
     def due(self, closing):
         """What is logged, once rows are counted: as where training went on until then."""

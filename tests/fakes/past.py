@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
+from dataset.source import Segment
 from millrace.deadline import Deadline
 from pserver.client import ShardPart
 from pserver.store.rocks import RocksRows
+from tests.fakes.records import close
 from trainer.commits import FORMAT, Commits, hash_of, name_of, write_manifest
-from trainer.log import Kind, Log
+from trainer.log import Log
 from trainer.partitions import Known
 from trainer.plan import Plan
+from trainer.records import PartitionsOperation
 
 SPEC = {"name": "news", "seed": 3}
 NUM_WORDS = 3
@@ -37,8 +40,8 @@ class Past:
         self.end()
         self.generation += 1
         self.timeline, self.base = timeline, base
-        body = {"timeline": timeline, "base": base, "host": "mill", "pid": 1}
-        self.log = Log.claim(self.store / "log", self.generation, body, Deadline.after(5))
+        folder, facts = self.store / "log", {"host": "mill", "pid": 1}
+        self.log = Log.claim(folder, self.generation, Deadline.after(5), timeline=timeline, base=base, facts=facts)
         return self
 
     def end(self) -> None:
@@ -51,23 +54,19 @@ class Past:
 
     def meet(self, *names: str, end: int | None = None) -> None:
         """Partitions are met."""
-        messages = [Known(name, number, 0, end, "").message() for number, name in enumerate(names)]
-        self.log.append(Kind.OPERATION, {"op": "partitions", "partitions": messages})
+        known = [Known(name, number, 0, end, "") for number, name in enumerate(names)]
+        self.log.append(PartitionsOperation(partitions=known))
 
     def plan(self, number: int, **ranges: tuple[int, int]) -> None:
         """A pass over these positions by partition."""
-        ranks = [
-            {"partition": name, "number": n, "begin": begin, "end": end, "identity": ""}
-            for n, (name, (begin, end)) in enumerate(ranges.items())
-        ]
-        self.log.append(Kind.PLAN, Plan.of_message({"number": number, "segments": [ranks], "learn": True}).message())
+        ranks = tuple(Segment(name, n, begin, end) for n, (name, (begin, end)) in enumerate(ranges.items()))
+        self.log.append(Plan(number, (ranks,)))
 
     def close(self, number: int, **ranges: tuple[int, int]) -> None:
         """The pass, planned and closed."""
         self.plan(number, **ranges)
         events = sum(end - begin for begin, end in ranges.values())
-        body = {"number": number, "day": 0, "events": events, "samples": events, "rejected": {}, "digests": DIGESTS}
-        self.log.append(Kind.CLOSE, body)
+        self.log.append(close(number, events=events, samples=events, digests=DIGESTS))
         self.positions |= {name: end for name, (_, end) in ranges.items()}
 
     def commit(self, version: int, rows: int = 100) -> str:

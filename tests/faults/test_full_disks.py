@@ -15,15 +15,17 @@ from pserver.embedded import EmbeddedShards
 from pserver.store import rocks
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
+from tests.fakes.records import close
 from tests.small_disk import PAGE, small_disk
 from trainer import commit as chief_commit
 from trainer import commits as commits_module
-from trainer import log_end
+from trainer import log as log_module
 from trainer.chronicle import Chronicle
 from trainer.commit import Committer, Origin
 from trainer.commits import Commits, problems_of
 from trainer.config import CommitSection
 from trainer.log import Kind, Log, LogFull, read
+from trainer.plan import Plan
 from trainer.saved import Saved
 
 EVERY_S = 0.001
@@ -45,7 +47,7 @@ class Chief:
         self.store, self.commits, self.version = store, Commits(store), 0
         self.shards = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=store / "live")
         self.shards.restore(store, [], 0, w.soon())
-        self.log = Log.claim(store / "log", 1, {"timeline": "t1"}, Deadline.after(5))
+        self.log = Log.claim(store / "log", 1, Deadline.after(5), timeline="t1")
         self.committer = Committer(
             store,
             CommitSection(every=EVERY_S, keep=1),
@@ -174,28 +176,28 @@ def records(folder):
 
 def close_of(number):
     digests = {"dense": "d" * 64, "pushes": "p" * 32, "metrics": "m" * 64}
-    return {"number": number, "day": 0, "events": 10, "samples": 10, "rejected": {}, "digests": digests}
+    return close(number, events=10, samples=10, digests=digests)
 
 
 @pytest.fixture
 def joblog(disk):
-    log = Log.claim(disk.folder / "log", 1, {"timeline": "t1"}, Deadline.after(5))
+    log = Log.claim(disk.folder / "log", 1, Deadline.after(5), timeline="t1")
     yield log
     log.close()
 
 
 def test_a_disk_that_others_fill_has_room_for_the_log_still(disk, joblog):
     disk.leave(0)
-    passes = log_end.RESERVE_BYTES // 2 // 500
+    passes = log_module.RESERVE_BYTES // 2 // 500
     for number in range(1, passes):
-        joblog.append(Kind.PLAN, {"number": number})
-        joblog.append(Kind.CLOSE, close_of(number))
+        joblog.append(Plan(number, ()))
+        joblog.append(close_of(number))
     assert len(records(joblog.folder)) == 2 * passes - 1
 
 
 @pytest.fixture
 def nothing_reserved(monkeypatch):
-    monkeypatch.setattr(log_end, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(log_module, "RESERVE_BYTES", 0)
 
 
 def test_a_log_without_room_takes_records_again_once_there_is_some(nothing_reserved, disk, joblog):
@@ -205,7 +207,7 @@ def test_a_log_without_room_takes_records_again_once_there_is_some(nothing_reser
         number = len(told) + 1
         with pytest.raises(LogFull, match="make room"):
             while True:
-                joblog.append(kind, close_of(number))
+                joblog.append(Plan(number, ()) if kind is Kind.PLAN else close_of(number))
                 told.append((kind, number))
                 number += 1
         disk.free()
@@ -235,10 +237,10 @@ def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monk
 
 @pytest.mark.parametrize("what", ["room", "names"])
 def test_a_claim_without_room_leaves_the_job_to_the_generation_before(nothing_reserved, disk, joblog, what):
-    joblog.append(Kind.PLAN, {"number": 1})
+    joblog.append(Plan(1, ()))
     disk.leave(0) if what == "room" else disk.leave_names(0)
     with pytest.raises(LogFull, match="make room"):
-        Log.claim(disk.folder / "log", 2, {"timeline": "t1"}, Deadline.after(5))
+        Log.claim(disk.folder / "log", 2, Deadline.after(5), timeline="t1")
     assert sorted(path.name for path in joblog.folder.iterdir()) == ["00000001-0001.log", "lock"]
-    joblog.append(Kind.CLOSE, close_of(1))
+    joblog.append(close_of(1))
     assert records(joblog.folder)[1:] == [(Kind.PLAN, 1), (Kind.CLOSE, 1)]

@@ -16,6 +16,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.durable import RealDisk, write_whole
+from tests.fakes.records import close, of_pass
 from trainer import log as log_module
 from trainer.log import Kind, Log, LogDamaged, newest_generation, read
 
@@ -217,13 +218,13 @@ class Story:
 
     @contextmanager
     def claim(self, generation: int):
-        log = Log.claim(self.folder, generation, {"timeline": "t1"}, Deadline.after(5), self.disk)
+        log = Log.claim(self.folder, generation, Deadline.after(5), timeline="t1", disk=self.disk)
         self._promise()
         yield log
         log.close()
 
     def append(self, log, kind, number):
-        log.append(kind, {"number": number, "note": "something"})
+        log.append(of_pass(kind, number))
         self._promise()
 
     def prune(self, log, before, left_from):
@@ -241,7 +242,7 @@ class Story:
             assert not set(promised or []) - set(found), "a synced record is lost"
             assert found.items() <= self.told.items(), "a record that nobody wrote"
             generation = newest_generation(folder) + 1
-            Log.claim(folder, generation, {"timeline": "t1"}, Deadline.after(5), NoSyncDisk()).close()
+            Log.claim(folder, generation, Deadline.after(5), timeline="t1", disk=NoSyncDisk()).close()
             *before, last = told(folder).items()
             assert dict(before) == found and last[1][1]["generation"] == generation
         return len(images)
@@ -272,7 +273,7 @@ def test_a_cut_while_the_next_generation_claims_after_a_kill_before_the_sync(sto
         story.append(log, Kind.PLAN, 1)
         promised, story.disk.forgets = story.disk.promised, {"sync"}
         if left is None:
-            log.append(Kind.CLOSE, {"number": 1})
+            log.append(close(1))
             story.told |= told(story.folder)
     if left is not None:
         with story.disk.open(store / "log" / "00000001-0001.log") as file:
@@ -289,7 +290,7 @@ def test_a_cut_while_the_next_generation_claims_after_a_kill_amid_a_claim(store,
     with story.claim(1) as log:
         story.append(log, Kind.PLAN, 1)
     promised, story.disk.forgets = story.disk.promised, {"sync_folder"}
-    Log.claim(story.folder, 2, {"timeline": "t1"}, Deadline.after(5), story.disk).close()
+    Log.claim(story.folder, 2, Deadline.after(5), timeline="t1", disk=story.disk).close()
     story.told |= told(story.folder)
     story.disk.promise(promised)
     story.disk.forgets = set()

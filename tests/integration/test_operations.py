@@ -16,7 +16,7 @@ from tests.integration.followed_job import FollowedJob, closes
 from tests.integration.stream_job import millrace
 from trainer.history import History
 from trainer.log import read
-from trainer.operations import INERT
+from trainer.records import ActingOperation
 
 RULE = ("tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.9")
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
@@ -68,7 +68,7 @@ def acted(store):
     return {
         version: ops
         for version, records in history.operations_by_version().items()
-        if (ops := [op for record in records if (op := record.body["op"]) not in INERT])
+        if (ops := [record.content.op for record in records if isinstance(record.content, ActingOperation)])
     }
 
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import millrace, write_job
 from trainer.commits import Commits, order_of
 from trainer.history import History
-from trainer.log import Kind, read
+from trainer.log import read
 from trainer.log_file import line_of, listed
+from trainer.records import PassClose
 
 OFTEN = ("commit.every_passes=1", "commit.keep=100", "passes.max_events=100")
 
@@ -96,7 +97,7 @@ def test_a_rerun_gives_the_same_closes_from_a_commit_and_from_the_start(whole):
 def test_a_rerun_tells_which_pass_came_out_otherwise_and_keeps_its_store(copied):
     number = order_of(copied.early)[1] + 1
     (path,) = listed(copied.store / "log")
-    lines = [line_of(record.number, record.kind, other_digest(record, number)) for record in read(path.parent)]
+    lines = [line_of(record.number, other_digest(record.content, number)) for record in read(path.parent)]
     path.write_bytes(b"".join(lines))
     said = copied.say("rerun", "--from", copied.early, code=1)
     assert f"pass {number}: 100 events: digests differ in dense" in said
@@ -104,11 +105,11 @@ def test_a_rerun_tells_which_pass_came_out_otherwise_and_keeps_its_store(copied)
     assert (copied.store / "reruns" / "1" / "report.json").exists()
 
 
-def other_digest(record, number):
-    """A close's body, of that pass with another digest."""
-    if record.kind is Kind.CLOSE and record.body["number"] == number:
-        return {**record.body, "digests": {**record.body["digests"], "dense": "0" * 64}}
-    return record.body
+def other_digest(content, number):
+    """A record's content; of the close of that pass with another digest."""
+    if isinstance(content, PassClose) and content.number == number:
+        return replace(content, digests={**content.digests, "dense": "0" * 64})
+    return content
 
 
 @pytest.mark.long

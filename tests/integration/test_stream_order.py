@@ -14,7 +14,6 @@ from trainer.config import Rerun
 from trainer.history import History
 from trainer.job import open_trainer
 from trainer.log import read
-from trainer.plan import Plan
 
 SETTINGS = ("passes.max_events=70", "train.threads=1")
 BEFORE_EXPORTS, _, REST = LIVING.partition("[exports.serving]")
@@ -67,9 +66,7 @@ def test_so_do_several_trainers_each_with_an_equal_part_of_every_pass(jobs, trai
     runs = [millrace(job, *settings, store=f"store-{trainers}") for job in jobs]
     assert [each.code for each in runs] == [0, 0], runs[1].output
     assert runs[0].report["digest"] == runs[1].report["digest"]
-    plans = [
-        Plan.of_message(p.body) for p in History.of(read(jobs[1].parent / f"store-{trainers}" / "log")).plans.values()
-    ]
+    plans = [p.content for p in History.of(read(jobs[1].parent / f"store-{trainers}" / "log")).plans.values()]
     sizes = [[sum(s.end - s.begin for s in rank) for rank in plan.segments] for plan in plans]
     assert all(max(each) - min(each) <= 1 for each in sizes)
 
@@ -128,7 +125,7 @@ def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(t
     for name in ("undisturbed", "killed"):
         log_of_before(job, tmp_path / name)
     ended = run(job, tmp_path / "undisturbed", *SETTINGS, generation=2)
-    plans = [Plan.of_message(p.body) for p in History.of(read(tmp_path / "undisturbed" / "log")).plans.values()]
+    plans = [p.content for p in History.of(read(tmp_path / "undisturbed" / "log")).plans.values()]
     assert [(s.number, s.begin, s.end) for s in plans[0].segments[0]] == [(0, 0, 24), (1, 0, 23), (2, 0, 23)]
     killed(job, tmp_path / "killed", *SETTINGS, generation=2, point=Point.CLOSED, hit=3)
     assert run(job, tmp_path / "killed", *SETTINGS, generation=3) == ended

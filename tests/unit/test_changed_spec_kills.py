@@ -4,7 +4,8 @@ import pytest
 
 from tests.fakes.past import SPEC, Past
 from trainer.history import History
-from trainer.log import Kind, Log, read
+from trainer.log import Log, read
+from trainer.records import SpecOperation
 from trainer.recovery import begin
 
 
@@ -16,7 +17,7 @@ class Killed(BaseException):
 def test_what_is_left_of_the_plans_after_a_kill_goes_on_without_a_gap(tmp_path, monkeypatch, appends):
     """Killed after so many records of: void 5, void 4, the new spec, the commit that is restored."""
     past = Past(tmp_path / "store").begin()
-    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    past.log.append(SpecOperation(spec=SPEC))
     for number in (1, 2, 3):
         past.close(number, a=(100 * number - 100, 100 * number))
     past.commit(3)
@@ -25,13 +26,13 @@ def test_what_is_left_of_the_plans_after_a_kill_goes_on_without_a_gap(tmp_path, 
     past.end()
     real, left = Log.append, appends
 
-    def append(log, kind, body):
+    def append(log, content):
         nonlocal left
         if not left:
             log.close()
             raise Killed
         left -= 1
-        return real(log, kind, body)
+        return real(log, content)
 
     changed = {**SPEC, "train": {"batch_size": 7}}
     with monkeypatch.context() as killing:
@@ -40,7 +41,7 @@ def test_what_is_left_of_the_plans_after_a_kill_goes_on_without_a_gap(tmp_path, 
             begin(past.store, 2, changed, None, {}).joblog.close()
         except Killed:
             assert appends < 4
-    assert [each.body["number"] for each in History.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
+    assert [each.content.number for each in History.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
     found = begin(past.store, 3, changed, None, {})
     found.joblog.close()
     assert found.replay == []

@@ -4,11 +4,12 @@ import pytest
 
 from dataset.source import Segment
 from millrace.deadline import Deadline
-from trainer.chronicle import Chronicle, Journal, Logged, ReplayDiffers
+from trainer.chronicle import Chronicle, Logged, LogJournal, ReplayDiffers
 from trainer.history import History
 from trainer.log import Kind, Log, LogFull, read
 from trainer.plan import Plan
 from trainer.planner import Drained
+from trainer.records import DayTickOperation, PassClose, SetOperation
 
 
 def plan(number):
@@ -17,12 +18,12 @@ def plan(number):
 
 def close(number, dense="d", events=10):
     digests = {"dense": dense, "pushes": "p", "metrics": "m"}
-    return {"number": number, "day": 0, "events": events, "samples": 10, "rejected": {}, "digests": digests}
+    return PassClose(number=number, day=0, events=events, samples=10, rejected={}, digests=digests)
 
 
 @pytest.fixture
 def joblog(tmp_path):
-    log = Log.claim(tmp_path / "log", 1, {"timeline": "t1", "base": None}, Deadline.after(5))
+    log = Log.claim(tmp_path / "log", 1, Deadline.after(5), timeline="t1")
     yield log
     log.close()
 
@@ -46,7 +47,7 @@ def test_logged_passes_come_first_and_then_the_planners(joblog):
     assert told.take(0) == plan(4) and told.replaying
     told.close(close(4))
     assert told.take(0) == plan(5) and not told.replaying
-    told.request(6, {}, 0)
+    told.request(6, 0)
     assert told.take(0) == plan(6)
 
 
@@ -79,20 +80,20 @@ def test_where_the_spec_says_so_a_job_goes_on_forked(joblog):
 
 
 def test_a_new_close_is_in_the_log_when_it_returns(joblog):
-    journal = Journal(joblog)
+    journal = LogJournal(joblog)
     told = chronicle(joblog, planner=Planned(), journal=journal)
     for number in (1, 2):
         journal.plan(plan(number))
     told.close(close(1))
     history = History.of(read(joblog.folder))
-    assert history.closed == 1 and history.closes[1].body == close(1)
+    assert history.closed == 1 and history.closes[1].content == close(1)
     assert told.needed_from == history.plans[2].number  # a replay from version 1 needs the plan of pass 2
     told.close(close(2))
     assert told.needed_from == History.of(read(joblog.folder)).closes[2].number + 1
 
 
 def test_operations_of_a_replayed_close_are_those_logged_and_of_a_new_one_unknown(joblog):
-    tick = {"op": "day_tick", "id": "a", "to": 1}
+    tick = DayTickOperation(id="a", to=1)
     told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12, [tick]), Logged(plan(5), 13, None)], Planned())
     told.take(0)
     assert told.operations(4) == [tick]
@@ -102,13 +103,13 @@ def test_operations_of_a_replayed_close_are_those_logged_and_of_a_new_one_unknow
 
 
 def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
-    journal = Journal(joblog)
+    journal = LogJournal(joblog)
     told = chronicle(joblog, [Logged(plan(4), 11, None)], Planned(), journal=journal)
     assert told.carry(5, 2, learn=True) is None, "a logged one comes first"
     told.take(0)
     carried = told.carry(5, 2, learn=True)
     assert carried == Plan(5, ((), ()), last=True) and carried.num_positions == 0
-    assert History.of(read(joblog.folder)).plans[5].body == carried.message()
+    assert History.of(read(joblog.folder)).plans[5].content == carried
     told.close(close(4))
     assert told.needed_from == History.of(read(joblog.folder)).plans[5].number
     assert chronicle(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
@@ -117,23 +118,23 @@ def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
 def test_a_log_without_room_is_waited_for_at_a_close_and_not_by_who_asks(joblog, monkeypatch):
     tries = []
 
-    def full_twice(kind, body, append=joblog.append):
-        tries.append(body)
+    def full_twice(content, append=joblog.append):
+        tries.append(content)
         if len(tries) < 3:
             raise LogFull(joblog.folder, "no space left")
-        return append(kind, body)
+        return append(content)
 
     monkeypatch.setattr(joblog, "append", full_twice)
     monkeypatch.setattr("millrace.retry.PAUSE_S", 0.01)
     told = Chronicle(joblog, None, (), None, "fail", 5.0)
     with pytest.raises(LogFull):
-        told.note({"op": "set"})
-    told.operate({"op": "set"})
+        told.note(SetOperation(id="a", keys={}))
+    told.operate(SetOperation(id="a", keys={}))
     assert len(tries) == 3 and len(History.of(read(joblog.folder)).operations) == 1
 
 
 def test_a_log_without_room_ends_the_job_once_patience_is_over(joblog, monkeypatch):
-    def full(kind, body):
+    def full(content):
         raise LogFull(joblog.folder, "no space left")
 
     monkeypatch.setattr(joblog, "append", full)

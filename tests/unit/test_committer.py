@@ -12,12 +12,13 @@ import torch
 from millrace.deadline import Deadline
 from pserver.client import ShardPart
 from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
+from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 from trainer import commit as module
 from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed, Origin
 from trainer.commits import Commits, hash_of, problems_of
 from trainer.config import CommitSection
-from trainer.log import Kind, Log, Superseded
+from trainer.log import Log, Superseded
 from trainer.saved import Saved
 
 EVERY_S, MAX_FAILING_S = 30.0, 100.0
@@ -95,7 +96,7 @@ class World:
         self.now_s, self.done = 1000.0, []
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         monkeypatch.setattr(module, "ThreadPoolExecutor", OneThread)
-        self.commits, self.log = Commits(store), Log.claim(store / "log", 1, {}, Deadline.after(5))
+        self.commits, self.log = Commits(store), Log.claim(store / "log", 1, Deadline.after(5))
         self.shards, self.mirror, self.disk = Shards(self.commits, self.done), Mirror(self.done), TroubledDisk()
         section = CommitSection(**({"every": EVERY_S, "max_failing": MAX_FAILING_S} | settings))
         self.version, self.changes_since, self.told = 0, None, []
@@ -107,7 +108,7 @@ class World:
 
     def capture(self, dense):
         self.done.append("capture")
-        log_from = self.log.append(Kind.CLOSE, {"number": self.version}).number + 1
+        log_from = self.log.append(close(self.version)).number + 1
         return Saved(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, {})
 
     def show(self, positions):
@@ -461,7 +462,7 @@ def test_an_older_chief_that_wakes_up_commits_nothing_and_ends(world, tmp_path):
     world.close_pass(EVERY_S)
     world.thread.hold = True
     world.close_pass(EVERY_S)
-    Log.claim(tmp_path / "log", 2, {}, Deadline.after(5)).close()
+    Log.claim(tmp_path / "log", 2, Deadline.after(5)).close()
     world.thread.go()
     with pytest.raises(Superseded):
         world.tick()

@@ -12,6 +12,7 @@ from trainer.equal_shares import cut_equally, share
 from trainer.history import History
 from trainer.log import read
 from trainer.planner import Drained, MemoryJournal, Planner
+from trainer.records import encode
 from trainer.recovery import after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "equal-shares" / "log"
@@ -53,7 +54,8 @@ def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_sp
 def test_a_job_whose_log_began_before_goes_on_with_the_passes_it_would_have_had():
     history = History.of(read(GOLDEN))
     began = after(history, None, {})
-    assert [k.message() for k in began.known.values()] == history.operations[1].body["partitions"]  # as it was written
+    logged = history.operations[1].content
+    assert [k.message() for k in began.known.values()] == encode(logged)["partitions"]  # as it was written
     positions = {}
     for logged in began.replay:  # a restart behind each pass
         journal = MemoryJournal()
@@ -74,7 +76,7 @@ def test_what_is_new_of_such_a_job_is_read_in_equal_shares_too():
     plan = planner.take(10.0)
     assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [[], [(4, 0, 8)], []]
     (operation,) = journal.operations
-    assert [*operation["partitions"][0]] == ["name", "number", "start", "end", "identity"]
+    assert [*encode(operation)["partitions"][0]] == ["name", "number", "start", "end", "identity"]
     planner.request(9, {**{name: each.end for name, each in known.items()}, "memory/4": 8}, 0)
     assert isinstance(planner.take(10.0), Drained)
     planner.close()

@@ -19,6 +19,7 @@ from trainer.exports.ordering import STAGES, Setting
 from trainer.exports.request import ExportAnswer
 from trainer.log import LogFull
 from trainer.operations import Closing, cut_of
+from trainer.records import ExportedOperation, ExportOperation
 
 HOUR = 3600.0
 
@@ -114,12 +115,12 @@ class World:
         self.exporting.saw(closing)
         waiting, self.waiting = ([], self.waiting) if replay is not None else (self.waiting, [])
         ordered = list(replay) if replay is not None else [*waiting, *self.exporting.due(closing, tuple(waiting))]
-        self.log += [] if replay is not None else [dict(body) for body in ordered]
-        for body in ordered:
-            self.exporting.acted(self.version, body, replay is not None)
+        self.log += [] if replay is not None else ordered
+        for each in ordered:
+            self.exporting.acted(self.version, each, replay is not None)
         self.committer.tick()
         self.exporting.tick()
-        return [f"{body['op']} {body['name']}" for body in ordered if body["op"] in ("export", "exported")]
+        return [f"{each.op} {each.name}" for each in ordered if isinstance(each, ExportOperation | ExportedOperation)]
 
     def complete(self, **more):
         self.exporter.end(**more)
@@ -155,7 +156,7 @@ def test_an_export_is_cut_committed_held_made_and_logged(world):
     assert (request.stage / "model.json").read_text() == "0000000002-base"
     assert world.held() == {"t1-0000000002-g1": ["export-main"]} and world.status()["making"] == "0000000002-base"
     world.complete(current=True)
-    assert [body["outcome"] for body in world.waiting] == ["complete"]
+    assert [each.outcome for each in world.waiting] == ["complete"]
     assert world.held() == {} and not request.stage.exists()
     assert world.close(11 * HOUR + 1) == ["exported 0000000002-base"]
     status = world.status()
@@ -200,8 +201,8 @@ def test_thresholds_are_in_the_log_and_cleared_by_the_one_stream_that_has_them(t
     world.close(11 * HOUR)
     world.complete()
     world.close(12 * HOUR)
-    base, delta = (body for body in world.log if body["op"] == "export")
-    assert base["clears"] and delta["clears"]
+    base, delta = (each for each in world.log if isinstance(each, ExportOperation))
+    assert base.clears and delta.clears
     assert (cut_of(base).since, cut_of(base).base_threshold, cut_of(base).delta_threshold) == (0, 1.0, 0.0)
     assert (cut_of(delta).since, cut_of(delta).delta_threshold, cut_of(delta).delta_keep_days) == (2, 2.0, 7)
 
@@ -213,7 +214,7 @@ def test_a_commit_that_fails_fails_its_export_and_the_next_takes_it_all(world):
     world.committer.fails = "its commit failed: no room"
     assert world.close(12 * HOUR)[-1] == "export 0000000003-delta"
     world.committer.fails = ""
-    assert world.waiting[0]["outcome"] == "failed" and world.held() == {} and len(world.exporter.requests) == 1
+    assert world.waiting[0].outcome == "failed" and world.held() == {} and len(world.exporter.requests) == 1
     world.close(12 * HOUR)
     assert "0000000003-delta: its commit failed: no room" in world.status()["failing"]
     world.close(13 * HOUR)
@@ -224,7 +225,7 @@ def test_one_that_is_given_up_lets_go_and_the_next_is_a_base(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete(outcome="failed", error="no such bucket", final=True)
-    assert world.waiting[0]["outcome"] == "failed" and world.held() == {}
+    assert world.waiting[0].outcome == "failed" and world.held() == {}
     assert world.close(12 * HOUR) == ["exported 0000000002-base", "export 0000000003-base"]
     assert "a base failed (0000000002-base: no such bucket)" in world.exporter.requests[-1].why
 
@@ -308,7 +309,7 @@ def test_a_wish_is_granted_at_the_next_close_once(world):
     with pytest.raises(NotYet, match="another export"):
         world.exporting.asked({**wish, "id": "z"})
     assert world.exporting.wants_pass(ended=False)
-    assert world.close(samples=0) == ["export 0000000002-base"] and world.log[-1]["id"] == "x"
+    assert world.close(samples=0) == ["export 0000000002-base"] and world.log[-1].id == "x"
     with pytest.raises(NotYet):
         world.exporting.asked(wish)
     world.complete(current=True)
@@ -409,7 +410,7 @@ def test_without_its_commit_it_is_given_up_and_nothing_is_lost(world):
     (world.committer.commits.folder / "t1-0000000003-g1" / MANIFEST).unlink()
     again = world.restarted(state, version=3)
     (ended,) = again.waiting
-    assert (ended["outcome"], ended["error"]) == ("failed", "its commit is not there any more")
+    assert (ended.outcome, ended.error) == ("failed", "its commit is not there any more")
     assert again.close(13 * HOUR) == ["exported 0000000003-delta", "export 0000000004-delta"]
     request = again.exporter.requests[-1]
     assert request.all and request.parent.version == 2 and request.facts["event_time"][0] == 12 * HOUR

@@ -129,7 +129,7 @@ def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, mon
 
 def log_of(store, *generations):
     for generation in generations:
-        Log.claim(store / "log", generation, {"timeline": "t1"}, Deadline.after(5)).close()
+        Log.claim(store / "log", generation, Deadline.after(5), timeline="t1").close()
 
 
 def test_an_exporter_of_a_generation_that_was_replaced_makes_nothing(tmp_path):
@@ -162,7 +162,7 @@ def test_a_chief_that_was_replaced_takes_nothing_from_the_one_that_follows(tmp_p
     old.close(0.0)
     old.close(HOUR)
     (lease,), stage = old.held().items(), old.exporter.requests[0].stage
-    joblog = Log.claim(tmp_path / "log", 2, {"timeline": "t1"}, Deadline.after(5))
+    joblog = Log.claim(tmp_path / "log", 2, Deadline.after(5), timeline="t1")
     setting = replace(old.exporting._setting, exclusive=joblog.exclusive)
     late = Exporting(setting, old.exporter, old.note)
     log_of(tmp_path, 3)

@@ -8,8 +8,10 @@ import pytest
 from millrace.deadline import Deadline
 from service.faults.exported import differing, exported_of, troubles
 from service.faults.operators import Wish, misdeeds
+from tests.fakes.records import close, operation
 from trainer.commits import hash_of
-from trainer.log import Kind, Log
+from trainer.log import Log
+from trainer.plan import Plan
 
 CUT = {"op": "export", "stream": "s", "timeline": "t1", "version": 3, "name": "0000000003-base", "type": "base"}
 CUT |= {"parent": None, "why": "asked for", "all": False}
@@ -32,9 +34,9 @@ class Ran:
         section = SimpleNamespace(path=str(folder / "exports"))
         self.job = SimpleNamespace(store=self.store, spec=SimpleNamespace(exports={"s": section}, name="job"))
         self.store.mkdir(parents=True)
-        log = Log.claim(self.log, 1, {"timeline": "t1"}, Deadline.after(5))
-        for kind, body in logged:
-            log.append(kind, body)
+        log = Log.claim(self.log, 1, Deadline.after(5), timeline="t1")
+        for content in logged:
+            log.append(content)
         log.close()
         self.export = self.folder / "t1" / "0000000003-base"
         self.export.mkdir(parents=True)
@@ -55,10 +57,6 @@ class Ran:
 
     def exported(self):
         return exported_of(self.job, self.log)
-
-
-def operation(body):
-    return Kind.OPERATION, body
 
 
 @pytest.fixture
@@ -125,7 +123,7 @@ def test_what_the_log_may_never_say_is_found(tmp_path, logged, said):
 
 def test_a_wish_is_logged_once_and_acts_where_its_operator_was_told(tmp_path):
     wish = {"op": "set", "id": "wish-1", "keys": {}}
-    logged = [(Kind.PLAN, {"number": 1}), operation(wish), (Kind.CLOSE, {"number": 1})]
+    logged = [Plan(1, ()), operation(wish), close(1)]
     log = Ran(tmp_path / "ran", *logged).log
     assert not list(misdeeds([Wish(wish, 1)], log)) and not list(misdeeds([Wish(wish)], log))
     assert list(misdeeds([Wish(wish, 2)], log)) == ["set wish-1 acted at 1, not at 2"]

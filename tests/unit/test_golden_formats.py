@@ -7,7 +7,8 @@ from trainer.commits import Commits
 from trainer.history import History
 from trainer.log import Kind, read
 from trainer.partitions import Known, present
-from trainer.plan import Plan, cut
+from trainer.plan import cut
+from trainer.records import PassClose
 from trainer.rewind import known_partitions, positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
@@ -24,10 +25,10 @@ def test_the_log_of_format_1_says_what_it_said():
     assert sorted(history.plans) == [1, 3] and sorted(history.voids) == [2] and sorted(history.closes) == [1, 3]
     assert history.spec == {"name": "golden"}
     segment = {"partition": "t/0", "number": 0, "begin": 20, "end": 30, "identity": "a"}
-    assert history.plans[3].body == {"number": 3, "segments": [[segment], []], "learn": True}
+    assert history.plans[3].content.message() == {"number": 3, "segments": [[segment], []], "learn": True}
     digests = {"dense": "d0", "pushes": "p0", "metrics": "m0"}
     counts = {"day": 0, "events": 10, "samples": 12, "rejected": {"not UTF-8": 1}}
-    assert history.closes[3].body == {"number": 3, **counts, "digests": digests}
+    assert history.closes[3].content == PassClose(number=3, **counts, digests=digests)
 
 
 def test_the_manifest_of_format_1_says_what_it_said():
@@ -53,8 +54,7 @@ def test_the_log_of_format_2_says_what_it_said():
     history = History.of(read(GOLDEN_2 / "log"))
     assert known_partitions(history, None) == HOURS
     ranges = [
-        [[(s.number, s.begin, s.end) for s in rank] for rank in Plan.of_message(history.plans[n].body).segments]
-        for n in (1, 2, 3)
+        [[(s.number, s.begin, s.end) for s in rank] for rank in history.plans[n].content.segments] for n in (1, 2, 3)
     ]
     assert ranges == [[[(0, 0, 5)], [(0, 5, 8), (1, 0, 2)]], [[(1, 2, 5)], [(1, 5, 8)]], [[(2, 0, 4)], [(1, 8, 11)]]]
 

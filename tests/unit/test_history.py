@@ -4,39 +4,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.records import close, operation
 from trainer.history import History, HistoryMissing
-from trainer.log import Kind, Place, Record
+from trainer.log import Place, Record
+from trainer.plan import Plan
+from trainer.records import Claim, Void
 
 SPEC, SHRINK = {"op": "spec", "spec": {"lr": 1}}, {"op": "shrink"}
 
 
 def claim(generation, timeline="t1", base=None, **more):
-    return Kind.CLAIM, {"generation": generation, "timeline": timeline, "base": base, **more}
+    return Claim(generation=generation, timeline=timeline, base=base, **more)
 
 
 def plan(number):
-    return Kind.PLAN, {"number": number, "events": number * 10}
-
-
-def close(number):
-    return Kind.CLOSE, {"number": number}
+    return Plan(number, ())
 
 
 def void(number):
-    return Kind.VOID, {"number": number}
-
-
-def operation(body):
-    return Kind.OPERATION, body
+    return Void(number=number)
 
 
 def of(*told, begin=1):
     """The history that these records tell."""
-    return History.of([Record(begin + i, kind, body, Place(Path("log"), i)) for i, (kind, body) in enumerate(told)])
+    return History.of([Record(begin + i, content, Place(Path("log"), i)) for i, content in enumerate(told)])
 
 
 def numbers(passes):
-    return [(each.plan["number"], each.close is not None, each.record) for each in passes]
+    return [(each.plan.number, each.close is not None, each.record) for each in passes]
 
 
 def test_without_records_there_is_no_history():
@@ -50,7 +45,7 @@ def test_closed_passes_come_before_those_that_are_not_and_each_as_logged():
     assert numbers(history.after(0)) == [(1, True, 4), (2, True, 7), (3, False, 6)]
     assert numbers(history.after(1)) == [(2, True, 7), (3, False, 6)]
     assert history.after(3) == []
-    assert [record.body["number"] for record in history.unclosed()] == [3]
+    assert [record.content.number for record in history.unclosed()] == [3]
     assert (history.generation, history.closed, history.last_number) == (2, 2, 3)
 
 
@@ -115,7 +110,7 @@ def test_a_timeline_from_a_commit_whose_log_is_elsewhere_begins_at_its_version()
 
 def test_the_same_timeline_claimed_again_goes_on():
     history = of(claim(1, "t2", "t1-0000000007-g4"), plan(8), claim(2, "t2", "t1-0000000007-g4"), close(8))
-    assert (history.closed, history.claim["generation"]) == (8, 2)
+    assert (history.closed, history.claim.generation) == (8, 2)
     assert numbers(history.after(7)) == [(8, True, 4)]
 
 

@@ -9,13 +9,29 @@ import zlib
 
 import pytest
 
+from dataset.source import Segment
 from millrace.deadline import Deadline
+from millrace.durable import REAL
 from millrace.errors import DeadlineExceeded
+from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 from tests.small_disk import small_disk
 from trainer import log as log_module
-from trainer.log import Kind, Log, LogDamaged, LogFailed, LogFull, LogTooNew, Superseded, newest_generation, read
-from trainer.log_end import RESERVE_BYTES
+from trainer.log import (
+    RESERVE_BYTES,
+    Kind,
+    Log,
+    LogDamaged,
+    LogFailed,
+    LogFull,
+    LogTooNew,
+    Superseded,
+    UnknownRecord,
+    newest_generation,
+    read,
+)
+from trainer.plan import Plan
+from trainer.records import SpecOperation, UndecodableRecord, Void
 
 
 @pytest.fixture
@@ -27,8 +43,8 @@ def folder(tmp_path):
 def claim(folder):
     logs = []
 
-    def claimed(generation, body=None, disk=None):
-        logs.append(Log.claim(folder, generation, body or {}, Deadline.after(5), *([disk] if disk else [])))
+    def claimed(generation, disk=REAL, **more):
+        logs.append(Log.claim(folder, generation, Deadline.after(5), disk=disk, **more))
         return logs[-1]
 
     yield claimed
@@ -54,25 +70,25 @@ def names(folder):
 
 
 def test_what_was_appended_is_read_in_order_with_its_place(claim, folder):
-    log = claim(1, {"host": "here"})
-    plan = log.append(Kind.PLAN, {"number": 1, "segments": [["t", 0, 0, 5]], "note": "line\nfeed \u2028 é"})
-    close = log.append(Kind.CLOSE, {"number": 1, "digests": {"dense": "ab"}})
+    log = claim(1, facts={"host": "here"})
+    plan = log.append(Plan(1, ((Segment("line\nfeed \u2028 é", 0, 0, 5),),)))
+    end = log.append(close(1, digests={"dense": "ab"}))
     first, *rest = read(folder)
     assert (first.number, first.kind, first.body) == (
         1,
         Kind.CLAIM,
         {"host": "here", "generation": 1, "sealed": {}, "closed": 0},
     )
-    assert rest == [plan, close]
+    assert rest == [plan, end]
     path = folder / "00000001-0001.log"
     assert path.read_bytes()[plan.place.byte :].startswith(b"2 ")
-    assert str(close.place) == f"{path}: byte {close.place.byte}"
+    assert str(end.place) == f"{path}: byte {end.place.byte}"
 
 
 def test_a_line_is_format_checksum_and_json(claim, folder):
-    claim(1).append(Kind.VOID, {"number": 7})
+    claim(1).append(Void(number=7, reason="none"))
     line = (folder / "00000001-0001.log").read_bytes().splitlines()[1]
-    content = b'{"n":2,"kind":"void","number":7}'
+    content = b'{"n":2,"kind":"void","number":7,"reason":"none"}'
     assert line == b"2 %08x %s" % (zlib.crc32(content), content)
 
 
@@ -82,26 +98,23 @@ def test_a_folder_without_a_log_says_nothing(folder):
 
 def test_a_body_that_is_no_json_is_refused_and_nothing_is_written(claim, folder):
     log = claim(1)
-    for body in ({"x": float("nan")}, {"x": object()}):
+    for value in (float("nan"), object()):
         with pytest.raises((ValueError, TypeError)):
-            log.append(Kind.OPERATION, body)
-    assert log.append(Kind.PLAN, {"number": 1}).number == 2
+            log.append(SpecOperation(spec={"x": value}))
+    assert log.append(Plan(1, ())).number == 2
     assert len(read(folder)) == 2
 
 
 def test_threads_append_whole_records_each_with_its_own_number(claim, folder):
     log = claim(1)
-    threads = [
-        threading.Thread(target=lambda i=i: [log.append(Kind.OPERATION, {"op": i}) for _ in range(10)])
-        for i in range(3)
-    ]
+    threads = [threading.Thread(target=lambda i=i: [log.append(Void(number=i)) for _ in range(10)]) for i in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     records = read(folder)
     assert [record.number for record in records] == list(range(1, 32))
-    assert sorted(record.body["op"] for record in records[1:]) == [0] * 10 + [1] * 10 + [2] * 10
+    assert sorted(record.content.number for record in records[1:]) == [0] * 10 + [1] * 10 + [2] * 10
 
 
 def test_the_control_plane_reads_a_log_without_torch():
@@ -113,9 +126,9 @@ def test_the_control_plane_reads_a_log_without_torch():
 
 
 def test_a_claim_seals_what_was_there_and_numbers_run_on(claim, folder):
-    claim(1).append(Kind.PLAN, {"number": 1})
+    claim(1).append(Plan(1, ()))
     length = (folder / "00000001-0001.log").stat().st_size
-    claim(2).append(Kind.CLOSE, {"number": 1})
+    claim(2).append(close(1))
     assert told(folder) == [(1, "claim", None), (2, "plan", 1), (3, "claim", None), (4, "close", 1)]
     assert read(folder)[2].body["sealed"] == {"00000001-0001.log": length}
     assert newest_generation(folder) == 2
@@ -125,7 +138,7 @@ def test_a_claim_seals_what_was_there_and_numbers_run_on(claim, folder):
 def test_a_claim_that_is_not_newer_is_refused_and_leaves_nothing(claim, folder, generation):
     claim(2)
     before = names(folder)
-    with pytest.raises(Superseded, match=f"generation 2 .* generation {generation} comes too late") as refused:
+    with pytest.raises(Superseded, match=f"generation 2 .* generation {generation} is too late") as refused:
         claim(generation)
     assert refused.value.exit_code == 75
     assert names(folder) == before
@@ -137,7 +150,7 @@ def test_of_two_that_claim_one_generation_one_wins(folder):
     def contend():
         start.wait()
         try:
-            Log.claim(folder, 1, {}, Deadline.after(30)).close()
+            Log.claim(folder, 1, Deadline.after(30)).close()
             outcomes.append("won")
         except Superseded:
             outcomes.append("late")
@@ -153,10 +166,10 @@ def test_of_two_that_claim_one_generation_one_wins(folder):
 
 def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_parts):
     old = claim(1)
-    old.append(Kind.PLAN, {"number": 1})
+    old.append(Plan(1, ()))
     claim(2)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for attempt in (lambda: old.append(Kind.PLAN, {"number": 2}), old.roll, lambda: old.prune(99)):
+    for attempt in (lambda: old.append(Plan(2, ())), old.roll, lambda: old.prune(99)):
         with pytest.raises(Superseded):
             attempt()
     with pytest.raises(Superseded), old.exclusive():
@@ -167,9 +180,9 @@ def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_
 @pytest.mark.parametrize("late", [b"1 00000000 {}\n", b"\0" * 50, b"whole"])
 def test_what_a_late_writer_leaves_behind_the_seal_is_ignored(claim, folder, late):
     old = claim(1)
-    old.append(Kind.PLAN, {"number": 1})
+    old.append(Plan(1, ()))
     path = folder / "00000001-0001.log"
-    claim(2).append(Kind.CLOSE, {"number": 1})
+    claim(2).append(close(1))
     before = read(folder)
     if late == b"whole":
         late = path.read_bytes().splitlines(keepends=True)[1].replace(b'"n":2', b'"n":3')
@@ -185,37 +198,43 @@ def test_whoever_holds_the_store_keeps_others_out_and_may_append(claim, folder, 
 
     def other():
         try:
-            log.append(Kind.VOID, {"number": 2})
+            log.append(Void(number=2))
         except DeadlineExceeded as error:
             refused.append(str(error))
 
     with log.exclusive():
-        log.append(Kind.PLAN, {"number": 1})
+        log.append(Plan(1, ()))
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         with pytest.raises(DeadlineExceeded, match="lock is locked by another"):
-            Log.claim(folder, 2, {}, Deadline.after(0))
+            Log.claim(folder, 2, Deadline.after(0))
     assert len(refused) == 1
     assert [record.kind for record in read(folder)] == [Kind.CLAIM, Kind.PLAN]
-    log.append(Kind.VOID, {"number": 2})
+    log.append(Void(number=2))
 
 
 # Files
 
 
 def test_a_long_file_is_followed_by_one_that_seals_it_and_repeats_the_claim(claim, folder, small_parts):
-    log = claim(1, {"timeline": "t1"})
-    log.append(Kind.PLAN, {"number": 1})
-    log.append(Kind.CLOSE, {"number": 1})
+    log = claim(1, timeline="t1")
+    log.append(Plan(1, ()))
+    log.append(close(1))
     assert log.roll()
-    assert log.append(Kind.PLAN, {"number": 2}).number == 5
+    assert log.append(Plan(2, ())).number == 5
     first, second = log.files()
     assert (first.path.name, first.sealed, first.first) == ("00000001-0001.log", True, 1)
     assert (second.path.name, second.sealed, second.first) == ("00000001-0002.log", False, 4)
     assert [kept.length for kept in (first, second)] == [kept.path.stat().st_size for kept in (first, second)]
     again = read(folder)[3]
-    assert again.body == {"timeline": "t1", "generation": 1, "sealed": {first.path.name: first.length}, "closed": 1}
+    assert again.body == {
+        "timeline": "t1",
+        "base": None,
+        "generation": 1,
+        "sealed": {first.path.name: first.length},
+        "closed": 1,
+    }
     claim(2)
     assert [record.number for record in read(folder)] == [1, 2, 3, 4, 5, 6]
 
@@ -228,43 +247,43 @@ def test_a_short_file_goes_on(claim, folder):
 
 def closed(log, number):
     """Close a pass whose successor is planned already, as the chief does; the close's record number."""
-    log.append(Kind.PLAN, {"number": number + 1})
-    record = log.append(Kind.CLOSE, {"number": number}).number
+    log.append(Plan(number + 1, ()))
+    record = log.append(close(number)).number
     assert log.roll()
     return record
 
 
 def test_pruning_keeps_the_plan_after_the_commit_though_its_file_is_older_than_the_close(claim, folder, small_parts):
     log = claim(1)
-    log.append(Kind.PLAN, {"number": 1})
+    log.append(Plan(1, ()))
     closes = [closed(log, number) for number in (1, 2, 3)]
     assert [path.name for path in log.prune(closes[1])] == ["00000001-0001.log"]
     assert [number for _, kind, number in told(folder) if kind == Kind.PLAN][0] == 3
-    claim(2).append(Kind.CLOSE, {"number": 4})
+    claim(2).append(close(4))
     assert read(folder)[0].number > 1
 
 
 def test_pruning_keeps_operations_that_did_not_act(claim, folder, small_parts):
     log = claim(1)
-    log.append(Kind.OPERATION, {"op": "shrink", "why": "x" * 100})
+    log.append(SpecOperation(spec={"why": "x" * 100}))
     log.roll()
     assert log.prune(99) == []
-    end = log.append(Kind.CLOSE, {"number": 1}).number
+    end = log.append(close(1)).number
     assert log.prune(end - 1) == []
     assert len(log.prune(end)) == 1
 
 
 def test_what_an_abandoned_timeline_left_open_is_pruned(claim, folder, small_parts):
-    log = claim(1, {"timeline": "t1"})
-    log.append(Kind.PLAN, {"number": 1})
-    log = claim(2, {"timeline": "t2"})
-    assert [path.name for path in log.prune(log.append(Kind.CLOSE, {"number": 1}).number)] == ["00000001-0001.log"]
+    log = claim(1, timeline="t1")
+    log.append(Plan(1, ()))
+    log = claim(2, timeline="t2")
+    assert [path.name for path in log.prune(log.append(close(1)).number)] == ["00000001-0001.log"]
     assert names(folder) == ["00000002-0001.log", "lock"]
 
 
 def test_a_reader_begins_again_when_files_are_pruned_under_it(claim, folder, small_parts, monkeypatch):
     log = claim(1)
-    log.append(Kind.VOID, {"number": 1})
+    log.append(Void(number=1))
     log.roll()
     real, looks = log_module.read_files, []
 
@@ -282,10 +301,10 @@ def test_a_reader_begins_again_when_files_are_pruned_under_it(claim, folder, sma
 
 
 def two_generations(claim):
-    claim(1).append(Kind.PLAN, {"number": 1})
+    claim(1).append(Plan(1, ()))
     log = claim(2)
-    log.append(Kind.CLOSE, {"number": 1})
-    log.append(Kind.PLAN, {"number": 2})
+    log.append(close(1))
+    log.append(Plan(2, ()))
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(claim, folder):
@@ -344,7 +363,7 @@ def test_a_file_that_cannot_be_read_is_damage(claim, folder):
 def test_a_missing_file_is_damage(claim, folder, small_parts):
     log = claim(1)
     for number in (1, 2, 3):
-        log.append(Kind.VOID, {"number": number, "reason": "x" * 100})
+        log.append(Void(number=number, reason="x" * 100))
         log.roll()
     (folder / "00000001-0003.log").unlink()
     with pytest.raises(LogDamaged, match="0004.log: byte 0: .*after 00000001-0003.log, which is not there"):
@@ -352,7 +371,7 @@ def test_a_missing_file_is_damage(claim, folder, small_parts):
 
 
 def test_a_torn_tail_is_ignored_then_cut_by_the_next_claim(claim, folder):
-    claim(1).append(Kind.PLAN, {"number": 1})
+    claim(1).append(Plan(1, ()))
     path = folder / "00000001-0001.log"
     whole = path.read_bytes()
     path.write_bytes(whole + b'1 0badc0de {"n":3,"ki')
@@ -370,8 +389,29 @@ def test_a_newer_format_stops_and_says_so(claim, folder):
         read(folder)
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"kind": "vote"}, "record 2: the kind 'vote' is unknown; known are claim, plan"),
+        ({"kind": "operation", "op": "swap"}, "record 2: the operation 'swap' is unknown; known are spec"),
+        ({"kind": "void"}, "record 2: the void is not understood: KeyError: 'number'"),
+    ],
+)
+def test_a_record_that_this_program_does_not_know_is_named_and_never_cut(claim, folder, body, why):
+    claim(1)
+    path = folder / "00000001-0001.log"
+    content = json.dumps({"n": 2, **body}).encode()
+    path.write_bytes(path.read_bytes() + b"2 %08x %s\n" % (zlib.crc32(content), content))
+    whole = path.read_bytes()
+    for act in (lambda: read(folder), lambda: claim(2)):
+        with pytest.raises(UnknownRecord, match=why) as caught:
+            act()
+        assert isinstance(caught.value.__cause__, UndecodableRecord)
+    assert path.read_bytes() == whole and newest_generation(folder) == 1
+
+
 def test_a_record_out_of_its_order_is_damage(claim, folder):
-    claim(1).append(Kind.PLAN, {"number": 1})
+    claim(1).append(Plan(1, ()))
     path = folder / "00000001-0001.log"
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[1])
     with pytest.raises(LogDamaged, match="record 2: it comes after record 2"):
@@ -387,10 +427,10 @@ def test_an_append_on_a_full_disk_changes_nothing_and_may_be_tried_again(claim, 
     whole = (folder / "00000001-0001.log").read_bytes()
     disk.fails = {"append": errno.ENOSPC}
     with pytest.raises(LogFull, match="00000001-0001.log: append failed: .*make room"):
-        log.append(Kind.PLAN, {"number": 1})
+        log.append(Plan(1, ()))
     assert (folder / "00000001-0001.log").read_bytes() == whole
     disk.fails = {}
-    assert log.append(Kind.PLAN, {"number": 1}).number == 2
+    assert log.append(Plan(1, ())).number == 2
     assert told(folder) == [(1, "claim", None), (2, "plan", 1)]
 
 
@@ -408,12 +448,12 @@ def test_a_write_that_may_be_lost_ends_the_log_in_this_process(claim, folder, fa
     log = claim(1, disk=disk)
     disk.fails = fails
     with pytest.raises(LogFailed):
-        log.append(Kind.PLAN, {"number": 1})
+        log.append(Plan(1, ()))
     disk.fails = {}
     with pytest.raises(LogFailed, match="an earlier write or sync failed"):
-        log.append(Kind.PLAN, {"number": 1})
+        log.append(Plan(1, ()))
     assert told(folder) == [(1, "claim", None)]  # nobody was told of the plan, and it is not there
-    claim(2).append(Kind.PLAN, {"number": 1})
+    claim(2).append(Plan(1, ()))
     assert told(folder) == [(1, "claim", None), (2, "claim", None), (3, "plan", 1)]
 
 
@@ -432,12 +472,12 @@ def test_a_claim_that_fails_leaves_nothing(claim, folder, operation, error):
 def test_a_file_that_cannot_be_begun_for_want_of_room_leaves_the_log_where_it_was(claim, folder, small_parts):
     disk = TroubledDisk()
     log = claim(1, disk=disk)
-    log.append(Kind.VOID, {"number": 1})
+    log.append(Void(number=1))
     disk.fails = {"append": errno.ENOSPC}
     with pytest.raises(LogFull):
         log.roll()
     disk.fails = {}
-    assert log.append(Kind.VOID, {"number": 2}).place.path.name == "00000001-0001.log"
+    assert log.append(Void(number=2)).place.path.name == "00000001-0001.log"
     assert log.roll() and len(log.files()) == 2
     assert names(folder) == ["00000001-0001.log", "00000001-0002.log", "lock"]
 
@@ -445,30 +485,30 @@ def test_a_file_that_cannot_be_begun_for_want_of_room_leaves_the_log_where_it_wa
 def test_after_a_new_file_whose_name_may_be_lost_nothing_is_appended_to_the_old_one(claim, folder, small_parts):
     disk = TroubledDisk()
     log = claim(1, disk=disk)
-    log.append(Kind.VOID, {"number": 1})
+    log.append(Void(number=1))
     disk.fails = {"sync_folder": errno.EIO}
     with pytest.raises(LogFailed):
         log.roll()
     disk.fails = {}
     with pytest.raises(LogFailed):
-        log.append(Kind.VOID, {"number": 2})
+        log.append(Void(number=2))
     assert [kind for _, kind, _ in told(folder)] == ["claim", "void", "claim"]
 
 
 def test_on_a_full_disk_the_log_goes_on_for_a_while_then_waits_for_room(tmp_path):
     with small_disk(tmp_path / "disk", 4 << 20) as disk:
         folder = disk.folder / "log"
-        log = Log.claim(folder, 1, {}, Deadline.after(5))
+        log = Log.claim(folder, 1, Deadline.after(5))
         disk.leave(0)
         with pytest.raises(LogFull, match="No space left on device"):
             for _ in range(10_000):
-                log.append(Kind.OPERATION, {"op": "x" * 1000})
+                log.append(SpecOperation(spec={"x": "x" * 1000}))
         logged = len(read(folder))
         assert logged * 1000 > RESERVE_BYTES // 3
         with pytest.raises(LogFull):
-            Log.claim(folder, 2, {}, Deadline.after(5))
+            Log.claim(folder, 2, Deadline.after(5))
         disk.free()
-        assert log.append(Kind.OPERATION, {"op": "again"}).number == logged + 1
+        assert log.append(Void(number=1)).number == logged + 1
         log.close()
-        Log.claim(folder, 2, {}, Deadline.after(5)).close()
+        Log.claim(folder, 2, Deadline.after(5)).close()
         assert json.dumps([record.number for record in read(folder)]) == json.dumps(list(range(1, logged + 3)))

@@ -5,13 +5,13 @@ import pytest
 from tests.fakes.past import SPEC, Past
 from trainer import commits
 from trainer.commits import MANIFEST, NewerFormat
-from trainer.log import Kind
+from trainer.records import SpecOperation
 from trainer.recovery import begin
 
 
 def test_a_job_does_not_go_on_behind_a_commit_that_it_cannot_read(tmp_path, monkeypatch):
     past = Past(tmp_path / "store").begin()
-    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    past.log.append(SpecOperation(spec=SPEC))
     past.close(1, a=(0, 100))
     past.commit(1)
     past.close(2, a=(100, 200))

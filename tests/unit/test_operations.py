@@ -13,9 +13,10 @@ from millrace.keys import key_of_reference
 from pserver.client import TableStats
 from pserver.config import LAST_DAY
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
+from tests.fakes.records import close, operation
 from tests.unit.test_spec import NEWS, NO_TIME
 from trainer import operations
-from trainer.chronicle import Chronicle, Journal, Logged
+from trainer.chronicle import Chronicle, Logged, LogJournal
 from trainer.config import TrainerJob
 from trainer.history import History
 from trainer.log import Kind, Log, LogFull, read
@@ -39,18 +40,18 @@ class Decider:
     def asked(self, body):
         if body.get("op") == "later":
             raise NotYet("counting")
-        return {"op": "export", "id": body["id"], "clears": False} if body.get("op") == "export" else None
+        return operation(body) if body.get("op") == "export" else None
 
     def saw(self, close):
         self.heard.append(("saw", close.version))
 
     def due(self, close, ordered):
-        self.heard.append(("due", [body["op"] for body in ordered]))
+        self.heard.append(("due", [each.op for each in ordered]))
         due, self.next = self.next, []
         return due
 
-    def acted(self, version, body, replaying):
-        self.heard.append(("acted", version, body["op"], replaying))
+    def acted(self, version, operation, replaying):
+        self.heard.append(("acted", version, operation.op, replaying))
 
     def wants_pass(self, ended):
         return self.wants
@@ -85,8 +86,8 @@ class World:
     def begin(self, state=None, replay=(), waiting=(), overrides=None, version=0):
         if self.log is not None:
             self.log.close()
-        self.log = Log.claim(self.folder, next(self.generations), {"timeline": "t1"}, Deadline.after(5))
-        self.chronicle = Chronicle(self.log, Journal(self.log), replay, None, "fail", 0.0)
+        self.log = Log.claim(self.folder, next(self.generations), Deadline.after(5), timeline="t1")
+        self.chronicle = Chronicle(self.log, LogJournal(self.log), replay, None, "fail", 0.0)
         self.shards, self.decider = Shards(), Decider()
         self.operator = Operator(self.job, self.chronicle, self.shards, 5.0)
         self.operator.add(self.decider)
@@ -95,14 +96,11 @@ class World:
     def close(self, day=0, stats=None):
         self.number += 1
         self.chronicle.take(0)
-        body = {
-            "number": self.number, "day": day, "events": 1, "samples": 1, "rejected": {}, "digests": {},
-        }  # fmt: skip
         closing = Closing(
             version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
             positions={}, metrics={}, num_samples=1, ended=False,
         )  # fmt: skip
-        return self.operator.close(closing, body)
+        return self.operator.close(closing, close(self.number, day=day, events=1, samples=1))
 
     def logged(self):
         return [record for record in read(self.folder) if record.kind is not Kind.CLAIM]
@@ -112,12 +110,18 @@ class World:
         history = History.of(read(self.folder))
         by_version = history.operations_by_version()
         replay = [
-            Logged(Plan(number, ()), 1, record.body, record.number, [each.body for each in by_version.get(number, ())])
+            Logged(
+                Plan(number, ()),
+                1,
+                record.content,
+                record.number,
+                [each.content for each in by_version.get(number, ())],
+            )  # fmt: skip
             for number, record in sorted(history.closes.items())
             if number > version
         ]
         self.number = version
-        waiting = [record.body for record in history.waiting()]
+        waiting = [record.content for record in history.waiting()]
         return self.begin(state, replay, waiting, overrides, version)
 
 
@@ -143,7 +147,7 @@ def test_what_is_asked_for_is_logged_at_once_and_acts_at_the_next_close(world):
 
 
 def test_an_export_of_a_pass_that_is_withdrawn_before_its_close_acts_at_no_other(world):
-    world.operator.note({**EXPORT, "version": 1})
+    world.operator.note(operation({**EXPORT, "version": 1}))
     for _ in range(2):
         world.restarted()
         world.number = 1  # pass 1 is withdrawn, and its number not given again
@@ -153,7 +157,7 @@ def test_an_export_of_a_pass_that_is_withdrawn_before_its_close_acts_at_no_other
 
 def test_a_replayed_export_is_cut_once_its_tables_are_swept_as_it_was(world, monkeypatch):
     monkeypatch.setattr(operations, "SWEEP_LOOK_S", 0.0)
-    world.operator.note({**EXPORT, "version": 1, "tables": ["a"]})
+    world.operator.note(operation({**EXPORT, "version": 1, "tables": ["a"]}))
     world.close()
     world.restarted()
     swept, sweeping = TableStats(0, 0, 0, {}), TableStats(0, 0, 0, {}, sweeping=True)
@@ -164,8 +168,7 @@ def test_a_replayed_export_is_cut_once_its_tables_are_swept_as_it_was(world, mon
 
 
 def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
-    world.decider.next = [{"op": "shrink", "id": None, "table": "default", "delete_below": None,
-                           "delete_after_days": 3, "at_once": True}]  # fmt: skip
+    world.decider.next = [operation({"op": "shrink", "delete_after_days": 3, "at_once": True})]
     world.operator.ask({"op": "forget", "id": "f", "slot": "user", "sign": 7})
     world.operator.ask({"op": "day_tick", "id": "d", "to": 2})
     world.close()
@@ -196,16 +199,16 @@ def test_a_learning_rate_of_the_dense_part_is_told_to_every_rank(world):
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
-        ({"op": "set", "keys": {LR: 0.5}}, 'an operation that is asked for needs an "id"'),
+        ({"op": "set", "keys": {LR: 0.5}}, 'a requested operation needs an "id"'),
         ({"op": "set", "id": "a", "keys": {}}, "nothing is set: give KEY=VALUE"),
         ({"op": "set", "id": "a", "keys": {LR: float("inf")}}, f"{LR}: Input should be a finite number (got inf)"),
         ({"op": "set", "id": "a", "keys": {"seed": 3}}, "seed: cannot be set while the job runs"),
         ({"op": "forget", "id": "a", "slot": "usr", "sign": 3}, "there is no sparse slot 'usr'; did you mean 'user'?"),
-        ({"op": "forget", "id": "a", "slot": "user", "sign": 1 << 64}, "18446744073709551616 is no sign"),
-        ({"op": "day_tick", "id": "a", "to": "1"}, "'1' is no day"),
+        ({"op": "forget", "id": "a", "slot": "user", "sign": 1 << 64}, "18446744073709551616 is not a sign"),
+        ({"op": "day_tick", "id": "a", "to": "1"}, "'1' is not a day"),
         ({"op": "day_tick", "id": "a", "to": 8}, "passes.max_day_jump: is day 0 and would be 8; at most 7 at once"),
-        ({"op": "spec", "id": "a"}, "'spec' is no operation that may be asked for"),
-        ({"op": "exported", "id": "a"}, "'exported' is no operation that may be asked for"),
+        ({"op": "spec", "id": "a"}, "'spec' is not an operation that a client may request"),
+        ({"op": "exported", "id": "a"}, "'exported' is not an operation that a client may request"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_logged(world, wish, why):
@@ -216,14 +219,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_logged(world, wish, why):
 
 def test_days_of_a_job_with_event_time_are_its_events(tmp_path):
     world = World(tmp_path / "log", 'sources.impressions.event_time={field="ts"}')
-    with pytest.raises(SpecError, match="the job has event time, by which its days go"):
+    with pytest.raises(SpecError, match="the job's days follow its event time"):
         world.operator.ask({"op": "day_tick", "id": "a", "to": 1})
     world.log.close()
 
 
 def test_days_end_where_a_row_can_hold_no_later_one(world):
     world.close(day=LAST_DAY - 1)
-    with pytest.raises(SpecError, match="32768 is no day: they are counted from 0 to 32,767"):
+    with pytest.raises(SpecError, match="32768 is not a day: days are numbers from 0 to 32,767"):
         world.operator.ask({"op": "day_tick", "id": "a", "to": LAST_DAY + 1})
     world.operator.ask({"op": "day_tick", "id": "b", "to": LAST_DAY})
 
@@ -275,12 +278,12 @@ def test_after_a_crash_what_waited_acts_at_the_first_new_close(world):
 def test_a_replay_repeats_exactly_what_was_logged_and_asks_no_decider(world):
     world.close()
     world.operator.ask(SET)
-    world.decider.next = [{"op": "export", "clears": False, "id": None}]
+    world.decider.next = [operation({"op": "export", "version": 2})]
     world.close()
     world.operator.ask({"op": "day_tick", "id": "d", "to": 1})  # waits beyond the replay
     records, operated = len(world.logged()), world.shards.operated
     world.restarted()
-    with pytest.raises(NotYet, match="trains again"):
+    with pytest.raises(NotYet, match="replays its log"):
         world.operator.ask({**SET, "id": "z"})
     world.close()
     assert world.shards.operated == []
@@ -313,7 +316,7 @@ def test_without_overrides_a_restart_asks_nothing_of_the_tables(world):
 
 
 def test_operations_that_have_acted_by_themselves_are_passed_over(world):
-    world.log.append(Kind.OPERATION, {"op": "gap", "partition": "t/0", "position": 0, "go_on": 5})
+    world.log.append(operation({"op": "gap", "partition": "t/0", "position": 0, "go_on": 5}))
     world.restarted()
     assert not world.operator.wants_pass()
     assert world.close() == Word(None, False) and world.operator.status()["acted"] == []
@@ -321,7 +324,7 @@ def test_operations_that_have_acted_by_themselves_are_passed_over(world):
 
 def test_a_pass_of_no_events_is_wanted_where_something_waits_or_a_decider_does(world):
     assert not world.operator.wants_pass()
-    world.operator.note({"op": "exported", "stream": "s"})
+    world.operator.note(operation({"op": "exported"}))
     assert not world.operator.wants_pass(), "nobody waits for it"
     world.operator.ask(SET)
     assert world.operator.wants_pass()
@@ -331,7 +334,7 @@ def test_a_pass_of_no_events_is_wanted_where_something_waits_or_a_decider_does(w
 
 
 def test_a_log_without_room_refuses_and_forgets_the_wish(world, monkeypatch):
-    def full(kind, body):
+    def full(content):
         raise LogFull(world.folder, "full")
 
     with monkeypatch.context() as patched:
@@ -342,7 +345,8 @@ def test_a_log_without_room_refuses_and_forgets_the_wish(world, monkeypatch):
 
 
 def test_an_export_clears_what_it_selects():
-    assert cut_of(EXPORT) == Cut(tables=("users",), since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
-    assert cut_of({**EXPORT, "all": True}).delta_threshold == 0
-    base = cut_of({**EXPORT, "type": "base", "parent": None})
+    delta = cut_of(operation(EXPORT))
+    assert delta == Cut(tables=("users",), since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
+    assert cut_of(operation({**EXPORT, "all": True})).delta_threshold == 0
+    base = cut_of(operation({**EXPORT, "type": "base", "parent": None}))
     assert base == Cut(tables=("users",), since=0, base_threshold=0.1)

@@ -96,7 +96,7 @@ def test_a_log_that_was_begun_anew_is_told_from_its_begin(past, generation):
     past.end()
     shutil.rmtree(past.store)
     again = Past(past.store)
-    again.log = Log.claim(past.store / "log", 1, {"timeline": "t1", "base": None, "pid": 2}, Deadline.after(5))
+    again.log = Log.claim(past.store / "log", 1, Deadline.after(5), timeline="t1", facts={"pid": 2})
     again.meet("a", "b")
     for version in range(1, 6):  # farther than the old log was read
         close(again, version)

@@ -10,7 +10,7 @@ from service.past.rerun import comparing, course_of, print_comparison, replace_s
 from service.spec import LoadedJob, load_job
 from tests.fakes.past import Past
 from trainer.commits import Commits
-from trainer.log import Kind
+from trainer.records import SpecOperation, Void
 from trainer.rewind import NotPossible, rewind
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
@@ -26,7 +26,7 @@ def job(tmp_path):
 def past(job):
     """Passes 1 to 3 closed under one spec, a commit of 1 and of 2, pass 4 planned."""
     made = Past(job.store).begin()
-    made.log.append(Kind.OPERATION, {"op": "spec", "spec": job.raw})
+    made.log.append(SpecOperation(spec=job.raw))
     made.close(1, a=(0, 100))
     made.commit(1)
     made.close(2, a=(100, 1200))
@@ -42,11 +42,11 @@ def commit(past, version):
 
 
 def change(past, job, **keys):
-    past.log.append(Kind.OPERATION, {"op": "spec", "spec": {**job.raw, **keys}})
+    past.log.append(SpecOperation(spec={**job.raw, **keys}))
 
 
 def test_what_was_closed_after_the_commit_is_trained_again(past):
-    numbers = [each.plan["number"] for each in course_of(past.store, commit(past, 1)).passes]
+    numbers = [each.plan.number for each in course_of(past.store, commit(past, 1)).passes]
     assert numbers == [2, 3]
     assert len(course_of(past.store, None).passes) == 3
 
@@ -62,7 +62,7 @@ def test_it_goes_by_the_spec_that_was_in_force_then(past, job):
 
 
 def test_a_spec_that_changes_on_the_way_is_told_with_where_one_could_begin(past, job):
-    past.log.append(Kind.VOID, {"number": 4, "reason": "changed"})
+    past.log.append(Void(number=4, reason="changed"))
     change(past, job, train={**job.raw["train"], "batch_size": 7})
     past.close(5, a=(1300, 1400))
     with pytest.raises(NotPossible, match="^train.batch_size changed after pass 3, .* a commit of version 3 or later"):
@@ -96,8 +96,8 @@ def test_a_timeline_of_a_rewind_is_trained_again_from_a_commit_of_its_past_not_f
     past.generation = 2  # the rewind's
     again = past.begin("t2", "t1-0000000002-g1")
     again.close(3, a=(1200, 1300))
-    assert [each.plan["number"] for each in course_of(past.store, commit(past, 1)).passes] == [2, 3]
-    assert [each.plan["number"] for each in course_of(past.store, commit(past, 2)).passes] == [3]
+    assert [each.plan.number for each in course_of(past.store, commit(past, 1)).passes] == [2, 3]
+    assert [each.plan.number for each in course_of(past.store, commit(past, 2)).passes] == [3]
 
 
 def test_trainers_are_told_which_log_to_compare_with(past, job):

@@ -4,25 +4,27 @@ import json
 
 import pytest
 
+from dataset.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.past.wording import MAX_NAMED, log_lines, print_log
-from trainer.log import Kind, Log, LogDamaged, read
+from tests.fakes.records import operation
+from trainer.log import Log, LogDamaged, read
+from trainer.plan import Plan
+from trainer.records import PassClose, SpecOperation, Void
 
 
 def segment(partition, number, begin, end):
-    return {"partition": partition, "number": number, "begin": begin, "end": end, "identity": ""}
+    return Segment(partition, number, begin, end)
 
 
 def plan(number, *ranks, learn=True):
-    return {"number": number, "segments": [list(rank) for rank in ranks], "learn": learn}
+    return Plan(number, tuple(map(tuple, ranks)), learn)
 
 
 def close(number, rejected=()):
     digests = {"dense": "1111111122222222", "pushes": "3" * 32, "metrics": "4" * 64}
-    return {
-        "number": number, "day": 2, "events": 1400, "samples": 2800, "rejected": dict(rejected), "digests": digests
-    }  # fmt: skip
+    return PassClose(number=number, day=2, events=1400, samples=2800, rejected=dict(rejected), digests=digests)
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def folder(tmp_path):
 def claim(folder):
     logs = []
 
-    def claimed(generation, **body):
-        logs.append(Log.claim(folder, generation, body, Deadline.after(5)))
+    def claimed(generation, timeline=None, base=None, **facts):
+        logs.append(Log.claim(folder, generation, Deadline.after(5), timeline=timeline, base=base, facts=facts))
         return logs[-1]
 
     yield claimed
@@ -60,9 +62,9 @@ def test_a_claim_says_who_and_where_and_a_new_timeline_from_where(claim, folder)
 
 def test_a_plan_says_how_many_events_from_where_to_where(claim, folder):
     log = claim(1)
-    log.append(Kind.PLAN, plan(1, [segment("a", 0, 0, 700)], [segment("b", 1, 5, 705)]))
-    log.append(Kind.PLAN, plan(2, [segment("a", 0, 700, 800)], [segment("a", 0, 800, 900)], learn=False))
-    log.append(Kind.PLAN, plan(3, [segment("a", 0, 900, 950), segment("a", 0, 960, 970)]))
+    log.append(plan(1, [segment("a", 0, 0, 700)], [segment("b", 1, 5, 705)]))
+    log.append(plan(2, [segment("a", 0, 700, 800)], [segment("a", 0, 800, 900)], learn=False))
+    log.append(plan(3, [segment("a", 0, 900, 950), segment("a", 0, 960, 970)]))
     assert words(folder)[1:] == [
         "pass 1: 1,400 events: a 0-700, b 5-705",
         "pass 2: 200 events, only predicted: a 700-900",
@@ -71,14 +73,14 @@ def test_a_plan_says_how_many_events_from_where_to_where(claim, folder):
 
 
 def test_a_line_names_so_many_partitions_and_counts_the_others(claim, folder):
-    claim(1).append(Kind.PLAN, plan(1, [segment(f"t/{n}", n, 0, 1) for n in range(MAX_NAMED + 3)]))
+    claim(1).append(plan(1, [segment(f"t/{n}", n, 0, 1) for n in range(MAX_NAMED + 3)]))
     assert words(folder)[1].endswith(f"t/{MAX_NAMED - 1} 0-1, and 3 more")
 
 
 def test_a_close_says_what_was_read_and_how_its_digests_begin(claim, folder):
     log = claim(1)
-    log.append(Kind.CLOSE, close(1))
-    log.append(Kind.CLOSE, close(2, {"unparsable": 3, "too_long": 0}))
+    log.append(close(1))
+    log.append(close(2, {"unparsable": 3, "too_long": 0}))
     digests = "day 2; dense 11111111 pushes 33333333 metrics 44444444"
     assert words(folder)[1:] == [
         f"pass 1: 1,400 events, 2,800 samples, 0 rejected, {digests}",
@@ -100,11 +102,10 @@ def test_operations_say_what_they_do(claim, folder):
         {"op": "shrink", "id": None, "table": "t", "delete_below": None, "delete_after_days": None, "at_once": True},
         {"op": "shrink", "id": "x", "table": "t", "delete_below": 0.5, "delete_after_days": 3, "at_once": False},
         {"op": "forget", "id": "x", "slot": "user", "table": "t", "group": 0, "key": 9},
-        {"op": "new", "day": 3},
     ]
     for body in bodies:
-        log.append(Kind.OPERATION, body)
-    log.append(Kind.VOID, {"number": 3, "reason": "changed: seed"})
+        log.append(operation(body))
+    log.append(Void(number=3, reason="changed: seed"))
     assert words(folder)[1:] == [
         "partitions: 0 is a from 5 to 90, 1 is b from 5",
         "gap: a: 1,500 positions from 10 on are no longer retained; continues at 1510",
@@ -116,7 +117,6 @@ def test_operations_say_what_they_do(claim, folder):
         "shrink: table t, by its own rule",
         "shrink: table t, delete_below 0.5 and delete_after_days 3",
         "forget: slot user, key 9",
-        'new: {"day": 3}',
         "pass 3 is void: changed: seed",
     ]
 
@@ -124,9 +124,9 @@ def test_operations_say_what_they_do(claim, folder):
 def test_a_spec_is_told_by_what_it_changes(claim, folder):
     log = claim(1)
     first = {"name": "news", "train": {"batch_size": 64}, "seed": 3}
-    log.append(Kind.OPERATION, {"op": "spec", "spec": first})
+    log.append(SpecOperation(spec=first))
     second = {"name": "news", "train": {"batch_size": 128, "amp": "bfloat16"}}
-    log.append(Kind.OPERATION, {"op": "spec", "spec": second})
+    log.append(SpecOperation(spec=second))
     assert words(folder)[1:] == [
         "spec: of job news, 3 keys",
         'spec: seed 3 -> (not given), train.amp (not given) -> "bfloat16", train.batch_size 64 -> 128',
@@ -142,13 +142,13 @@ def test_a_record_that_says_when_is_told_with_it(claim, folder):
 def test_the_last_records_are_told_by_what_came_before_them(claim, folder, capsys):
     log = claim(1)
     for seed in (3, 4):
-        log.append(Kind.OPERATION, {"op": "spec", "spec": {"seed": seed}})
+        log.append(SpecOperation(spec={"seed": seed}))
     print_log(folder, last=1, as_json=False)
     assert capsys.readouterr().out == "      3  operation  spec: seed 3 -> 4\n"
 
 
 def test_json_is_the_records_one_a_line(claim, folder, capsys):
-    claim(1, host="mill").append(Kind.VOID, {"number": 1, "reason": "x"})
+    claim(1, host="mill").append(Void(number=1, reason="x"))
     print_log(folder, last=1, as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"n": 2, "kind": "void", "number": 1, "reason": "x"}
@@ -157,11 +157,11 @@ def test_json_is_the_records_one_a_line(claim, folder, capsys):
 
 def test_of_a_damaged_log_what_is_good_is_printed_before_the_error(claim, folder, capsys):
     first = claim(1)
-    first.append(Kind.CLOSE, close(1))
+    first.append(close(1))
     first.close()
     second = claim(2)
     for number in (2, 3, 4):
-        second.append(Kind.CLOSE, close(number))
+        second.append(close(number))
     second.close()
     path = folder / "00000002-0001.log"
     content = bytearray(path.read_bytes())
@@ -178,7 +178,7 @@ def test_a_log_whose_file_is_gone_is_told_up_to_there(claim, folder, capsys):
     for generation in (1, 2, 3):
         claim(generation).close()
     (folder / "00000002-0001.log").unlink()
-    with pytest.raises(LogDamaged, match=r"goes on after 00000002-0001.log, which is not there"):
+    with pytest.raises(LogDamaged, match=r"continues after 00000002-0001.log, which is not there"):
         print_log(folder, last=None, as_json=False)
     assert len(capsys.readouterr().out.splitlines()) == 1
 

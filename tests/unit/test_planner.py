@@ -1,6 +1,5 @@
 """When a pass may be cut: by count once it is full or the stream has ended, by arrival once its time is up."""
 
-import json
 import threading
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from millrace import retry
 from millrace.deadline import Deadline
 from trainer.config import PassesSection
 from trainer.log import LogFull
-from trainer.partitions import Known, Skip, meet
+from trainer.partitions import Skip, meet
 from trainer.plan import Plan
 from trainer.planner import Drained, MemoryJournal, Planner
+from trainer.records import GapOperation
 
 
 class Stream:
@@ -201,9 +201,9 @@ class Listening(MemoryJournal):
         super().__init__()
         self.order, self.planner = [], None
 
-    def operation(self, body):
-        super().operation(body)
-        self.order.append((body["op"], self.planner._answers.qsize()))
+    def operation(self, operation):
+        super().operation(operation)
+        self.order.append((operation.op, self.planner._answers.qsize()))
 
     def plan(self, plan):
         super().plan(plan)
@@ -217,8 +217,8 @@ def test_partitions_met_and_the_plan_are_logged_before_anybody_hears_of_them():
     plan = plan_of(planner)
     assert journal.order == [("partitions", 0), ("plan", 0)]
     assert journal.plans == [plan]
-    (operation,) = json.loads(json.dumps(journal.operations))
-    assert {k["name"]: Known.of_message(k) for k in operation["partitions"]} == dict(planner.known)
+    (operation,) = journal.operations
+    assert {each.name: each for each in operation.partitions} == dict(planner.known)
     assert [(s.partition, s.end, s.identity) for s in plan.segments[0]] == [
         ("memory/0", 5, "0.1"),
         ("memory/1", 3, "1.1"),
@@ -322,7 +322,7 @@ def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning(
     again = Planner(stream, passes, 1, None, journal=journal, known=first.known)
     plan = plan_of(again, 2, {"memory/0": 5})
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(1, 1, 4)]
-    assert [k["number"] for k in journal.operations[0]["partitions"]] == [1]
+    assert [each.number for each in journal.operations[0].partitions] == [1]
 
 
 @pytest.mark.parametrize("size", [4, 5, 50])
@@ -363,7 +363,7 @@ def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
     plan = planner.take(10.0)
     planner.close()
     assert [(s.begin, s.end) for s in plan.segments[0]] == [(30, 33)]
-    gap = {"op": "gap", "partition": "memory/0", "position": 10, "go_on": 30}
+    gap = GapOperation(partition="memory/0", position=10, go_on=30)
     assert journal.operations == [gap]
     assert planner.jumped == {"memory/0": 20}
     stream.append(0, [b"newer"] * 4)

@@ -12,6 +12,7 @@ from trainer.history import History
 from trainer.log import Kind, LogDamaged, newest_generation, read
 from trainer.log_file import listed
 from trainer.partitions import Skip
+from trainer.records import SkipOperation
 from trainer.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
 
 
@@ -59,8 +60,8 @@ def test_a_rewind_says_who_did_it_and_when(past):
     past.end()
     rewind(past.store, commit(past), "t2")
     claim = history(past).claim
-    assert claim["by"] == "millrace rewind"
-    assert claim["at"].endswith("+00:00")
+    assert claim.facts["by"] == "millrace rewind"
+    assert claim.facts["at"].endswith("+00:00")
 
 
 def test_the_next_generation_goes_on_from_there(past):
@@ -69,8 +70,8 @@ def test_the_next_generation_goes_on_from_there(past):
     past.generation = 2
     past.begin("t2", past.name).close(3, a=(200, 250))
     now = history(past)
-    assert [each.plan["number"] for each in now.after(2)] == [3]
-    assert now.plans[3].body["segments"][0][0]["end"] == 250
+    assert [each.plan.number for each in now.after(2)] == [3]
+    assert now.plans[3].content.segments[0][0].end == 250
 
 
 def test_a_timeline_is_named_as_none_was_before(past):
@@ -124,7 +125,7 @@ def test_a_log_begun_anew_is_gone_on_with(damaged):
     rewind_anew(damaged.store, commit(damaged), "t2")
     damaged.generation = 3
     damaged.begin("t2", damaged.name).close(3, a=(200, 250))
-    assert [each.plan["number"] for each in history(damaged).after(2)] == [3]
+    assert [each.plan.number for each in history(damaged).after(2)] == [3]
     assert Lineage.of(claims(damaged.store / "log")).holds(damaged.name)
 
 
@@ -168,14 +169,14 @@ def test_the_lineage_is_known_of_a_damaged_log(damaged):
 def test_a_skip_withdraws_the_plans_from_the_first_one_on_that_touches_it(past):
     assert go_past(past, "a", 410, 420) == [5]
     now = history(past)
-    assert [each.body["number"] for each in now.unclosed()] == [4]
-    assert now.operations[-1].body == {"op": "skip", "partition": "a", "begin": 410, "end": 420, "reason": "broken"}
-    assert now.voids[5].body["reason"] == "touches what is skipped: broken"
+    assert [each.content.number for each in now.unclosed()] == [4]
+    assert now.operations[-1].content == SkipOperation(partition="a", begin=410, end=420, reason="broken")
+    assert now.voids[5].content.reason == "touches what is skipped: broken"
 
 
 def test_a_plan_that_comes_after_one_withdrawn_is_withdrawn_before_it(past):
     assert go_past(past, "a", 399, 420) == [4, 5]
-    voids = [record.body["number"] for record in read(past.store / "log") if record.kind is Kind.VOID]
+    voids = [record.content.number for record in read(past.store / "log") if record.kind is Kind.VOID]
     assert voids == [5, 4]
     assert not history(past).unclosed()
 

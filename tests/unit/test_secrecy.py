@@ -23,8 +23,9 @@ from millrace.secrecy import (
 from service.past.wording import log_lines
 from service.spec import Job, job_of
 from trainer import respec
-from trainer.log_file import Kind, Place, Record
+from trainer.log_file import Place, Record
 from trainer.predict.config import PredictionRequest
+from trainer.records import SpecOperation
 
 PASSWORD = "hunter2"
 SPEC = {
@@ -176,8 +177,8 @@ def test_a_logged_secret_that_the_job_file_lacks_stays_as_it_was_logged():
 
 
 def test_the_lines_of_a_log_that_holds_a_secret_from_before_do_not_tell_it():
-    bodies = [{"op": "spec", "spec": SPEC}, {"op": "spec", "spec": spec(sasl_plain_password="rotated", client_id="x")}]
-    records = [Record(number, Kind.OPERATION, body, Place(Path("log"), 0)) for number, body in enumerate(bodies, 1)]
+    specs = [SPEC, spec(sasl_plain_password="rotated", client_id="x")]
+    records = [Record(n, SpecOperation(spec=each), Place(Path("log"), 0)) for n, each in enumerate(specs, 1)]
     lines = "\n".join(map(str, log_lines(records)))
     assert "client_id" in lines and PASSWORD not in lines and "rotated" not in lines
 

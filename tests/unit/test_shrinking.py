@@ -1,6 +1,7 @@
 """When tables shrink: each day, steady ageing always; small ones at the close, large ones once they are counted."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,13 +12,15 @@ from pserver.client import TableStats
 from pserver.config import SlotLife, TableSection
 from pserver.operations import Shrink, Survey
 from trainer.operations import Closing
+from trainer.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
 from trainer.shrink_guard import rule_of
 from trainer.shrinking import SMALL_ROWS, Shrinking, TooMany
 
 SCHEMA = Schema.of([SparseSlot(name="user"), SparseSlot(name="item"), SparseSlot(name="seen", share="item")])
 RULED = TableSection(delete_below=1.0, delete_after_days=9)
-WISH = {"op": "shrink", "id": None, "table": "default", "delete_below": None, "delete_after_days": None}
-DAILY = {**WISH, "rule": rule_of(RULED)}
+DAILY = ShrinkOperation(
+    id=None, table="default", delete_below=None, delete_after_days=None, at_once=True, rule=rule_of(RULED)
+)
 ALLOWED = {"op": "shrink", "id": "x", "table": "default", "allow": True}
 
 
@@ -54,8 +57,8 @@ class World:
         )  # fmt: skip
         self.shrinking.saw(close)
         due = [] if replayed else self.shrinking.due(close, ordered)
-        for body in (*ordered, *due):
-            self.shrinking.acted(self.version, body, replayed)
+        for each in (*ordered, *due):
+            self.shrinking.acted(self.version, each, replayed)
         return due
 
 
@@ -66,7 +69,7 @@ def world():
 
 def test_a_small_table_shrinks_at_the_close_in_which_a_day_begins(world):
     assert world.close(0) == []
-    assert world.close(1) == [{**DAILY, "at_once": True}]
+    assert world.close(1) == [DAILY]
     assert world.shards.asked == [Shrink(table="default", at_once=True)]
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
     assert len(world.close(3)) == 1, "several days are one shrink"
@@ -77,7 +80,7 @@ def test_a_large_table_shrinks_at_the_first_close_after_it_is_counted(world):
     assert world.close(1) == [] == world.close(1) and world.shrinking.wants_pass(False)
     assert world.shrinking.status()["counting"] == ["default"]
     world.shards.counted = True
-    assert world.close(1) == [{**DAILY, "at_once": False}]
+    assert world.close(1) == [replace(DAILY, at_once=False)]
     assert not world.shrinking.wants_pass(False)
 
 
@@ -91,21 +94,21 @@ def test_while_nothing_is_learnt_no_table_shrinks_and_what_was_to_waits(world):
         frozen.shrinking.asked({"op": "shrink", "id": "s", "table": "default", "allow": True})
     again = World()
     again.shrinking.load_state(frozen.shrinking.state())
-    assert again.shrinking.wants_pass(False) and again.close(1) == [{**DAILY, "at_once": True}]
+    assert again.shrinking.wants_pass(False) and again.close(1) == [DAILY]
 
 
 def test_at_the_end_of_a_stream_nothing_is_waited_for(world):
     world.rows, world.shards.counted = SMALL_ROWS, False
     world.close(1)
     assert world.shrinking.wants_pass(True)
-    assert world.close(1, ended=True) == [{**DAILY, "at_once": True}]
+    assert world.close(1, ended=True) == [DAILY]
 
 
 def test_rows_that_the_shrink_before_took_are_not_counted_once_more(world):
     world.rows, world.sweeping = SMALL_ROWS, True
     assert world.close(1) == [] and world.shards.asked == [] and world.shrinking.wants_pass(False)
     world.sweeping = False
-    assert world.close(1) == [{**DAILY, "at_once": False}]
+    assert world.close(1) == [replace(DAILY, at_once=False)]
 
 
 def test_where_no_row_would_go_nothing_is_logged(world):
@@ -123,7 +126,7 @@ def held(world):
 def test_steady_ageing_is_never_held_however_many_rows_go(world):
     for day in range(1, 6):
         world.shards.survey_is = Survey(100, {0: 30 * (day % 3)}, {1: 31})
-        assert world.close(day) == [{**DAILY, "at_once": True}] and held(world) is None
+        assert world.close(day) == [DAILY] and held(world) is None
 
 
 def test_a_shrink_by_a_changed_rule_waits_and_is_counted_again_each_day(world):
@@ -131,45 +134,43 @@ def test_a_shrink_by_a_changed_rule_waits_and_is_counted_again_each_day(world):
     world.tables["default"] = TableSection(delete_below=1.0, delete_after_days=3)
     world.shards.survey_is = Survey(100, {0: 21}, {})
     [hold] = world.close(2)
-    assert hold == {
-        "op": "hold", "id": None, "table": "default", "rows": 100, "going": 21, "fraction": 0.21,
-        "why": "the table has not been shrunk by this rule before",
-    }  # fmt: skip
-    assert held(world)["since"] == 2 and held(world)["why"] == hold["why"] and not world.shrinking.wants_pass(False)
+    why = "the table has not been shrunk by this rule before"
+    assert hold == HoldOperation(table="default", rows=100, going=21, fraction=0.21, why=why)
+    assert held(world)["since"] == 2 and held(world)["why"] == why and not world.shrinking.wants_pass(False)
     assert held(world)["command"] == "millrace shrink JOB.TOML --table default --allow"
     assert world.close(2) == []
     world.shards.survey_is = Survey(100, {0: 40}, {})
     [again] = world.close(3)
-    assert again["op"] == "hold" and held(world)["going"] == 40 and held(world)["since"] == 2
+    assert again.op == "hold" and held(world)["going"] == 40 and held(world)["since"] == 2
     world.shards.survey_is = Survey(100, {0: 20}, {})
-    assert [body["op"] for body in world.close(4)] == ["shrink"] and held(world) is None
+    assert [body.op for body in world.close(4)] == ["shrink"] and held(world) is None
     world.shards.survey_is = Survey(100, {0: 50}, {})
-    assert [body["op"] for body in world.close(5)] == ["shrink"], "by now it is the table's rule"
+    assert [body.op for body in world.close(5)] == ["shrink"], "by now it is the table's rule"
 
 
 def test_a_changed_rule_that_takes_nothing_is_the_rule_from_then_on(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=30)
     world.shards.survey_is = Survey(100, {}, {})
-    assert [body["op"] for body in world.close(2)] == ["shrink"] and world.close(3) == []
+    assert [body.op for body in world.close(2)] == ["shrink"] and world.close(3) == []
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert [body["op"] for body in world.close(4)] == ["shrink"]
+    assert [body.op for body in world.close(4)] == ["shrink"]
 
 
 def test_a_rule_that_is_put_back_is_as_it_was(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=1)
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert world.close(2)[0]["op"] == "hold"
+    assert world.close(2)[0].op == "hold"
     world.tables["default"] = RULED
-    assert world.close(3)[0]["op"] == "shrink" and held(world) is None
+    assert world.close(3)[0].op == "shrink" and held(world) is None
 
 
 def test_a_table_without_a_rule_any_more_holds_nothing(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=1)
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert world.close(2)[0]["op"] == "hold"
+    assert world.close(2)[0].op == "hold"
     world.tables["default"] = TableSection()
     assert world.close(3) == [] and held(world) is None
 
@@ -177,32 +178,32 @@ def test_a_table_without_a_rule_any_more_holds_nothing(world):
 def test_rows_that_came_under_no_rule_of_the_job_wait_for_leave():
     world = World(imported=True)
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert world.close(1)[0]["op"] == "hold"
+    assert world.close(1)[0].op == "hold"
     allowed = world.shrinking.asked(ALLOWED)
     assert world.close(1, ordered=[allowed]) == [] and held(world) is None
-    assert world.close(2)[0]["op"] == "shrink"
+    assert world.close(2)[0].op == "shrink"
 
 
 def test_rows_are_counted_by_what_was_set_and_not_before_it(world):
-    setting = {"op": "set", "id": "s", "keys": {"tables.default.delete_after_days": 1}}
+    setting = SetOperation(id="s", keys={"tables.default.delete_after_days": 1})
     assert world.close(1, ordered=[setting]) == [] and world.shards.asked == [] and world.shrinking.wants_pass(True)
     world.tables["default"] = TableSection(delete_after_days=1)
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert world.close(1)[0]["op"] == "hold"
+    assert world.close(1)[0].op == "hold"
 
 
 def test_a_day_that_jumped_waits_until_the_next_one(world):
     world.shards.survey_is = Survey(100, {}, {0: 60})
     world.close(1)
     [hold] = world.close(5, days=[5])
-    assert hold["why"] == "the day jumped from 1 to 5, and 3 days between had no samples"
-    assert world.close(6, days=[6])[0]["op"] == "shrink" and held(world) is None
+    assert hold.why == "the day jumped from 1 to 5, and 3 days between had no samples"
+    assert world.close(6, days=[6])[0].op == "shrink" and held(world) is None
 
 
 def test_days_that_a_pass_has_samples_of_are_no_jump(world):
     world.shards.survey_is = Survey(100, {}, {0: 60})
     world.close(1)
-    assert world.close(4, days=[2, 3, 4])[0]["op"] == "shrink"
+    assert world.close(4, days=[2, 3, 4])[0].op == "shrink"
 
 
 def test_days_that_an_earlier_pass_had_samples_of_are_no_jump(world):
@@ -212,12 +213,12 @@ def test_days_that_an_earlier_pass_had_samples_of_are_no_jump(world):
     again.shrinking.load_state(json.loads(json.dumps(world.shrinking.state())))
     for each in (world, again):  # the days ahead are in the commit
         each.shards.survey_is, each.version = world.shards.survey_is, 2
-        assert each.close(3, days=[3, 4])[0]["op"] == "shrink"
+        assert each.close(3, days=[3, 4])[0].op == "shrink"
 
 
 def test_a_stream_with_as_many_days_missing_each_time_is_steady(world):
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    ops = [body["op"] for day in (3, 6, 9, 12) for body in world.close(day, days=[day])]
+    ops = [body.op for day in (3, 6, 9, 12) for body in world.close(day, days=[day])]
     assert ops == ["hold", "shrink", "shrink", "shrink"]
 
 
@@ -229,34 +230,34 @@ def test_rows_of_a_slot_whose_values_stopped_wait_until_they_come_again(world):
     world.close(1, signals=ALL)
     rest = [name for name in ALL if name != "slot.user"]
     world.shards.survey_is = Survey(100, {}, {USER: 60})
-    assert world.close(2, signals=rest)[0]["op"] == "shrink", "it came on the day that ended"
+    assert world.close(2, signals=rest)[0].op == "shrink", "it came on the day that ended"
     [hold] = world.close(3, signals=rest)
-    assert hold["why"] == "statistics broke: slot user had no value since day 1"
-    assert world.close(4, signals=ALL)[0]["op"] == "shrink"
+    assert hold.why == "statistics broke: slot user had no value since day 1"
+    assert world.close(4, signals=ALL)[0].op == "shrink"
 
 
 def test_a_slot_without_values_that_has_few_rows_holds_nothing(world):
     rest = [name for name in ALL if name != "slot.user"]
     world.close(1, signals=ALL)
     world.shards.survey_is = Survey(100, {}, {USER: 20, ITEM: 40})
-    assert [world.close(day, signals=rest)[0]["op"] for day in (2, 3, 4)] == ["shrink"] * 3
+    assert [world.close(day, signals=rest)[0].op for day in (2, 3, 4)] == ["shrink"] * 3
 
 
 def test_slots_that_share_rows_are_broken_where_all_are(world):
     world.close(1, signals=ALL)
     world.shards.survey_is = Survey(100, {}, {ITEM: 60})
     one, both = ("slot.user", "slot.item", "click.default"), ("slot.user", "click.default")
-    assert [world.close(day, signals=one)[0]["op"] for day in (2, 3)] == ["shrink"] * 2
-    assert [world.close(day, signals=both)[0]["op"] for day in (4, 5)] == ["shrink", "hold"]
+    assert [world.close(day, signals=one)[0].op for day in (2, 3)] == ["shrink"] * 2
+    assert [world.close(day, signals=both)[0].op for day in (4, 5)] == ["shrink", "hold"]
 
 
 def test_rows_that_go_for_their_score_wait_while_no_clicks_come(world):
     world.close(1, signals=ALL)
     rest = [name for name in ALL if name != "click.default"]
     world.shards.survey_is = Survey(100, {}, {ITEM: 60})
-    assert [world.close(day, signals=rest)[0]["op"] for day in (2, 3)] == ["shrink"] * 2, "not for their score"
+    assert [world.close(day, signals=rest)[0].op for day in (2, 3)] == ["shrink"] * 2, "not for their score"
     world.shards.survey_is = Survey(100, {ITEM: 30}, {ITEM: 30})
-    assert world.close(4, signals=rest)[0]["why"] == "statistics broke: table default had no click since day 1"
+    assert world.close(4, signals=rest)[0].why == "statistics broke: table default had no click since day 1"
 
 
 def test_what_an_operator_lets_go_although_it_is_broken_is_no_longer_watched(world):
@@ -264,11 +265,11 @@ def test_what_an_operator_lets_go_although_it_is_broken_is_no_longer_watched(wor
     world.close(1, signals=ALL)
     world.close(2, signals=rest)
     world.shards.survey_is = Survey(100, {}, {USER: 60})
-    assert world.close(3, signals=rest)[0]["op"] == "hold"
+    assert world.close(3, signals=rest)[0].op == "hold"
     world.close(3, signals=rest, ordered=[world.shrinking.asked(ALLOWED)])
-    assert held(world) is None and world.close(4, signals=rest)[0]["op"] == "shrink"
+    assert held(world) is None and world.close(4, signals=rest)[0].op == "shrink"
     world.close(5, signals=ALL)
-    assert [world.close(day, signals=rest)[0]["op"] for day in (6, 7)] == ["shrink", "hold"], "it came again, and went"
+    assert [world.close(day, signals=rest)[0].op for day in (6, 7)] == ["shrink", "hold"], "it came again, and went"
 
 
 def test_what_an_operator_lets_go_no_longer_waits():
@@ -276,7 +277,7 @@ def test_what_an_operator_lets_go_no_longer_waits():
     world.shards.survey_is = Survey(100, {0: 90}, {})
     world.close(1)
     body = world.shrinking.asked(ALLOWED)
-    assert body == {**DAILY, "id": "x", "at_once": True}
+    assert body == replace(DAILY, id="x")
     assert world.close(1, ordered=[body]) == [] and held(world) is None
 
 
@@ -300,23 +301,23 @@ def test_a_commit_of_an_older_release_holds_what_it_held(world):
     world = World(imported=True)
     world.shrinking.load_state(old)
     world.shards.survey_is = Survey(100, {}, {0: 60})
-    assert world.close(4)[0]["op"] == "hold" and held(world)["since"] == 2
+    assert world.close(4)[0].op == "hold" and held(world)["since"] == 2
 
 
 def test_a_shrink_logged_before_a_crash_is_not_logged_twice(world):
-    assert world.close(1, ordered=[{**DAILY, "at_once": True}]) == []
+    assert world.close(1, ordered=[DAILY]) == []
     assert world.close(1) == []
 
 
 def test_a_replay_leaves_wanted_what_was_not_logged_by_its_end(world):
     world.close(1, replayed=True)
     assert len(world.close(1)) == 1
-    world.close(2, replayed=True, ordered=[{**DAILY, "at_once": True}])
+    world.close(2, replayed=True, ordered=[DAILY])
     assert world.close(2) == []
 
 
 def test_a_day_that_an_operation_begins_is_a_day(world):
-    world.close(0, ordered=[{"op": "day_tick", "id": "x", "to": 1}])
+    world.close(0, ordered=[DayTickOperation(id="x", to=1)])
     assert world.shrinking.wants_pass(False) and len(world.close(1)) == 1
 
 
@@ -326,7 +327,7 @@ def test_tables_without_a_rule_or_that_shrink_when_asked_do_not_shrink_daily(wor
         "asked": TableSection(delete_below=1.0, shrink="asked"),
         "by_slot": TableSection(slots={"user": SlotLife(delete_after_days=0)}),
     }
-    assert [body["table"] for body in world.close(1)] == ["by_slot"]
+    assert [body.table for body in world.close(1)] == ["by_slot"]
 
 
 def test_a_commit_holds_what_is_wanted_and_what_waits():
@@ -349,7 +350,7 @@ def test_a_shrink_with_a_rule_of_its_own_leaves_the_daily_one_to_come(world):
     world.close(1)
     own = {"op": "shrink", "id": "x", "table": "default", "delete_below": 3, "allow": True}
     body = world.shrinking.asked(own)
-    assert body == {**WISH, "id": "x", "delete_below": 3.0, "at_once": False}
+    assert body == replace(DAILY, id="x", delete_below=3.0, at_once=False, rule=None)
     world.close(1, ordered=[body])
     assert world.shrinking.wants_pass(False)
 

@@ -4,15 +4,16 @@ import pytest
 
 from millrace.errors import MillraceError, SpecError
 from tests.fakes.past import SPEC, Past
+from tests.fakes.records import operation
 from trainer.commits import MANIFEST
-from trainer.log import Kind
+from trainer.records import RequestedOperation, SpecOperation
 from trainer.recovery import begin, overrides_of, replay_first
 
 LATER = {**SPEC, "train": {"batch_size": 7}}
 
 
 def spec(past, said):
-    past.log.append(Kind.OPERATION, {"op": "spec", "spec": said})
+    past.log.append(SpecOperation(spec=said))
 
 
 def numbers(found):
@@ -92,10 +93,10 @@ def setting(tmp_path):
     spec(made, SPEC)
     made.close(1, a=(0, 100))
     made.first = made.commit(1)
-    made.log.append(Kind.OPERATION, SET)
+    made.log.append(operation(SET))
     made.close(2, a=(100, 200))
-    made.log.append(Kind.OPERATION, {"op": "day_tick", "id": "b", "to": 1})
-    made.log.append(Kind.OPERATION, {**SET, "id": "c"})
+    made.log.append(operation({"op": "day_tick", "id": "b", "to": 1}))
+    made.log.append(operation({**SET, "id": "c"}))
     made.end()
     return made
 
@@ -103,9 +104,8 @@ def setting(tmp_path):
 def test_what_was_set_acts_again_where_it_acted_and_what_waits_at_the_first_new_close(setting):
     found = begin(setting.store, 2, SPEC, None, {})
     found.joblog.close()
-    assert [list(each.operations) for each in found.replay] == [[SET]]
-    assert [record.body["id"] for record in found.waiting if "id" in record.body] == ["b", "c"]
-    assert {record.body.get("id") for record in found.operations} >= {"a", "b", "c"}
+    assert [list(each.operations) for each in found.replay] == [[operation(SET)]]
+    assert [each.id for each in found.waiting if isinstance(each, RequestedOperation)] == ["b", "c"]
 
 
 def test_a_changed_job_file_has_the_last_word_over_what_waits_to_be_set(setting):
@@ -117,8 +117,8 @@ def test_a_changed_job_file_has_the_last_word_over_what_waits_to_be_set(setting)
         past.generation += 1
         found = begin(setting.store, past.generation, FASTER, None, {})
         found.joblog.close()
-        waits = {record.body["id"]: record.body for record in found.waiting if "id" in record.body}
-        assert waits["c"]["keys"] == {DECAY: 0.9} and waits["b"]["to"] == 1
+        waits = {each.id: each for each in found.waiting if isinstance(each, RequestedOperation)}
+        assert waits["c"].keys == {DECAY: 0.9} and waits["b"].to == 1
 
 
 def test_a_commit_that_knows_of_nothing_set_and_one_whose_job_file_changed_since(setting):

@@ -23,7 +23,7 @@ threading.Event().wait()
 
 
 def claim(folder, generation):
-    Log.claim(folder, generation, {}, Deadline.after(5)).close()
+    Log.claim(folder, generation, Deadline.after(5)).close()
 
 
 def test_a_process_that_waits_for_ever_ends_once_a_newer_generation_has_the_job(tmp_path):
@@ -34,7 +34,7 @@ def test_a_process_that_waits_for_ever_ends_once_a_newer_generation_has_the_job(
         claim(tmp_path / "log", 2)
         _, said = waiting.communicate(timeout=30)
     assert waiting.returncode == Superseded.exit_code
-    assert "generation 2 of the workers has claimed this job, generation 1 comes too late" in said
+    assert "generation 2 of the workers has claimed this job, generation 1 is too late" in said
 
 
 def test_the_newest_generation_is_let_be_and_an_older_one_has_a_look_s_time_to_end_in_order(tmp_path, monkeypatch):

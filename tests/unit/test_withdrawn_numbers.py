@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 from tests.fakes.past import SPEC, Past
 from trainer.job import restore
-from trainer.log import Kind
 from trainer.partitions import Skip
 from trainer.progress import Progress
 from trainer.ranks import Alone
+from trainer.records import SpecOperation
 from trainer.recovery import begin
 from trainer.rewind import skip
 
@@ -15,7 +15,7 @@ from trainer.rewind import skip
 def test_what_is_planned_after_a_replay_has_a_number_above_all_that_were_withdrawn(tmp_path):
     """Else its plan would be taken for the withdrawn one, and its events would be left out of the next replay."""
     past = Past(tmp_path / "store").begin()
-    past.log.append(Kind.OPERATION, {"op": "spec", "spec": SPEC})
+    past.log.append(SpecOperation(spec=SPEC))
     past.meet("a")
     for number in (1, 2):
         past.close(number, a=(100 * number - 100, 100 * number))

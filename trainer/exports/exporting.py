@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
@@ -26,12 +26,24 @@ from trainer.commits import Commit, Commits
 from trainer.exports.attempts import LONGEST_PAUSE_S, Attempts, Exporter, log_end
 from trainer.exports.chain import Body, Chain, Kind, Link, status_of
 from trainer.exports.config import ExportSection
-from trainer.exports.ordering import Setting, export_body, exported_body, facts_of, request_of
+from trainer.exports.ordering import Setting, export_operation, exported_operation, facts_of, request_of
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.retention import HOLDER, commit_of, release_others, remove_stages
 from trainer.exports.schedule import Due, Now, decide, usual
 from trainer.log import LogFull, Superseded
-from trainer.operations import Closing
+from trainer.operations import Closing, Request
+from trainer.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    Operation,
+    SetOperation,
+    ShrinkOperation,
+    encode,
+)
 
 STOP_S = 120.0
 """How long a job that is asked to stop waits at most for an export; the next run makes it from the same commit."""
@@ -71,7 +83,7 @@ class _Stream:
 class Exporting:
     """See module docstring. The loop's thread, but where it says otherwise."""
 
-    def __init__(self, setting: Setting, exporter: Exporter, note: Callable[[Body], None]) -> None:
+    def __init__(self, setting: Setting, exporter: Exporter, note: Callable[[ExportedOperation], None]) -> None:
         """`note` logs an operation at once: see trainer.operations.Operator."""
         self._setting, self._note, self._attempts = setting, note, Attempts(exporter)
         self._commits = Commits(setting.store)
@@ -79,7 +91,7 @@ class Exporting:
         self._committer: ExactCommits | None = None
         self._ends: dict[tuple[str, str, str], Body] = {}
         """Ends that are logged and have not acted yet: by stream, timeline and name of the export."""
-        self._unlogged: deque[tuple[Body, ExportRequest]] = deque()
+        self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
         """Ends that the log had no room for yet."""
         self._wishing = threading.Lock()
         self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
@@ -95,15 +107,15 @@ class Exporting:
 
     # -- beginning and end
 
-    def begin(self, committer: ExactCommits, logged: Iterable[Body], version: int) -> None:
+    def begin(self, committer: ExactCommits, logged: Iterable[Operation], version: int) -> None:
         """Before the first pass, restored at `version`. `logged`: operations that are still to act, also in a replay.
 
         What was cut by then and never ended is made now, from its commit.
         """
         self._committer = committer
-        for body in logged:
-            if body["op"] == "exported":
-                self._ends[body["stream"], body["timeline"], body["name"]] = body
+        for each in logged:
+            if isinstance(each, ExportedOperation):
+                self._ends[each.stream, each.timeline, each.name] = encode(each)
         with self._setting.exclusive():  # a chief that was replaced has no say in what is another's
             for stream in self._streams:
                 if (flight := self._in_flight(stream)) is not None:
@@ -156,11 +168,11 @@ class Exporting:
 
     # -- see Decider
 
-    def asked(self, body: Body) -> dict[str, Any] | None:
+    def asked(self, request: Request) -> None:
         """See Decider. A wish is granted at a close, and known by its id from then on."""
-        if body["op"] != "export":
-            return None
-        name, kind, id_ = body.get("stream"), body.get("kind"), body["id"]
+        if request["op"] != ExportOperation.op:
+            return
+        name, kind, id_ = request.get("stream"), request.get("kind"), request["id"]
         stream = self._streams.get(name) if isinstance(name, str) else None
         if stream is None:
             raise SpecError(f"there is no stream of exports {name!r}; {nearest(str(name), self._streams)}", "exports")
@@ -202,11 +214,11 @@ class Exporting:
             self.tick()
             time.sleep(TURN_LOOK_S)
 
-    def due(self, close: Closing, ordered: Sequence[Body]) -> list[dict[str, Any]]:
+    def due(self, close: Closing, ordered: Sequence[ActingOperation]) -> list[ExportOperation]:
         """See Decider."""
-        bodies = []
-        exported = {body["stream"] for body in ordered if body["op"] == "export"}
-        going = {body["table"] for body in ordered if body["op"] == "shrink" and not body["at_once"]}
+        found = []
+        exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
+        going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
         for name, stream in self._streams.items():
             time_s = self._time_s(name, close)
             due = None
@@ -217,21 +229,32 @@ class Exporting:
                     wish, stream.wish = stream.wish, None
                     id_ = None if wish is None else wish[1]
                     self._granted.extend(() if id_ is None else (id_,))
-                bodies.append(dict(export_body(self._setting, name, due, close, time_s, id_)))
-        return bodies
+                found.append(export_operation(self._setting, name, due, close, time_s, id_))
+        return found
 
-    def acted(self, version: int, body: Body, replaying: bool) -> None:
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         """See Decider."""
-        match body["op"]:
-            case "export" if body["stream"] in self._streams:
-                self._cut(body)
-            case "exported" if body["stream"] in self._streams:
-                self._ends.pop((body["stream"], body["timeline"], body["name"]), None)
-                self._streams[body["stream"]].chain.over(body)
-            case "forget" | "shrink" | "day_tick":
-                self._day = max(self._day, int(body.get("to", 0)))
-                for stream in self._streams.values():
-                    stream.chain.touched()
+        match operation:
+            case ExportOperation(stream=stream):
+                if stream in self._streams:
+                    self._cut(encode(operation))
+            case ExportedOperation(stream=stream):
+                if stream in self._streams:
+                    self._ends.pop((stream, operation.timeline, operation.name), None)
+                    self._streams[stream].chain.over(encode(operation))
+            case DayTickOperation(to=day):
+                self._day = max(self._day, day)
+                self._touch()
+            case ForgetOperation() | ShrinkOperation():
+                self._touch()
+            case SetOperation() | HoldOperation():
+                pass
+            case _:
+                assert_never(operation)
+
+    def _touch(self) -> None:
+        for stream in self._streams.values():
+            stream.chain.touched()
 
     def wants_pass(self, ended: bool) -> bool:
         """See Decider: at the stream's end; while nothing comes, where a person or the clock calls for an export."""
@@ -323,19 +346,19 @@ class Exporting:
         cut = self._streams[request.stream].chain.cut
         assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
         log_end(request, answer)
-        self._unlogged.append((exported_body(cut, answer, time.time()), request))
+        self._unlogged.append((exported_operation(cut, answer, time.time()), request))
         self._log_ends()
 
     def _log_ends(self) -> None:
         while self._unlogged:
-            body, request = self._unlogged[0]
+            end, request = self._unlogged[0]
             try:
-                self._note(body)
+                self._note(end)
             except LogFull as error:
                 log.warning("the end of export %s is not in the log yet: %s", request.name, error)
                 return
             self._unlogged.popleft()
-            self._ends[request.stream, request.timeline, request.name] = body
+            self._ends[request.stream, request.timeline, request.name] = encode(end)
             self._commits.release(request.commit.name, HOLDER + request.stream)
             shutil.rmtree(request.stage, ignore_errors=True)
 

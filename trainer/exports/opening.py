@@ -79,6 +79,5 @@ def open_exporting(
 def begin_exporting(exporting: Exporting, chief: Lead, committer: Committer) -> None:
     """Go on with what was cut, once everything is restored; see Exporting.begin."""
     beginning = chief.beginning
-    replayed = [body for logged in beginning.replay for body in logged.operations]
-    waiting = [record.body for record in beginning.waiting]
-    exporting.begin(committer, [*replayed, *waiting], committer.version)
+    replayed = [operation for logged in beginning.replay for operation in logged.operations]
+    exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)

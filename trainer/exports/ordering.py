@@ -22,6 +22,7 @@ from trainer.markers import is_done
 from trainer.mirror.address import Kind as AddressKind
 from trainer.mirror.address import parse
 from trainer.operations import Closing
+from trainer.records import ExportedOperation, ExportOperation
 
 EXPORTS = "exports"
 """Folder in the store for the exports of streams without a path."""
@@ -120,42 +121,42 @@ def destination_of(text: str) -> Destination:
             return Destination(f"s3://{address.root}", address.options.get("endpoint_override"))
 
 
-def export_body(setting: Setting, stream: str, due: Due, close: Closing, time_s: float | None, id_: str | None) -> Body:
-    """The operation "export"."""
+def export_operation(
+    setting: Setting, stream: str, due: Due, close: Closing, time_s: float | None, id_: str | None
+) -> ExportOperation:
+    """The operation that cuts an export."""
     parent = due.parent
-    return {
-        "op": "export",
-        "id": id_,
-        "stream": stream,
-        "type": due.kind,  # "kind" is the record's own
-        "name": name_of(close.version, due.kind),
-        "version": close.version,
-        "timeline": setting.timeline,
-        "parent": None
+    return ExportOperation(
+        id=id_,
+        stream=stream,
+        type=due.kind,
+        name=name_of(close.version, due.kind),
+        version=close.version,
+        timeline=setting.timeline,
+        parent=None
         if parent is None
         else {"name": parent.name, "version": parent.version, "timeline": parent.timeline},
-        "all": due.all,
-        "why": due.why,
-        "clears": setting.streams[stream].delta_threshold > 0,
-        "arithmetic": setting.arithmetic,
-        "at_s": time_s,
+        all=due.all,
+        why=due.why,
+        clears=setting.streams[stream].delta_threshold > 0,
+        arithmetic=setting.arithmetic,
+        at_s=time_s,
         **setting.shared(stream),
-    }
+    )
 
 
-def exported_body(cut: Body, answer: ExportAnswer, now_s: float) -> dict[str, Any]:
-    """The operation "exported": how the export that was logged as `cut` ended."""
-    return {
-        "op": "exported",
+def exported_operation(cut: Body, answer: ExportAnswer, now_s: float) -> ExportedOperation:
+    """The operation that ends the export which was logged as `cut`."""
+    return ExportedOperation(
         **{name: cut[name] for name in ("stream", "name", "version", "type", "timeline")},
-        "outcome": answer.outcome,
-        "error": answer.error,
-        "final": answer.final,
-        "current": answer.current,
-        "failed_gates": list(answer.failed_gates),
-        "command_error": answer.command_error,
-        "at_s": now_s,
-    }
+        outcome=answer.outcome,
+        error=answer.error,
+        final=answer.final,
+        current=answer.current,
+        failed_gates=list(answer.failed_gates),
+        command_error=answer.command_error,
+        at_s=now_s,
+    )
 
 
 def facts_of(
