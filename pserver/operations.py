@@ -1,35 +1,37 @@
-"""What may happen to tables at the close of a pass beside learning: logged operations, as tables take them.
+"""Operations on tables: changes of rows at the close of a pass, beside learning.
 
-Pure values. They act in log order at the close of version v, after the day's tick of that close; a replay gives them
-again. Which happen, and when, is trainer.operations' decision.
+Pure values, and their form on the wire. They act in log order at the close of version v, after the day tick of that
+close; a replay repeats them. When they happen is decided in trainer.operations.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from pserver.errors import BadRequest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayTick:
-    """The day of a job without event time moves on."""
+    """The day of a job without event time advances."""
 
     op: ClassVar[str] = "day_tick"
     to: int
-    """The day it then is; nothing happens where it is that already."""
+    """The new day; no effect if the day is the same already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
-    """Rows of one table that were not changed after this close, and meet the rule, are absent from here on."""
+    """Rows of one table that meet the rule, and do not change after this close, are removed."""
 
     op: ClassVar[str] = "shrink"
     table: str
     delete_below: float | None = None
-    """In place of the table's and its slots' own."""
+    """Replaces the limit of the table and its slots."""
     delete_after_days: int | None = None
-    """Likewise; where both are None, the settings in force decide."""
+    """Likewise. If both are None, the settings in force decide."""
     at_once: bool = False
-    """Whether the close waits until they are removed: what the chief decides for small tables."""
+    """Whether the close waits until they are removed; rank 0 decides so for small tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +46,22 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTables:
-    """Settings that may change while a job runs."""
+    """New settings of tables while a job runs."""
 
     op: ClassVar[str] = "set"
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By table: its whole section from here on, as JSON."""
+    """By table: its whole new section, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """An export was cut here, and what it selects begins to count delta_score anew."""
+    """An export is cut here; delta_score of the selected rows restarts at 0."""
 
     op: ClassVar[str] = "cut"
     tables: tuple[str, ...] = ()
-    """Those exported; all unless given."""
+    """The exported tables; () means all."""
     since: int
-    """Version of the parent export: rows changed after it are considered; 0 for a base, which considers all."""
+    """Version of the parent export: only rows changed after it are considered. 0 for a base, which considers all."""
     base_threshold: float = 0.0
     delta_threshold: float = 0.0
     delta_keep_days: int | None = None
@@ -75,28 +77,30 @@ def message_of(operation: TableOperation) -> dict[str, Any]:
 
 
 def of_message(message: Mapping[str, Any]) -> TableOperation:
-    """The inverse of `message_of`."""
+    """The inverse of `message_of`. Raises BadRequest for an unknown operation."""
+    if message.get("op") not in KINDS:
+        raise BadRequest(f"unknown operation {message.get('op')!r}; known are {', '.join(KINDS)}")
     fields = {name: value for name, value in message.items() if name != "op"}
     return KINDS[message["op"]](**fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a shrink of a table would take now, over all shards."""
+    """The rows that a shrink of a table would remove now, over all shards."""
 
     rows: int
-    """Of the table."""
+    """All rows of the table."""
     below: Mapping[int, int]
-    """Rows that would go for their score, by slot group."""
+    """Rows to remove because of their score, by slot group."""
     unseen: Mapping[int, int]
-    """Rows that would go because they are unseen for too long, and for that alone, by slot group."""
+    """Rows to remove only because they are unseen for too long, by slot group."""
 
     @property
     def going(self) -> int:
-        """Rows that would go."""
+        """Rows to remove."""
         return sum(self.below.values()) + sum(self.unseen.values())
 
     @property
     def fraction(self) -> float:
-        """Share of the rows that would go."""
+        """Share of the rows to remove."""
         return self.going / self.rows if self.rows else 0.0

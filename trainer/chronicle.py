@@ -1,7 +1,7 @@
-"""The chief's line to the log: which passes come next, and what the log says of each that ended.
+"""The replay log: rank 0's source of passes. It logs the close of each pass, or compares it with the logged one.
 
-After a restart the logged passes come first, exactly as logged, and their closes are compared; then the planner's.
-Writing and reading the log's files is trainer.log's, choosing where to begin trainer.recovery's.
+After a restart the logged passes come first, exactly as logged, and their closes are compared. The planner's passes
+follow. Writing the log's files is left to trainer.log, the choice of the commit to trainer.recovery.
 """
 
 import logging
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 
 
 class ReplayDiffers(MillraceError):
-    """A pass trained again is not what the log says: something outside of the log had a say in it."""
+    """A replayed pass differs from the logged one: its result depends on more than the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A pass that the log knows."""
+    """A pass in the log."""
 
     plan: Plan
     planned_at: int
-    """Number of the plan's record."""
+    """Record number of the plan."""
     close: PassClose | None
     """None: it was planned and never closed."""
     closed_at: int = 0
-    """Number of the close's record."""
+    """Record number of the close."""
     operations: Sequence[Operation] = ()
-    """What acted at its close, in order."""
+    """Operations that acted at its close, in order."""
 
 
 def differences(logged: PassClose, found: PassClose) -> list[str]:
@@ -61,7 +61,7 @@ class LogJournal:
     def __init__(self, joblog: Log) -> None:
         self._log = joblog
         self.planned_at: dict[int, int] = {}
-        """Record of each plan not yet closed, by number."""
+        """Record number of each open plan, by pass."""
 
     def operation(self, operation: PartitionsOperation | GapOperation) -> None:
         """Log an operation."""
@@ -74,7 +74,7 @@ class LogJournal:
 
 
 class Chronicle:
-    """See module docstring. One thread, but where it says otherwise."""
+    """See module docstring. For one thread, except where stated."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class Chronicle:
         on_mismatch: Literal["fail", "warn"],
         max_full_s: float,
     ) -> None:
-        """Without `joblog` nothing is written (a rerun); without `planner` nothing follows the logged passes.
+        """Without `joblog` nothing is written (a rerun). Without `planner` no passes follow the logged ones.
 
-        A log that cannot be written, for its disk is full, is tried for `max_full_s`; training waits.
+        Training waits up to `max_full_s` while the log's disk is full.
         """
         self._log, self._journal, self._planner, self._on_mismatch = joblog, journal, planner, on_mismatch
         self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s)
@@ -96,38 +96,38 @@ class Chronicle:
         self._planned_at = {} if journal is None else journal.planned_at
         self._planned_at |= {logged.plan.number: logged.planned_at for logged in self._ahead}
         self.needed_from = 0
-        """The first log record that a replay after the last close would need."""
+        """First log record that a replay after the last close needs."""
         self.compared: list[tuple[int, list[str]]] = []
-        """Replayed passes, each with what differed."""
+        """Replayed passes, each with its differences."""
 
     @property
     def replaying(self) -> bool:
-        """Whether a pass that was closed before is still to be closed again."""
+        """Whether a logged close is still to be replayed."""
         return any(logged.close is not None for logged in (*self._open.values(), *self._ahead))
 
     @property
     def forked(self) -> bool:
-        """Whether a replayed pass came out otherwise."""
+        """Whether a replayed pass differed."""
         return any(found for _, found in self.compared)
 
     @property
     def paused(self) -> bool:
-        """Whether the job is paused, and so nothing new is planned. Any thread."""
+        """Whether the job is paused, so no new passes are planned. Any thread."""
         return self._planner is not None and not self._ahead and self._planner.paused
 
     @property
     def trouble(self) -> str:
-        """Why training waits, for a status; empty where it does not. Any thread."""
+        """The reason why training waits, for a status; empty if it does not. Any thread."""
         waits = self._retrier.trouble
         return waits if waits or self._planner is None else self._planner.trouble
 
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
-        """Ask for the next pass; see Planner."""
+        """Request the next pass; see Planner."""
         if not self._ahead and self._planner is not None:
             self._planner.request(number, positions, num_positions)
 
     def take(self, wait_s: float) -> Plan | Drained | None:
-        """The next pass, if it is known; see Planner."""
+        """The next pass, if it is ready; see Planner."""
         if self._ahead:
             logged = self._ahead.popleft()
             self._open[logged.plan.number] = logged
@@ -135,7 +135,7 @@ class Chronicle:
         return Drained() if self._planner is None else self._planner.take(wait_s)
 
     def carry(self, number: int, num_ranks: int, learn: bool) -> Plan | None:
-        """At the stream's end: a pass of no events, logged, where new ones may be planned, for what acts at closes."""
+        """At the stream's end: an empty, logged pass for operations. None where no new passes may be planned."""
         journal = self._journal
         if journal is None or self._planner is None or self._ahead:
             return None
@@ -144,7 +144,7 @@ class Chronicle:
         return plan
 
     def operations(self, number: int) -> Sequence[Operation] | None:
-        """What acts again at the close of a replayed pass, in order; None: the pass was never closed before."""
+        """The operations at the close of a replayed pass, in order; None: the pass has no logged close."""
         logged = self._open.get(number)
         return None if logged is None or logged.close is None else logged.operations
 
@@ -176,17 +176,17 @@ class Chronicle:
             found = differences(logged.close, close)
             self.compared.append((number, found))
             if found:
-                self._tell(number, found)
+                self._report(number, found)
             reach(Point.REPLAYED)
         self._planned_at.pop(number, None)
         self.needed_from = min([*list(self._planned_at.values()), closed_at + 1])
 
-    def _tell(self, number: int, found: list[str]) -> None:
+    def _report(self, number: int, found: list[str]) -> None:
         text = (
-            f"pass {number}, trained again, is not what the log says of it: {'; '.join(found)}. The same events gave "
-            f"something else: a pipe command whose output depends on more than its input (time, randomness, state "
-            f"carried between segments), or other libraries or hardware"
+            f"the replay of pass {number} differs from the log: {'; '.join(found)}. The same events gave another "
+            f"result: the output of a pipe command depends on more than its input (time, randomness, state "
+            f"carried between segments), or libraries or hardware have changed"
         )
         if self._on_mismatch == "fail":
-            raise ReplayDiffers(f'{text}; mend it, or go on from here with commit.on_replay_mismatch = "warn"')
-        log.warning("%s; going on, forked", text)
+            raise ReplayDiffers(f'{text}; fix the cause, or continue from here with commit.on_replay_mismatch = "warn"')
+        log.warning("%s; the job continues, forked", text)

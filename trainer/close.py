@@ -1,4 +1,4 @@
-"""The close of a pass: everybody agrees on what was read, the day is set, metrics are reduced, state is compared."""
+"""The close of a pass: ranks agree on what was read, the day is set, metrics are reduced, dense state is compared."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,40 +32,40 @@ from trainer.ranks import Ranks, by_chief, gather_messages
 from trainer.records import PassClose
 
 MAX_NAMED = 8
-"""Ranges of partitions named in an error."""
+"""Most ranges of partitions that an error names."""
 EPOCH = date(1970, 1, 1).toordinal()
 
 
 class RanksDiffer(MillraceError):
-    """Trainers hold different dense parameters: a bug, or arithmetic that differs between machines."""
+    """Trainers have different dense parameters: a bug, or machines with different arithmetic."""
 
 
 class DayJumps(BadInput):
-    """The median event time of a pass is days ahead of the pass before: rows would age by days that never were.
+    """The median event time of a pass is too many days ahead of the pass before: rows would age by wrong days.
 
-    Or it is a day of the job that rows cannot hold.
+    Or it is a day of the job that rows cannot store.
     """
 
     def __init__(self, plan: Plan, days: int, day: int, max_days: int, job_day: int) -> None:
-        """`days` ahead, of `max_days` allowed; `day` of the epoch, `job_day` of the job."""
+        """`days` ahead, `max_days` allowed; `day` of the epoch, `job_day` of the job."""
         segments = [segment for rank in plan.segments for segment in rank]
         where = ", ".join(f"{s.partition} {s.begin}-{s.end}" for s in segments[:MAX_NAMED])
         more = f" and {len(segments) - MAX_NAMED} more" if len(segments) > MAX_NAMED else ""
         found = date.fromordinal(EPOCH + day) if 0 <= EPOCH + day <= date.max.toordinal() else f"day {day} of the epoch"
-        why = f"passes.max_day_jump is {max_days}, and rows must not age by days that never were"
+        why = f"passes.max_day_jump is {max_days}: rows must not age by wrong days"
         right = f"set passes.max_day_jump={days} for one run"
         if job_day > LAST_DAY:
-            why = f"that is day {job_day:,} of the job, and rows hold days up to {LAST_DAY:,}"
-            right = "begin a new job, for its first pass is day 0"
+            why = f"that is day {job_day:,} of the job, and rows store days up to {LAST_DAY:,}"
+            right = "start a new job: its first pass is day 0"
         super().__init__(
             f"pass {plan.number}: half of its events are of {found} or later, {days} days after the day of the pass "
-            f"before; {why}. It read {where}{more}. Probably one clock upstream is wrong: go past its events with "
+            f"before; {why}. It read {where}{more}. Probably a clock upstream is wrong: skip its events with "
             f"`millrace skip`; or, if the days are right, {right}"
         )
 
 
 def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
-    """One reading of what the ranks say."""
+    """The sum of the ranks' readings."""
     rejected: dict[str, int] = {}
     days: dict[int, int] = {}
     for message in messages:
@@ -78,7 +78,7 @@ def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> Reading:
 
 
 def median_day(days: Mapping[int, int]) -> int | None:
-    """The lower median of days with their counts."""
+    """The lower median of days, weighted by their counts."""
     middle, seen = (sum(days.values()) + 1) // 2, 0
     for day in sorted(days):
         seen += days[day]
@@ -88,7 +88,7 @@ def median_day(days: Mapping[int, int]) -> int | None:
 
 
 def advanced(plan: Plan, day: int, first_day: int | None, found: int | None, max_jump: int) -> tuple[int, int | None]:
-    """The day that a pass leads to, whose median day of the epoch is `found`, and the day of the epoch that is day 0.
+    """The job's day after a pass, and the day of the epoch that is day 0. `found`: the pass's median day of the epoch.
 
     Raises DayJumps.
     """
@@ -102,13 +102,13 @@ def advanced(plan: Plan, day: int, first_day: int | None, found: int | None, max
 
 
 def merge_times(messages: Sequence[Sequence[float] | None]) -> tuple[float, float] | None:
-    """Lowest and highest of what the ranks say."""
+    """Lowest and highest event time over all ranks; None without event time."""
     known = [times_s for times_s in messages if times_s is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 
 def fills(dirty: int, dirty_before: int, max_dirty: int) -> bool:
-    """Whether rows that wait for a commit are half of those that may, or would be all after one more such pass."""
+    """Whether uncommitted rows are above half of their limit, or would exceed it after one more such pass."""
     grown = dirty - dirty_before if dirty >= dirty_before else dirty
     return 2 * dirty > max_dirty or dirty + grown > max_dirty
 
@@ -140,24 +140,24 @@ class PassCloser:
         self._operator = None if chief is None else chief.operator
         self._chronicle = None if chief is None else chief.chronicle
         self.freshness = Freshness(live_from_s)
-        """Chief: when events were learnt."""
+        """Rank 0: when events were learnt."""
         self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0
-        """The job's day, by which rows age."""
+        """The job's day; rows age by it."""
         self._seen_day = 0
-        """Likewise of the newest pass, learnt from or not; chief."""
+        """Rank 0: the day of the newest pass, even if that was not learnt."""
         self._latest_s: float | None = None
-        """Chief: the highest event time of all passes."""
+        """Rank 0: highest event time of all passes."""
         self._max_span_s: float | None = None
-        """Chief: how far apart event times of one pass lay at most."""
+        """Rank 0: largest span of event times in one pass."""
         self._pass_days: Sequence[int] = ()
         self._pass_signals: Sequence[str] = ()
-        """Chief: see Closing.days and .signals."""
+        """Rank 0: see Closing.days and .signals."""
         self._said: dict[str, Any] = {}
         self.memory_waits = False
-        """Chief: whether a commit should come soon, for rows that wait for one fill most of what a table may hold."""
+        """Rank 0: whether a commit is due, because uncommitted rows have used most of a table's limit."""
         self._dirty_rows: Mapping[str, int] = {}
         self._stats: Mapping[str, TableStats] = {}
 
@@ -166,14 +166,14 @@ class PassCloser:
 
         `commit_is_due` says so of a version. It is called on rank 0 alone, after step 4.
 
-        1. Dead letters are published, so that they are there to look at if step 2 finds too many.
-        2. The chief's buffers replace those of the other ranks. Ranks tell the chief what they read, and the hash of
-           their dense state. The chief compares, counts what was rejected against the limit, and tells the day; it
-           stands still where nothing is learnt.
-        3. Shards close: no push is in flight, the day ticks. Metrics are reduced.
-        4. The close is logged and synced, or, at a replay, compared with the one in the log; operations act. All ranks
-        hear what concerns them.
-        5. The status is told: nothing of the pass was, until here.
+        1. Publish dead letters, so that they can be read if step 2 finds too many.
+        2. Rank 0's buffers replace those of the other ranks. Ranks send rank 0 their counts and the hash of their dense
+           state. Rank 0 compares the hashes, checks the limit of rejected samples, and sends the day, which does not
+           advance in a pass without learning.
+        3. Shards close: no push is in flight, the day advances. Reduce metrics.
+        4. Log and sync the close; in a replay, compare it with the logged one. Operations act. Rank 0 sends their
+           changes to all ranks.
+        5. Publish the status. Nothing of the pass is published before.
         """
         reach(Point.BEFORE_CLOSE)
         deadline = Deadline.after(self._close_s)
@@ -185,14 +185,14 @@ class PassCloser:
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
         digests = self._policy.promised({"dense": dense, "pushes": f"{pushes:032x}"})
-        told = partial(self._write_down, plan, reading, digests, times_s, metrics, self._day - day_before)
-        word = by_chief(self._ranks, told)  # a full disk may keep it waiting
-        committed = self._heed(word, commit=word is not None and commit_is_due(plan.number))
+        write = partial(self._log_close, plan, reading, digests, times_s, metrics, self._day - day_before)
+        word = by_chief(self._ranks, write)  # may wait for a full disk
+        committed = self._apply(word, commit=word is not None and commit_is_due(plan.number))
         slots = self._count_slots(tally)
-        self._progress.closed(plan, reading, self._tell(plan, reading, metrics, slots, times_s))
+        self._progress.closed(plan, reading, self._status(plan, reading, metrics, slots, times_s))
         return committed
 
-    def _tell(
+    def _status(
         self,
         plan: Plan,
         reading: Reading,
@@ -200,7 +200,7 @@ class PassCloser:
         slots: Mapping[str, Any],
         times_s: tuple[float, float] | None,
     ) -> Mapping[str, Any]:
-        """Lines of the status; of a pass of no events, only what it may have changed."""
+        """Lines of the status; an empty pass updates only those that it may change."""
         self._said |= {
             "day": self._day,
             "tables": {
@@ -234,7 +234,7 @@ class PassCloser:
         return self._said
 
     def _span(self, times_s: tuple[float, float] | None) -> dict[str, float] | None:
-        """Chief: how far apart event times lay in the pass, and in any pass of the job; None without event time."""
+        """Rank 0: span of event times in the pass, and the largest in any pass; None without event time."""
         if times_s is None:
             return None
         span_s = times_s[1] - times_s[0]
@@ -242,11 +242,11 @@ class PassCloser:
         return {"last": span_s, "max": self._max_span_s}
 
     def _rows_by_slot(self, table: str, stats: TableStats) -> dict[str, int]:
-        """Slots that share rows tell the same ones."""
+        """Number of rows by slot; slots that share rows have the same number."""
         slots = (slot for slot in self._schema.sparse if slot.sparse.table == table)
         return {slot.name: stats.rows_by_group.get(slot.group, 0) for slot in slots}
 
-    def _write_down(
+    def _log_close(
         self,
         plan: Plan,
         reading: Reading,
@@ -255,8 +255,8 @@ class PassCloser:
         metrics: Mapping[str, Any],
         ticks: int,
     ) -> Word:
-        """Chief: the close in the log, and what acts with it."""
-        assert self._operator is not None, "the chief's"
+        """Rank 0: log the close, and have its operations act."""
+        assert self._operator is not None, "on rank 0"
         self._take_stats(Deadline.after(self._close_s))
         if times_s is not None:
             self._latest_s = times_s[1] if self._latest_s is None else max(self._latest_s, times_s[1])
@@ -270,7 +270,9 @@ class PassCloser:
             wall_s=time.time(),
             stats=self._stats,
             positions=self._progress.positions | plan.positions(),
-            metrics=metrics or self._said.get("metrics") or self._observer.report(),  # as restored, where none is new
+            metrics=metrics
+            or self._said.get("metrics")
+            or self._observer.report(),  # the restored ones, if there are no new ones
             num_samples=reading.num_samples,
             ended=plan.last,
             days=self._pass_days,
@@ -291,8 +293,8 @@ class PassCloser:
             self._stats = self._shards.stats(Deadline.after(self._close_s))
         return word
 
-    def _heed(self, word: Word | None, *, commit: bool) -> bool:
-        """Apply on every rank what operations changed; returns `commit` of rank 0."""
+    def _apply(self, word: Word | None, *, commit: bool) -> bool:
+        """Apply changes by operations on every rank; `word` is rank 0's. Returns `commit` of rank 0."""
         said = self._ranks.broadcast(None if word is None else {**word._asdict(), "commit": commit})
         commit = bool(said.pop("commit"))
         heard = Word(**said)
@@ -303,8 +305,8 @@ class PassCloser:
         return commit
 
     def begin(self, word: Word | None) -> None:
-        """Every rank, before the first pass: take over what was set while the job ran; the chief says it."""
-        self._heed(word, commit=False)
+        """On every rank, before the first pass: apply overrides; `word` is rank 0's."""
+        self._apply(word, commit=False)
 
     @property
     def day(self) -> int:
@@ -313,11 +315,11 @@ class PassCloser:
 
     @property
     def latest_event_s(self) -> float | None:
-        """Chief: time of the newest event learnt, unix seconds; None without event time."""
+        """Rank 0: time of the newest learnt event, unix seconds; None without event time."""
         return self._latest_s
 
     def _take_stats(self, deadline: Deadline) -> None:
-        """Chief: counts of the tables, and whether the next pass, if it is like this one, may find a bound filled."""
+        """Rank 0: read counts of the tables; check whether another such pass may reach a limit."""
         stats = self._shards.stats(deadline)
         before, self._dirty_rows = self._dirty_rows, {name: each.dirty_rows for name, each in stats.items()}
         self.memory_waits = any(
@@ -329,7 +331,7 @@ class PassCloser:
     # -- commits
 
     def state(self) -> dict[str, Any]:
-        """What a commit holds of it, as JSON-able data; `arrays` beside it."""
+        """The state for a commit, as JSON-able data; see also `arrays`."""
         return {
             "day": self._day,
             "first_day": self._first_day,
@@ -344,7 +346,7 @@ class PassCloser:
         return {"sums": self._slots.sums_SK.copy(), "registers": self._slots.registers_SR.copy()}
 
     def load_state(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a commit."""
+        """Continue from a commit."""
         self._day, self._first_day = int(state["day"]), state["first_day"]
         self._seen_day = int(state.get("seen_day", self._day))
         self._latest_s, self._max_span_s = state.get("latest_s"), state.get("max_span_s")
@@ -352,7 +354,7 @@ class PassCloser:
         self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
 
     def _count_slots(self, tally: Tally) -> dict[str, Any]:
-        """Counters by slot over all ranks and the job's life; on the chief."""
+        """On rank 0: counters by slot over all ranks and the job's life; empty on other ranks."""
         counters = tally.slots or SlotCounters(self._schema)
         heard = self._ranks.gather(
             {"sums": counters.sums_SK.reshape(-1), "registers": counters.registers_SR.reshape(-1)}
@@ -369,7 +371,7 @@ class PassCloser:
         )
 
     def _agree(self, plan: Plan, tally: Tally) -> tuple[Reading, str, tuple[float, float] | None]:
-        """What all ranks read, the hash of the dense state, and the pass's event times, alike on all."""
+        """The counts of all ranks, the hash of the dense state, and the pass's event times; the same on all ranks."""
         message = {
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
@@ -386,7 +388,7 @@ class PassCloser:
             if len({each["dense"] for each in heard}) > 1:
                 raise RanksDiffer(
                     f"pass {plan.number}: trainers differ in their dense parameters; the forward pass of a model may "
-                    "change registered buffers, and no parameter"
+                    "change registered buffers, but no parameters"
                 )
             reading = merge_tallies(heard)
             if plan.num_positions:

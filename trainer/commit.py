@@ -1,7 +1,7 @@
-"""Leads commits, on the chief: when one is due, its numbered steps, what a failed one leaves, and what goes afterwards.
+"""The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
-What a commit holds and how it is read again is trainer.commits'; the chief's own state comes from trainer.saved.
-The loop calls `due` and `begin` between passes; writing happens on a thread, while training goes on.
+The content of a commit on disk is trainer.commits', the state of rank 0 trainer.saved's. The loop calls `due` and
+`begin` between passes; a thread writes while training continues.
 """
 
 import logging
@@ -30,13 +30,13 @@ from trainer.saved import Saved, write_saved
 RETRY_S = 5.0
 """Pause after a failed commit, at most `commit.every`."""
 STEP_S = 60.0
-"""How long the shards may take for a snapshot, and to hear how a commit ended."""
+"""Time limit of the shards for a snapshot, and for the result of a commit."""
 
 log = logging.getLogger(__name__)
 
 
 class CommitFailed(MillraceError):
-    """A commit could not be made. Nothing of it is left, its rows wait for the next one, which may succeed."""
+    """A commit failed. Nothing of it is left; its rows wait for the next one, which may succeed."""
 
 
 class CommitsFail(MillraceError):
@@ -44,26 +44,26 @@ class CommitsFail(MillraceError):
 
 
 class ManifestFailed(MillraceError):
-    """The disk did not keep a manifest. Whether it is durable is unknown, so this process must end."""
+    """A write of a manifest failed. It is unknown whether it is durable, so this process must end."""
 
     exit_code = 75
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
-            f"{folder / MANIFEST}: {error.strerror}: this process cannot go on with the store; the next generation "
-            "goes on from an older commit. Look at this disk if it happens again"
+            f"{folder / MANIFEST}: {error.strerror}: this process cannot continue with the store; the next generation "
+            "continues from an older commit. Check this disk if it happens again"
         )
 
 
 class Mirroring(Protocol):
-    """Where finished commits are copied to, in the background."""
+    """Copies finished commits, in the background."""
 
     def offer(self, commit: Commit) -> None:
-        """Copy this one next; returns at once."""
+        """Copy this commit next; returns at once."""
         ...
 
     def holding(self) -> set[str]:
-        """Names of commits that are being read and must not be pruned."""
+        """Names of commits that are being copied and must not be pruned."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Mirroring(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose commits these are."""
+    """Facts about the job in every manifest."""
 
     job: str
     timeline: str
@@ -83,12 +83,12 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A commit of this version and no other, for somebody who reads it."""
+class _ExactRequest:
+    """A request for a commit of exactly this version."""
 
     version: int
     who: str | None
-    told: Callable[[Commit | None, str], None]
+    notify: Callable[[Commit | None, str], None]
 
 
 class Committer:
@@ -110,7 +110,7 @@ class Committer:
     ) -> None:
         """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
 
-        `changes_since`: since which version somebody will ask what changed; see Shards.snapshot.
+        `changes_since`: the version since which changes will be read; see Shards.snapshot.
         """
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
@@ -120,9 +120,9 @@ class Committer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._flight: Future[Commit] | None = None
         self._flying = 0
-        self._wanted: list[_Wanted] = []
-        self._flown_for: tuple[_Wanted, ...] = ()
-        """For whom the commit in flight is held."""
+        self._wanted: list[_ExactRequest] = []
+        self._flown_for: tuple[_ExactRequest, ...] = ()
+        """The requests that the commit in flight serves."""
         self._begun_s = self._done_s = time.monotonic()
         self._failing: tuple[float, str] | None = None
         self._not_before_s = 0.0
@@ -131,23 +131,23 @@ class Committer:
         self._num_rows = 0
 
     def ask(self) -> None:
-        """Have a commit made at the next close."""
+        """Request a commit at the next close."""
         self._asked.set()
 
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
-        """Have a commit made of `version`, which is being closed, when `due` is next asked, whatever else is in flight.
+        """Request a commit of `version`, which is being closed, at the next `due`, even if another one is in flight.
 
-        It is held as `who` (trainer.commits: holds) from before it exists on. `told` is called on the loop's thread
-        with the commit once it is there, or with why there is none.
+        It is held as `who` (trainer.commits: holds) before it exists. `told` is called on the loop's thread: with the
+        commit once it exists, or with the reason why there is none.
         """
-        self._wanted.append(_Wanted(version, who, told))
+        self._wanted.append(_ExactRequest(version, who, told))
 
     def due(self, version: int, *, full: bool = False, ended: bool = False) -> bool:
-        """Between passes: note how a commit ended; whether `version` is to be committed now. If so, call `begin` next.
+        """Between passes: process a finished commit; whether `version` is to be committed now. If so, call `begin`.
 
-        `full`: memory waits for a commit. `ended`: nothing follows, so every version is due that is not committed.
-        After a failed commit the next one is due after a pause. Raises CommitsFail; and what ends this process at
-        once: Superseded, ManifestFailed, StoreDamaged, and errors of shards that cannot be told how a commit ended.
+        `full`: memory needs a commit. `ended`: nothing follows, so every version that is not committed is due.
+        After a failed commit the next is due after a pause. Raises CommitsFail; and errors that end this process at
+        once: Superseded, ManifestFailed, StoreDamaged, and those of shards that cannot receive a commit's result.
         """
         self._reap()
         if self._wanted and self._wanted_now(version):
@@ -188,11 +188,11 @@ class Committer:
         }
 
     def close(self) -> None:
-        """Wait for the thread; a commit that is being written ends first."""
+        """Wait for the thread, and for the commit that it is writing."""
         self._thread.shutdown()
 
     def _wanted_now(self, version: int) -> bool:
-        """Whether somebody reads this version, and its commit can begin; training waits for the one in flight."""
+        """Whether a commit of this version is requested and can begin; training waits for the one in flight."""
         if self._flight is not None:
             wait([self._flight], timeout=self._section.deadline)
             self._reap()
@@ -201,62 +201,62 @@ class Committer:
         if ours and self._flight is None and version > self.version:
             self._wanted = ours
             return True
-        why = "the commit before it was still being written" if self._flight is not None else "it was gone past"
+        why = "the commit before it was still being written" if self._flight is not None else "a later one was closed"
         for each in wanted:
-            each.told(None, f"no commit of version {each.version} could be made: {why}")
+            each.notify(None, f"no commit of version {each.version} could be made: {why}")
         return False
 
-    def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_Wanted, ...]) -> None:
+    def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...]) -> None:
         self._begun_s = time.monotonic()
         since = self._changes_since()
-        told = () if since is None else (since,)
-        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *told)  # 2
+        changes = () if since is None else (since,)
+        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *changes)  # 2
         saved = self._capture(dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
         self._flight = self._thread.submit(self._make, version, saved, held_for)
 
     def _reap(self) -> None:
-        """How the commit in flight ended, if it did."""
+        """Process the commit in flight, if it has ended."""
         flight = self._flight
         if flight is None or not flight.done():
-            self._check_patience()
+            self._check_failing()
             return
         self._flight, held_for, self._flown_for = None, self._flown_for, ()
         try:
             self._parent = flight.result()
         except CommitFailed as error:
             for each in held_for:
-                each.told(None, f"its commit failed: {error}")
+                each.notify(None, f"its commit failed: {error}")
             now_s = time.monotonic()
             self._not_before_s = now_s + min(RETRY_S, self._section.every)
-            since_s, told = self._failing or (now_s, "")
+            since_s, before = self._failing or (now_s, "")
             self._failing = (since_s, str(error))
-            if str(error) != told:
-                log.error("commit of version %d failed, and leaves nothing: %s", self._flying, error)
-            self._check_patience()
+            if str(error) != before:
+                log.error("commit of version %d failed and was removed: %s", self._flying, error)
+            self._check_failing()
             return
         if self._failing is not None:
             log.warning("commits succeed again, at version %d", self._flying)
         self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
         self._write_s = self._done_s - self._begun_s - self._pause_s
         for each in held_for:
-            each.told(self._parent, "")
+            each.notify(self._parent, "")
 
-    def _check_patience(self) -> None:
+    def _check_failing(self) -> None:
         if self._failing is not None and time.monotonic() - self._failing[0] > self._section.max_failing:
             raise CommitsFail(
                 f"no commit succeeded for {self._section.max_failing:g} s (commit.max_failing); version {self.version} "
                 f"is the last one: {self._failing[1]}"
             )
 
-    def _make(self, version: int, saved: Saved, held_for: tuple[_Wanted, ...]) -> Commit:
+    def _make(self, version: int, saved: Saved, held_for: tuple[_ExactRequest, ...]) -> Commit:
         """Make `version` restorable. Until step 4 a restart uses the previous commit.
 
         1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
-        3. The shards write their parts, the chief its own. Whoever reads the commit holds it.
-        4. The manifest: the commit exists from its rename on. The shards hear of it.
-        5. Lag tools are shown the positions; older commits and their log go; the mirror is told.
+        3. The shards write their parts, rank 0 its own. The commit is held for its readers.
+        4. The manifest: the commit exists from its rename on. The shards are notified.
+        5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
         """
         name = name_of(self._origin.timeline, version, self._origin.generation)
         folder = self._commits.folder / name
@@ -267,7 +267,7 @@ class Committer:
                 self._write_manifest(folder, manifest)  # 4
         except (MillraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            self._let_go(name, held_for)
+            self._release(name, held_for)
             self._shards.settle(False, Deadline.after(STEP_S))
             if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
                 raise
@@ -280,7 +280,7 @@ class Committer:
         return commit
 
     def _write_parts(self, folder: Path, saved: Saved) -> dict[str, Any]:
-        """Step 3: all files but the manifest, synced; what the manifest says."""
+        """Step 3: write and sync all files but the manifest; returns the manifest."""
         self._disk.make_folder(self._commits.folder)
         self._disk.sync_folder(self._commits.folder.parent)
         folder.mkdir()
@@ -291,19 +291,19 @@ class Committer:
         reach(Point.PARTS_WRITTEN)
         return self._manifest(folder, saved, parts, own)
 
-    def _hold(self, name: str, held_for: tuple[_Wanted, ...]) -> None:
+    def _hold(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
         for who in (each.who for each in held_for if each.who is not None):
             self._commits.hold(name, who)
 
-    def _let_go(self, name: str, held_for: tuple[_Wanted, ...]) -> None:
+    def _release(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
         for who in (each.who for each in held_for if each.who is not None):
-            with suppress(OSError):  # a hold of what is not there holds nothing
+            with suppress(OSError):  # a hold of a commit that does not exist has no effect
                 self._commits.release(name, who)
 
     def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        """Step 4. Without room the commit fails as in any other step; after any other error nobody knows what is so.
+        """Step 4. Without room the commit fails as in any other step. After any other error the result is unknown.
 
-        What is left of the manifest goes while the lock is held: whoever claims after that does not begin from it.
+        The rest of a failed manifest is removed under the lock, so the next generation does not begin from it.
         """
         try:
             write_manifest(folder, manifest, self._disk)
@@ -336,7 +336,7 @@ class Committer:
         }
 
     def _clean_up(self, commit: Commit) -> None:
-        """Step 5. What fails here is told and tried again at the next commit: this one stands."""
+        """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
         self._show_positions(commit.manifest["positions"])
         try:
             held = set() if self._mirror is None else self._mirror.holding()

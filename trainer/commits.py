@@ -1,7 +1,7 @@
-"""Commits on disk: what is in one, which are whole and sound, which may go.
+"""Commits on disk: their content, checks of their files, holds, pruning.
 
-A commit is a folder `commits/<name>` of immutable files; it exists once its manifest.json does. Making one is
-trainer.commit's work, choosing one after a crash trainer.recovery's. Imports no torch: the control plane reads commits.
+A commit is a folder `commits/<name>` of immutable files; it exists once its manifest.json does. Commits are made by
+trainer.commit, and chosen after a crash by trainer.recovery. Imports no torch: the control plane reads commits.
 """
 
 import hashlib
@@ -24,22 +24,22 @@ from pserver.client import ShardPart
 from pserver.store.base import StoredFile
 
 FORMAT = 2
-"""Number of the manifest's layout; a reader that meets a newer one says so. 2: partitions have stream and period."""
+"""Number of the manifest's layout; readers refuse a newer one. Since 2, partitions have stream and period."""
 FOLDER = "commits"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
 VERSION = re.compile(r"\d{1,18}", re.ASCII)
-"""A version as text. Python converts no text of thousands of digits."""
+"""A version as text; bounded, because Python refuses to convert thousands of digits."""
 HASH_CHUNK_BYTES = 1 << 20
 HASH_THREADS = 4
 
 
 class CommitDamaged(MillraceError):
-    """A commit is not what was written: a file is missing, shorter, or has other bytes."""
+    """A commit differs from what was written: a file is missing, shorter, or has other bytes."""
 
 
 class NewerFormat(CommitDamaged):
-    """A manifest that a newer Millrace wrote: not for this one to read, nor to remove."""
+    """A manifest of a newer Millrace: this one neither reads nor removes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Commit:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Timeline, version, generation as numbers: commits in order of time."""
+        """Timeline, version, generation as numbers: the order of commits in time."""
         return order_of(self.name)
 
     @property
@@ -66,28 +66,28 @@ class Commit:
 
     @property
     def job(self) -> str:
-        """Whose it is."""
+        """Name of the job."""
         return str(self.manifest["job"])
 
     @property
     def made_at(self) -> str:
-        """When, in UTC."""
+        """Time of its manifest, UTC."""
         return str(self.manifest["made_at"])
 
     @property
     def timeline(self) -> str:
-        """Its branch of the job's history."""
+        """Timeline: the branch of the job's history."""
         return str(self.manifest["timeline"])
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The chief's own state."""
+        """The state of rank 0."""
         state: Mapping[str, Any] = self.manifest["state"]
         return state
 
     @property
     def log_from(self) -> int:
-        """The first log record that a replay from here needs."""
+        """First log record that a replay from this commit needs."""
         return int(self.manifest["log_from"])
 
     @property
@@ -125,12 +125,12 @@ def order_of(name: str) -> tuple[int, int, int]:
 
 
 def canonical(manifest: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest that its own hash covers."""
+    """The bytes of a manifest that its hash covers."""
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
-    """Step 4 of a commit: from the rename on it exists."""
+    """Step 4 of a commit: it exists from the rename on."""
     text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
     reached = partial(reach, Point.MANIFEST_WRITTEN)
     write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode(), reached)
@@ -144,11 +144,11 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
         if int(manifest["format"]) > FORMAT:
             raise NewerFormat(f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}")
         if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
-            raise CommitDamaged(f"{name}: its manifest has not the hash written in it")
+            raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
         if manifest["name"] != name or NAME.fullmatch(name) is None:
             raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
         if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
-            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is no path in a commit")
+            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is not a path in a commit")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
     return dict(manifest)
@@ -185,7 +185,7 @@ def hash_of(path: Path) -> StoredFile:
 
 
 def problems_of(commit: Commit) -> dict[str, str]:
-    """Reads every file back: what is wrong, by file; empty where all is sound."""
+    """Reads every file: its damage, by file; empty for a sound commit."""
 
     def problem(entry: tuple[str, StoredFile]) -> str | None:
         name, wanted = entry
@@ -211,17 +211,17 @@ class Commits:
         self._holds = store / "holds"
 
     def names(self) -> list[str]:
-        """Folders that have a manifest, whole or not, in order of time. Raises Linked."""
+        """Names of folders with a manifest, readable or not, in order of time. Raises Linked."""
         paths = check_no_link(self.folder).glob(f"*/{MANIFEST}")
         found = (path.parent.name for path in paths if not path.parent.is_symlink())
         return sorted((name for name in found if NAME.fullmatch(name)), key=order_of)
 
     def read(self, name: str) -> Commit:
-        """One of them. Raises CommitDamaged."""
+        """The commit `name`. Raises CommitDamaged."""
         return read_commit(self.folder / name)
 
     def whole(self) -> list[Commit]:
-        """Those whose manifest can be read, in order of time."""
+        """The commits with a readable manifest, in order of time."""
         return list(self._whole())
 
     def _whole(self) -> Iterator[Commit]:
@@ -231,22 +231,22 @@ class Commits:
             except CommitDamaged:
                 continue
 
-    # -- holds: pins of people, leases of exports and reruns
+    # -- holds: pins by people, leases by exports and reruns
 
     def hold(self, name: str, who: str) -> None:
-        """Keep a commit from being pruned, until `release`."""
+        """Protect a commit from pruning, until `release`."""
         self._holds.mkdir(exist_ok=True)
         write_whole(REAL, self._holds / f"{name}.{who}", b"")
 
     def release(self, name: str, who: str) -> bool:
-        """Let it go; whether it was held."""
+        """End a hold; returns whether there was one."""
         path = self._holds / f"{name}.{who}"
         held = path.exists()
         path.unlink(missing_ok=True)
         return held
 
     def holders(self) -> dict[str, list[str]]:
-        """Who holds what, by commit."""
+        """Holders by commit."""
         found: dict[str, list[str]] = {}
         for path in sorted(self._holds.glob("*")):
             name, _, who = path.name.partition(".")
@@ -258,9 +258,9 @@ class Commits:
     def prune(
         self, keep: int, exclusive: AbstractContextManager[object], held: Collection[str] = (), spare: str | None = None
     ) -> list[str]:
-        """Remove all but the newest `keep` and those held; then folders without a manifest, but for `spare`.
+        """Remove all but the newest `keep` and held commits; then folders without a manifest, except `spare`.
 
-        `exclusive` holds the store's lock, under which a manifest goes; its parts follow. -> what was removed.
+        `exclusive` holds the store's lock while manifests are removed; their folders follow. Returns removed names.
         """
         names = self.names()
         with exclusive:
@@ -279,11 +279,11 @@ class Commits:
 
 
 def to_prune(names: Sequence[str], keep: int, held: Collection[str]) -> list[str]:
-    """Which of these, given in order of time, are neither among the newest `keep` nor held."""
+    """The names, given in order of time, that are neither among the newest `keep` nor held."""
     return [name for name in names[: max(0, len(names) - keep)] if name not in held]
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync a folder's own entry list, and its parent's."""
+    """Sync the entries of a folder and of its parent."""
     for path in (folder, folder.parent):
         REAL.sync_folder(path)

@@ -1,9 +1,9 @@
-"""Defaults of the job spec, by numbered sets: a store goes on with the set that it began with.
+"""Defaults of the job spec, in numbered sets: a store continues with the set that it began with.
 
-What is logged holds every key, and the number of its set. Specs logged before sets had numbers left defaults out: they
-are of set 1. `defaults_1.json` holds that set, frozen, by class of the spec's models and key; a key that came later is
-in no frozen set and takes the default in its class. To change a default: freeze the newest set as the file of its
-number, raise NEWEST_DEFAULTS, and change the class. Imports no torch.
+A logged spec has every key, and the number of its set. Specs logged before sets had numbers left defaults out; they use
+set 1. `defaults_1.json` is that set, frozen, by class of the spec's models and key. A later key is in no frozen set; it
+takes the default of its class. To change a default: freeze the newest set as the file of its number, raise
+NEWEST_DEFAULTS, and change the class. Imports no torch.
 """
 
 import json
@@ -19,18 +19,18 @@ from trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
 from trainer.models.registry import MODELS
 
 FIRST = 1
-"""The set of specs that name none in a log or a commit."""
+"""The set of a logged or committed spec without a number."""
 MAX_REMEMBERED = 64
-"""Specs whose full form is remembered: a replay asks for a few of them, again and again."""
+"""Size of the cache of full specs: a replay needs a few of them again and again."""
 
 Frozen = Mapping[str, Mapping[str, Any]]
 """Defaults by class and key."""
 
 
 def in_full(spec: Mapping[str, Any], *, unset: int = FIRST) -> dict[str, Any]:
-    """A spec with every default written out, and the number of its set; `unset`: the set where it names none.
+    """A spec with every default written out, and the number of its set; `unset`: the set of a spec without a number.
 
-    Sections that a trainer does not know stay as they are, and so does a spec that is not valid in this version.
+    Sections that trainers do not know are unchanged. A spec that is invalid in this version is returned unchanged.
     """
     return documents.parse_object(_in_full(json.dumps(spec, default=str), unset), "a spec")
 
@@ -52,14 +52,14 @@ def _in_full(text: str, unset: int) -> str:
 
 @cache
 def frozen(number: int) -> Frozen:
-    """The defaults of a set that classes do not hold any more; empty for the newest."""
+    """The frozen defaults of a set; empty for the newest set, which is in the classes."""
     if number == NEWEST_DEFAULTS:
         return {}
     return documents.read_object(Path(__file__).with_name(f"defaults_{number}.json"))
 
 
 def _written_out(section: Section, dumped: dict[str, Any], table: Frozen) -> dict[str, Any]:
-    """All keys of a section; `dumped` is what it holds as JSON."""
+    """All keys of a section; `dumped` is the section as JSON."""
     for name, field in type(section).model_fields.items():
         key = field.alias or name
         default = next((table[c.__name__] for c in type(section).__mro__ if key in table.get(c.__name__, ())), {})

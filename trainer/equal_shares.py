@@ -1,6 +1,6 @@
-"""The cut of jobs that began before streams were read in order: each pass takes an equal share of every partition.
+"""The cut for jobs that began before streams were read in order: each pass takes an equal share of every partition.
 
-Kept so that such a job goes on as it began. How every other job is cut is `trainer.plan`'s decision.
+Such a job continues as it began. All other jobs are cut by trainer.plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from trainer.plan import Plan, backlog
 
 
 def share(waiting: Sequence[int], max_events: int) -> list[int]:
-    """How many positions to take of each partition: equal parts, what one lacks shared by the others.
+    """Number of positions to take of each partition: equal shares; the others divide what a short one leaves.
 
     The remainder goes to the lowest numbers.
     """
@@ -37,10 +37,10 @@ def cut_equally(
     learn: bool,
     skips: Collection[Skip] = (),
 ) -> Plan:
-    """The pass that begins at `positions`; without backlog it holds no segment.
+    """The pass that begins at `positions`; without backlog it has no segments.
 
-    A partition belongs to its number modulo the ranks; a lone one is shared by all of them, in contiguous parts of
-    equal length, the longer ones first.
+    A partition belongs to the rank of its number modulo the number of ranks. A single partition is divided among all
+    ranks, in contiguous parts of equal length, the longer ones first.
     """
     taken = share(backlog(partitions, positions, skips), max_events)
     ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
@@ -57,7 +57,7 @@ def cut_equally(
 
 
 def take(partition: Partition, begin: int, count: int, skips: Collection[Skip]) -> list[Segment]:
-    """`count` positions from `begin` on (or as many as there are), past those skipped."""
+    """The next `count` positions from `begin` on, without skipped ones; fewer at the partition's end."""
     found: list[Segment] = []
     for first, end in open_ranges(partition.name, begin, partition.end, skips):
         end = min(end, first + count)

@@ -1,4 +1,4 @@
-"""What the arithmetic of a trainer depends on beside the spec: written into commits, compared at a restart."""
+"""The environment that a trainer's arithmetic depends on, beside the spec: part of commits, compared at a restart."""
 
 import platform
 
@@ -8,7 +8,7 @@ import torch
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
-    """Libraries, instruction set, device and threads, in words."""
+    """Versions of libraries, instruction set, device and threads, as text."""
     return {
         "machine": platform.machine(),
         "torch": str(torch.__version__),

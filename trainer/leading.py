@@ -1,6 +1,6 @@
-"""What only the chief has: who plans, who keeps the log, who decides what happens at closes, and what it answers.
+"""The parts of rank 0 alone: planner, replay log, operator of closes, deciders, and its answers to clients.
 
-Built for trainer.job; each part's own work is in its own module. Imports no torch.
+Built for trainer.job; the work is done in the parts' own modules. Imports no torch.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,16 +24,16 @@ from trainer.shrink_guard import has_rule
 from trainer.shrinking import Shrinking
 
 OPEN_S = 120.0
-"""How long peers and the source may take to answer at the start."""
+"""Time limit for the first answer of peers and source."""
 CLOSE_S = 300.0
-"""How long a close, or the digest at the end, may take."""
+"""Time limit of a close, and of the digest at the end."""
 EXPLAIN_S = 10.0
-"""How long shards may take to say what they know of a key."""
+"""Time limit for the shards' answer about one key."""
 
 
 @dataclass(frozen=True)
 class Lead:
-    """The chief's own parts."""
+    """The parts of rank 0."""
 
     beginning: Beginning
     planner: Planner | None
@@ -42,7 +42,7 @@ class Lead:
     shrinking: Shrinking
     shards: Shards
     answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
-    """What others answer, by "do": the live feed is put together only after the chief."""
+    """Further answers, by "do": the live feed is built later than this."""
 
     def close(self) -> None:
         """End the planner and its source."""
@@ -50,7 +50,7 @@ class Lead:
             self.planner.close()
 
     def begin(self, spec: Mapping[str, Any], day: int) -> Word:
-        """Go on under `spec` with what was set, and with what waits, once everything is restored to that `day`."""
+        """Continue under `spec`, with overrides and waiting operations, once everything is restored to this `day`."""
         commit = self.beginning.commit
         state = {} if commit is None else commit.state.get("operations", {})
         word = self.operator.begin(
@@ -61,11 +61,11 @@ class Lead:
         return word
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What people ask a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
+        """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
 
-        "ask": an "operation" to log (Operator.ask); "dry_run": what a shrink would take (Shrinking.dry_run); "tables":
-        whether each has a rule by which rows go; "explain": all that is known of a "slot"'s "sign"; "feed": where the
-        live feed is (trainer.feed).
+        "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
+        whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address
+        of the live feed (trainer.feed).
         """
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
@@ -76,7 +76,7 @@ class Lead:
         }
         what = str(request.get("do"))
         if what not in answers:
-            raise SpecError(f"{what!r} is nothing that can be asked; {nearest(what, answers)}")
+            raise SpecError(f"{what!r} is not a request; {nearest(what, answers)}")
         return answers[what](request)
 
     def _explain(self, request: Request) -> dict[str, Any]:
@@ -85,14 +85,14 @@ class Lead:
 
 
 def known_of(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
-    """All that shards know of a sign of a sparse slot, and where it is."""
+    """All facts of the shards about a feature id (`sign`) of a sparse slot, and its place."""
     table, key = slot.sparse.table, key_of_reference(sign, slot.group)
     place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
     return {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
 
 
 def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: Beginning) -> Lead:
-    """The chief's parts; planning begins at once."""
+    """The parts of rank 0; planning begins at once."""
     journal = None if beginning.joblog is None else LogJournal(beginning.joblog)
     planner = _planner(config, job, beginning, journal)
     on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
@@ -106,7 +106,7 @@ def lead(config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, 
 
 
 def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journal: LogJournal | None) -> Planner | None:
-    """None where nothing new is to be planned."""
+    """None if no new passes are planned."""
     if config.until is not None or journal is None:
         return None
     on_gap = next(iter(job.sources.values())).on_gap
@@ -121,12 +121,12 @@ def _planner(config: WorkerConfig, job: TrainerJob, beginning: Beginning, journa
         skips=beginning.skips,
         max_full_s=job.commit.max_failing,
     )
-    planner.held = (config.store / PAUSED).exists  # before it is asked for anything
+    planner.held = (config.store / PAUSED).exists  # before the first request
     return planner
 
 
 def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] | None = None) -> Source:
-    """The job's stream, opened. `known`: names of partitions met before; None: plans are read, and none is made."""
+    """The job's stream, opened. `known`: names of known partitions; None: plans are only read, not made."""
     section = next(iter(job.sources.values()))
     deadline = Deadline.after(OPEN_S)
     return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)

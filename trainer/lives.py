@@ -1,4 +1,4 @@
-"""Whether what tables say of their slots can be: pure checks, of a job file and of what is set while the job runs."""
+"""Checks of the rules for rows, by table and slot: of a job file, and of overrides while the job runs. Pure."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,11 @@ from pserver.config import SlotLife, TableSection
 
 
 def check_lives(tables: Mapping[str, TableSection], schema: Schema) -> None:
-    """Raise SpecError at the first slot of `tables.<t>.slots` that is none of the table's, or lives otherwise than the
-    slots whose rows it shares; and where a vector is to join rows that cannot wait for it, or a default row to be
-    learnt that cannot be."""
+    """Check the sections of all tables.
+
+    Raises SpecError for a slot of `tables.<t>.slots` that does not use the table, or that differs from a slot with the
+    same rows; for `extend_at` without a vector or a first-order weight; and for a default row that cannot be learnt.
+    """
     for name, table in tables.items():
         path = f"tables.{name}"
         slots = {slot.name: slot.group for slot in schema.sparse if slot.sparse.table == name}
@@ -32,7 +34,7 @@ def check_lives(tables: Mapping[str, TableSection], schema: Schema) -> None:
 
 
 def _check_default_row(table: TableSection, path: str) -> None:
-    """Raise SpecError for a learnt row that would have no weights, or that nobody would ever teach."""
+    """Raise SpecError for a learnt default row without weights, or one that no key would ever train."""
     if not table.learns_default_row:
         return
     if table.dim == 0 and not table.first_order:
@@ -41,7 +43,7 @@ def _check_default_row(table: TableSection, path: str) -> None:
         )
     if not table.admission and not any(life.admission for life in table.slots.values()):
         raise SpecError(
-            'is "learnt" by keys that are not admitted, and this table admits all; give it admission, or use "zeros"',
+            'is "learnt" from keys that are not admitted, and this table admits all; give it admission, or use "zeros"',
             f"{path}.default_row",
         )
 

@@ -1,18 +1,18 @@
-"""Markers of a complete folder: an empty file that is written last, in an export and in the output of a prediction.
+"""Markers of a complete folder: an empty file that is written last, in exports and in the output of predictions.
 
-The name begins with "_": readers of Parquet (pyarrow, Spark, Hive) pass over files and folders of such names, so they
-can read a folder of parts as one table.
+The name begins with "_": readers of Parquet (pyarrow, Spark, Hive) ignore files with such names, so they can read a
+folder of parts as one table.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 
 DONE = "_DONE"
-"""What is written."""
+"""The marker of new folders."""
 OLD_DONE = "DONE"
-"""What was written before; a folder with it is complete, too."""
+"""The marker of older releases; a folder with it is complete, too."""
 SUCCESS = "_SUCCESS"
-"""Written before DONE into an output of parts: the marker that schedulers of batch jobs wait for."""
+"""Written before DONE into an output of parts: schedulers of batch jobs wait for this marker."""
 MARKERS = (DONE, OLD_DONE)
 
 
@@ -22,5 +22,5 @@ def has_done(names: Collection[str]) -> bool:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a folder of this machine is complete."""
+    """Whether a local folder is complete."""
     return any((folder / name).exists() for name in MARKERS)

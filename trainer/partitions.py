@@ -1,8 +1,8 @@
-"""What is known of a partition is fixed when it is first seen, and belongs to the log: pure functions of it.
+"""The registry of known partitions, and skipped ranges. Pure functions.
 
-A source says what is there now; the registry of known partitions says which of it is the job's, under which number,
-from where and, of a bounded stream, up to where. So a restart plans as the first start did, whatever the source says
-by then. Also here: ranges that the job goes past. Asking the source and writing the log is planner's work.
+The facts about a partition are fixed when it is first seen, and logged: its number, its start and, for a bounded
+stream, its end. So a restart plans as the first start did, whatever the source has by then. Source queries and the log
+are left to trainer.planner.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,40 +16,40 @@ from dataset.source import Partition, check_identity
 
 Word = tuple[tuple[int, int, str], ...]
 Place = tuple[tuple[Word, ...], Word]
-"""What partitions of a stream are ordered by: their period, then their name; runs of digits as numbers."""
+"""The order of partitions in a stream: by period, then by name; runs of digits count as numbers."""
 
 
 @lru_cache(1 << 16)
 def place(period: tuple[str, ...], name: str) -> Place:
-    """Where a partition comes in its stream."""
+    """The place of a partition in its stream."""
     return tuple(natural(part) for part in period), natural(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What stays true of a partition for as long as the job lives."""
+    """The facts about a partition that never change during a job's life."""
 
     name: str
     number: int
-    """0, 1, ... in the order of first sight."""
+    """0, 1, ... in the order in which they were first seen."""
     start: int
-    """Position where the job began to read it."""
+    """First position that the job reads."""
     end: int | None
-    """Position after its last event, of a bounded stream."""
+    """Position after its last event; None for an unbounded stream."""
     identity: str
     """See `dataset.source.Partition`."""
     stream: str | None = None
-    """See there; None: it was met before streams were in order."""
+    """See there; None: the job began before streams were in order."""
     period: tuple[str, ...] = ()
     """See there."""
 
     @property
     def place(self) -> Place:
-        """Where it comes in its stream."""
+        """Its place in its stream."""
         return place(self.period, self.name)
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data; of one met before streams were in order, as it was then."""
+        """As JSON-able data; without stream and period, if the job began before streams were in order."""
         message = asdict(self) | {"period": list(self.period)}
         return {k: v for k, v in message.items() if self.stream is not None or k not in ("stream", "period")}
 
@@ -60,7 +60,7 @@ class Known:
 
 
 class Skip(NamedTuple):
-    """Positions that the job goes past: an operator said so, or they were no longer retained."""
+    """Positions that the job skips: at an operator's request, or because they are no longer retained."""
 
     partition: str
     begin: int
@@ -68,17 +68,17 @@ class Skip(NamedTuple):
 
 
 def in_order(known: Mapping[str, Known]) -> bool:
-    """Whether streams are read in order; not where the job began before that was so."""
+    """Whether streams are read in order; False for a job that began before streams were in order."""
     return all(each.stream is not None for each in known.values())
 
 
 def meet(
     known: Mapping[str, Known], seen: Sequence[Partition], bounded: bool
 ) -> tuple[Mapping[str, Known], Sequence[Known]]:
-    """The registry with the new ones among `seen` (in the source's order), and these.
+    """The registry with the new partitions among `seen` (in the source's order), and those alone.
 
-    One found after the first look starts at its beginning; of a bounded stream it is not taken, since that stream was
-    whole at the first look.
+    A partition found after the first poll is read from its beginning. A bounded stream is complete at the first poll:
+    later partitions are ignored.
     """
     if bounded and known:
         return known, []
@@ -106,8 +106,8 @@ def _new(known: Mapping[str, Known], seen: Sequence[Partition], bounded: bool) -
 def grown(
     known: Mapping[str, Known], seen: Sequence[Partition]
 ) -> tuple[Mapping[str, Known], Sequence[Known], Sequence[str]]:
-    """A bounded stream, read to its end and looked at again: the registry, what of it is new or longer now, and in
-    words what is no longer what it was: that is not read."""
+    """A bounded stream, read completely and polled again: the registry, its new or longer partitions, and messages
+    about partitions that were replaced or truncated, which are not read."""
     now = {partition.name: partition for partition in seen}
     longer, words = list[Known](), list[str]()
     for each in sorted(known.values(), key=lambda each: each.number):
@@ -115,7 +115,7 @@ def grown(
         if there is None or each.end is None:
             continue
         if each.identity and there.identity and each.identity != there.identity:
-            words.append(f"{each.name} is another one now (identity {each.identity} then, {there.identity} now)")
+            words.append(f"{each.name} was replaced (identity {each.identity} then, {there.identity} now)")
         elif there.end < each.end:
             words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
         elif there.end > each.end:
@@ -125,7 +125,7 @@ def grown(
 
 
 def came_late(known: Mapping[str, Known], new: Sequence[Known], positions: Mapping[str, int]) -> list[str]:
-    """Names of those among `new` that come in their stream before one that the job has begun to read."""
+    """Names of those among `new` whose place in their stream is before one that the job has begun to read."""
     begun: dict[str, Place] = {}
     for each in known.values():
         if each.stream and positions.get(each.name, each.start) > each.start:
@@ -136,10 +136,10 @@ def came_late(known: Mapping[str, Known], new: Sequence[Known], positions: Mappi
 def present(
     known: Mapping[str, Known], seen: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip]
 ) -> list[Partition]:
-    """The job's partitions by number, as they are now. `positions` are where the job stands.
+    """The job's partitions by number, as they are now. `positions` are the job's.
 
-    Raises SourceGap where a partition that is not yet read to its known end is gone, is another one by now, or is
-    shorter than it was. One of an unbounded stream that is gone is final where the job stands.
+    Raises SourceGap if a partition that is not read to its known end is gone, replaced or truncated. A partition of an
+    unbounded stream that is gone ends at the job's position.
     """
     now = {partition.name: partition for partition in seen}
     return [
@@ -155,34 +155,34 @@ def _present(known: Known, now: Partition | None, position: int, skips: Collecti
         return _over(known, position)
     if now is None:
         raise SourceGap(
-            f"{known.name} is gone, and its positions {position} to {known.end} are not yet read; put it back, "
-            f"or go past them with `millrace skip`"
+            f"{known.name} is gone, and its positions {position} to {known.end} are not read yet; restore it, "
+            f"or skip them with `millrace skip`"
         )
     check_identity(known.name, known.identity, now.identity)
     least = position if known.end is None else known.end
     if now.end < least:
         raise SourceGap(
             f"{known.name} ends at position {now.end}, but it once reached {least}: it was truncated, or deleted and "
-            f"made anew. Bring the old one back; or `millrace rewind` to a version that stands within it, and what is "
-            f"there now is read on from there; or start anew with --fresh"
+            f"recreated. Restore the old one; or `millrace rewind` to a version whose position is within the new one; "
+            f"or start over with --fresh"
         )
     end, final = (now.end, now.final) if known.end is None else (known.end, True)
     return replace(_as_known(known), begin=now.begin, end=end, final=final)
 
 
 def _as_known(known: Known) -> Partition:
-    """Of which nothing can be read."""
+    """A partition without readable positions."""
     at = known.start
     return Partition(known.name, known.number, at, at, at, True, known.identity, known.stream or "", known.period)
 
 
 def _over(known: Known, end: int) -> Partition:
-    """One of which nothing more is read, whatever became of it."""
+    """A partition that is not read any further, whatever its state now."""
     return replace(_as_known(known), end=end)
 
 
 def open_ranges(partition: str, begin: int, end: int, skips: Collection[Skip]) -> list[tuple[int, int]]:
-    """What of the positions `begin` to `end` is not skipped, in order."""
+    """The ranges within `begin` to `end` that are not skipped, in order."""
     found = []
     for skip in sorted(skip for skip in skips if skip.partition == partition and skip.begin < skip.end):
         if begin >= end:
@@ -194,5 +194,5 @@ def open_ranges(partition: str, begin: int, end: int, skips: Collection[Skip]) -
 
 
 def past(partition: str, position: int, skips: Collection[Skip]) -> int:
-    """The first position from `position` on that is not skipped."""
+    """The first position at or after `position` that is not skipped."""
     return open_ranges(partition, position, 1 << 63, skips)[0][0]

@@ -1,6 +1,6 @@
-"""How a stream is cut into passes: pure functions of positions, ends and settings; no clock, no network.
+"""The cut of a stream into passes: pure functions of positions, ends and settings; no clock, no network.
 
-`trainer.planner` asks the source and the clock; what a plan says is trained exactly so, in this order.
+A pass is trained exactly as planned, in the plan's order. Source and clock are read by trainer.planner.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,21 +18,21 @@ class Plan:
     """One pass."""
 
     number: int
-    """From 1; also the version at its close."""
+    """From 1; also the version that its close makes."""
     segments: tuple[tuple[Segment, ...], ...]
-    """By rank, in the order they are read."""
+    """By rank, in reading order."""
     learn: bool = True
-    """False: the pass is only predicted (`train.learn`, `train.learn_until`), and nothing of the model changes."""
+    """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
     last: bool = False
-    """Whether the stream is at its end: the pass has no events, and none but such follow."""
+    """Whether the stream has ended: this pass has no events, nor has any later one."""
 
     @property
     def num_positions(self) -> int:
-        """Positions of all segments."""
+        """Number of positions of all segments."""
         return num_positions(segment for rank in self.segments for segment in rank)
 
     def positions(self) -> dict[str, int]:
-        """Where each partition stands after this pass."""
+        """The position of each partition after this pass."""
         ends: dict[str, int] = {}
         for rank in self.segments:
             for segment in rank:
@@ -54,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Positions of a partition that are no longer retained, and where to go on."""
+    """Positions of a partition that are no longer retained, and the next retained position."""
 
     partition: str
     position: int
@@ -62,11 +62,12 @@ class Gap:
 
     def __str__(self) -> str:
         lost = self.go_on - self.position
-        return f"{self.partition}: {lost:,} positions from {self.position} on are jumped over; going on at {self.go_on}"
+        lost_range = f"{lost:,} positions from {self.position} on are lost"
+        return f"{self.partition}: {lost_range}; the job continues at {self.go_on}"
 
 
 def gaps(partitions: Sequence[Partition], positions: Mapping[str, int], to_latest: bool) -> list[Gap]:
-    """Where the job stands before what a source still holds."""
+    """The partitions where the job's position is before the first retained one."""
     return [
         Gap(p.name, position, p.end if to_latest else p.begin)
         for p in partitions
@@ -75,7 +76,7 @@ def gaps(partitions: Sequence[Partition], positions: Mapping[str, int], to_lates
 
 
 def backlog(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> list[int]:
-    """Positions that wait in each partition, without those skipped."""
+    """Number of waiting positions in each partition, without skipped ranges."""
     return [
         sum(end - begin for begin, end in open_ranges(p.name, positions.get(p.name, p.start), p.end, skips))
         for p in partitions
@@ -83,7 +84,7 @@ def backlog(partitions: Sequence[Partition], positions: Mapping[str, int], skips
 
 
 def streams(partitions: Sequence[Partition]) -> list[list[Partition]]:
-    """The partitions of each stream in the order in which they are read; streams by their lowest number."""
+    """The partitions of each stream in reading order; streams in the order of their lowest number."""
     found: dict[str, list[Partition]] = {}
     for partition in sorted(partitions, key=lambda each: each.number):
         found.setdefault(partition.stream_name, []).append(partition)
@@ -91,7 +92,7 @@ def streams(partitions: Sequence[Partition]) -> list[list[Partition]]:
 
 
 def in_proportion(waiting: Sequence[int], max_events: int) -> list[int]:
-    """How many positions to take of each stream: as each has its part in what waits, so that all end together."""
+    """Number of positions to take of each stream: in proportion to its backlog, so that all streams end together."""
     upto, total = [0, *accumulate(waiting)], max(1, sum(waiting))
     marks = [min(max_events, total) * count // total for count in upto]
     return [after - before for before, after in pairwise(marks)]
@@ -107,10 +108,10 @@ def cut(
     skips: Collection[Skip] = (),
     caps: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
-    """The pass that begins at `positions`; without backlog it holds no segment.
+    """The pass that begins at `positions`; without backlog it has no segments.
 
-    Of each stream it takes what comes next, up to the positions that `caps` says (`trainer.skew`). All that it takes is
-    shared by the ranks in contiguous parts of equal length, the longer ones first, so that no rank waits for others.
+    It takes the next positions of each stream, up to `caps` (trainer.skew). They are divided among the ranks in
+    contiguous parts of equal length, the longer ones first, so that no rank waits for others.
     """
     waiting = [
         [
@@ -135,7 +136,7 @@ def cut(
 
 
 def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segment]]:
-    """The positions of `segments` in order, in parts of these sizes; a segment is cut where a part ends within it."""
+    """The positions of `segments` in order, in parts of these sizes; a segment is split where a part ends inside it."""
     left, parts = list(reversed(segments)), list[list[Segment]]()
     for size in sizes:
         part: list[Segment] = []
@@ -151,10 +152,10 @@ def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segme
 
 
 def num_positions(segments: Iterable[Segment]) -> int:
-    """Positions of all segments."""
+    """Number of positions of all segments."""
     return sum(segment.end - segment.begin for segment in segments)
 
 
 def drained(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> bool:
-    """Whether nothing waits and nothing will come."""
+    """Whether there is no backlog and no new events can come."""
     return all(p.final for p in partitions) and not any(backlog(partitions, positions, skips))

@@ -1,8 +1,8 @@
-"""Asks source and clock, on the chief, when the next pass may be cut; runs in a thread of its own.
+"""The planner: reads source and clock, on rank 0, and plans the next pass. It runs in a thread of its own.
 
-What a pass then holds is `trainer.plan`'s decision, how far parallel streams may be apart `trainer.skew`'s, what is
-known of a partition `trainer.partitions`'. What is new and what is planned goes to the journal before anybody hears of
-it. At most one plan is asked for and not yet taken.
+The content of a pass is decided in trainer.plan, the skew of parallel streams in trainer.skew, the facts about a
+partition in trainer.partitions. New partitions and plans are written to the journal before any answer. There is at most
+one plan that is requested and not yet taken.
 """
 
 import logging
@@ -28,29 +28,29 @@ from trainer.records import GapOperation, PartitionsOperation
 from trainer.skew import caps_by_period, caps_by_time, heads
 
 POLL_S = 0.05
-"""How often the source is asked while a plan is wanted."""
+"""Pause between polls of the source while a plan is requested."""
 IDLE_POLL_S = 1.0
-"""How often while none is, for the figures of lag."""
+"""Pause between polls while none is; they keep the lag up to date."""
 PAUSED = "paused"
 """While this file exists in the store, no passes of events are planned."""
 MAX_NAMED = 8
-"""Partitions named on a line of the log."""
+"""Most partitions that a message names."""
 LOG_WAITS = "training waits, for the log cannot be written"
 """Begins the status of a job while its log's disk is full."""
 LAST_COMMIT_S = 5.0
-"""How long the last positions may take to be shown to lag tools, at the end."""
+"""Time limit, at the end, to commit the last positions for lag tools."""
 
 log = logging.getLogger(__name__)
 
 
 class Drained:
-    """There will be no further pass."""
+    """There are no more passes."""
 
 
 class Journal(Protocol):
-    """Where the planner writes, from its own thread, before it answers: the job's log.
+    """The planner's way to the job's log. The planner's thread writes here before it answers.
 
-    Each returns once what it was given is durable. Raises MillraceError; LogFull where trying again may help.
+    Each method returns once its argument is durable. Raises MillraceError; LogFull if a later try may succeed.
     """
 
     def operation(self, operation: PartitionsOperation | GapOperation) -> None:
@@ -58,12 +58,12 @@ class Journal(Protocol):
         ...
 
     def plan(self, plan: Plan) -> None:
-        """The pass that is planned next."""
+        """The next pass."""
         ...
 
 
 class MemoryJournal:
-    """The twin of a journal that is kept nowhere else."""
+    """A journal in memory, for tests."""
 
     def __init__(self) -> None:
         self.operations: list[PartitionsOperation | GapOperation] = []
@@ -83,7 +83,7 @@ class _Request:
     number: int
     positions: Mapping[str, int]
     num_positions: int
-    """Positions of all passes before."""
+    """Number of positions of all passes before."""
     at_s: float = field(default_factory=time.monotonic)
 
 
@@ -103,72 +103,72 @@ class Planner:
         skips: Collection[Skip] = (),
         max_full_s: float = 600.0,
     ) -> None:
-        """`known` and `skips` are what commit and log say; a full log is tried for `max_full_s`."""
+        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`."""
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
         self._learn_until, self._on_gap = learn_until, on_gap
         self._journal = journal or MemoryJournal()
         self.known: Mapping[str, Known] = dict(known or {})
-        """Partitions met; replaced, never changed, so any thread may read it."""
+        """Known partitions. The mapping is replaced, never changed, so any thread may read it."""
         self.skips: tuple[Skip, ...] = tuple(skips)
-        """What is gone past: as given, and what was jumped over since. Any thread."""
-        self._jumped: dict[str, int] = {}
+        """Skipped ranges: those given, and lost ranges since. Any thread."""
+        self._lost: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
-        self._requests: Queue[_Request | None] = Queue(2)  # a request, and the word to end
+        self._requests: Queue[_Request | None] = Queue(2)  # a request, and None to end
         self._answers: Queue[Plan | Drained | MillraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
         self._absent: set[str] = set()
-        self._looks_again = source.bounded and bool(self.known)
-        self._at_end: frozenset[str] = frozenset()  # streams that the last pass read to their end, and more may come
+        self._may_grow = source.bounded and bool(self.known)
+        self._at_end: frozenset[str] = frozenset()  # unfinished streams that the last pass read completely
         self._cells: dict[str, int] = {}  # see caps_by_time
         self.num_late = 0
-        """Partitions found since the start that come before one of their stream that was begun already. Any thread."""
+        """Late partitions since the start: their stream was already read beyond their place. Any thread."""
         self._lock = threading.Lock()
         self._to_commit: dict[str, int] = {}
         self._stopping = threading.Event()
         self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s, self._stopping)
         self.wants_pass: Callable[[], bool] = lambda: False
-        """Whether a pass of no events is wanted while nothing comes; asked by the thread."""
+        """Whether an empty pass is wanted while there are no events; called by the thread."""
         self.held: Callable[[], bool] = lambda: False
-        """Whether the job is paused: no pass of events is planned then, nor the end; asked by the thread."""
+        """Whether the job is paused: then neither passes with events nor the end are planned; called by the thread."""
         self.paused = False
-        """What the thread was told last."""
+        """The last answer of `held`."""
         if not in_order(self.known) and len(self.known) > 1:
             log.warning(
-                "this job began when each pass took an equal share of every partition, and keeps to that: "
-                "passes.max_skew and partition_by have no effect; --fresh begins anew, with files read in order"
+                "this job began with an older release: each pass takes an equal share of every partition, "
+                "passes.max_skew and partition_by have no effect; --fresh starts over, with files read in order"
             )
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
         self._thread.start()
 
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
-        """Ask for pass `number`, which begins at `positions` after `num_positions` in all."""
+        """Request pass `number`, which begins at `positions`, after `num_positions` positions in all."""
         self._requests.put_nowait(_Request(number, dict(positions), num_positions))
 
     def take(self, wait_s: float) -> Plan | Drained | None:
-        """The answer to the last request, or None if it is not there after `wait_s`. Raises what the source raised."""
+        """The answer to the last request; None if it is not ready after `wait_s`. Raises the source's errors."""
         try:
             answer = self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
         except Empty:
             if self._thread.is_alive() or not self._answers.empty():
                 return None
-            raise RuntimeError("the thread that plans has ended by a bug; its traceback is in the output") from None
+            raise RuntimeError("the planner's thread has ended by a bug; its traceback is in the output") from None
         if isinstance(answer, MillraceError):
             raise answer
         return answer
 
     @property
     def trouble(self) -> str:
-        """Why no plan can be had now, for a status; empty where there is no trouble. Any thread."""
+        """The reason why no plan can be made, for a status; empty if there is none. Any thread."""
         return self._retrier.trouble
 
     def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """Positions that wait, by partition, as last seen."""
+        """Number of waiting positions by partition, at the last poll."""
         partitions = self._partitions
         places = {p.name: max(p.begin, positions.get(p.name, p.start)) for p in partitions}
         return dict(zip(places, backlog(partitions, places, self.skips), strict=True))
 
     def commit(self, positions: Mapping[str, int]) -> None:
-        """Show lag tools where the job is in these partitions, at the next poll."""
+        """Commit these positions for lag tools, at the next poll."""
         with self._lock:
             self._to_commit.update(positions)
 
@@ -181,8 +181,8 @@ class Planner:
 
     @property
     def jumped(self) -> dict[str, int]:
-        """Positions jumped over since the start because they were no longer retained, by partition."""
-        return dict(self._jumped)
+        """Number of lost positions since the start, by partition: they were no longer retained."""
+        return dict(self._lost)
 
     def _run(self) -> None:
         request: _Request | None = None
@@ -201,7 +201,7 @@ class Planner:
                     positions = request.positions
                 if positions is None:
                     continue
-                self._look(positions, deadline)
+                self._poll(positions, deadline)
                 if request is not None:
                     answer = self._decide(request, time.monotonic())
                     if answer is None:
@@ -212,7 +212,7 @@ class Planner:
             self._show_positions(Deadline.after(LAST_COMMIT_S))
         except MillraceError as error:
             if self._stopping.is_set():
-                log.warning("lag tools may not see where the job ended: %s", error)
+                log.warning("lag tools may not show the last position: %s", error)
             else:
                 self._answers.put(error)
 
@@ -222,41 +222,42 @@ class Planner:
         if positions:
             self._source.commit(positions, deadline)
 
-    def _look(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """Ask the source what is there; partitions met for the first time are logged."""
+    def _poll(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """Read the source's partitions; new ones are logged."""
         seen = self._source.partitions(deadline)
         known, new = meet(self.known, seen, self._source.bounded)
         self._take_in(known, new, positions)
         absent = self.known.keys() - {partition.name for partition in seen}
         for name in sorted(absent - self._absent):
-            log.warning("%s is no longer there; it was read up to %d", name, positions.get(name, 0))
+            log.warning("%s is no longer there; it was read up to position %d", name, positions.get(name, 0))
         self._absent |= absent
         self._partitions = present(self.known, seen, positions, self.skips)
 
     def _take_in(self, known: Mapping[str, Known], new: Sequence[Known], positions: Mapping[str, int]) -> None:
-        """Log partitions that are new, or longer than they were."""
+        """Log new partitions, and old ones that are longer now."""
         if not new:
             return
         if in_order(known) and (late := came_late(self.known, new, positions)):
-            log.warning("late: %s; read next, after what comes later in its stream", _named(late))
+            log.warning("late: %s; read next, although later partitions of the stream were read before", _named(late))
             self.num_late += len(late)
-        self.known = known  # first: a commit made in between must not lack what pruning may then take from the log
+        # first: a commit in between must contain them, because the record in the log may be pruned after it
+        self.known = known
         self._retrier.call(lambda: self._journal.operation(PartitionsOperation(partitions=new)))
 
-    def _look_again(self, positions: Mapping[str, int]) -> bool:
-        """Once, of a bounded stream that a run before this one began: whether there is more of it by now."""
-        if not self._looks_again:
+    def _grow(self, positions: Mapping[str, int]) -> bool:
+        """Once, for a bounded stream of an earlier run: whether the stream has grown since."""
+        if not self._may_grow:
             return False
-        self._looks_again = False
+        self._may_grow = False
         deadline = Deadline.after(self._passes.max_outage)
         self._source.look_again(deadline)
         known, new, words = grown(self.known, self._source.partitions(deadline))
         for word in words:
-            log.warning("%s; it is not read again: give what is new its own name, or begin anew with --fresh", word)
+            log.warning("%s; it is not read again: give new data a new name, or start over with --fresh", word)
         num_new = sum((each.end or 0) - positions.get(each.name, each.start) for each in new)
         if new:
             named = _named([each.name for each in new])
-            log.info("%d events are new since the stream was read to its end, in %s", num_new, named)
+            log.info("%d events are new since the stream was read completely, in %s", num_new, named)
         self._take_in(known, new, positions)
         return bool(new)
 
@@ -266,7 +267,7 @@ class Planner:
         positions = self._past_gaps(partitions, request.positions)
         self.paused = self.held()
         if self._source.bounded and not self.paused and drained(partitions, positions, self.skips):
-            return None if self._look_again(request.positions) else Drained()
+            return None if self._grow(request.positions) else Drained()
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
@@ -300,7 +301,7 @@ class Planner:
         return plan
 
     def _caps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> Mapping[str, int]:
-        """Up to where the next pass may read. A stream that has caught up with what arrives holds nobody."""
+        """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
         waiting = heads(partitions, positions, self.skips)
         holders = [name for name in waiting if name not in self._at_end]
         if len(holders) < 2:
@@ -315,27 +316,28 @@ class Planner:
         return caps_by_time(waiting, holders, round(1000 * self._passes.max_skew), ask, self._cells)
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
-        """Where to go on in each partition, past what is skipped or no longer retained; raises where the spec says so.
+        """The next position of each partition, after skipped and lost ranges.
 
-        A gap jumped over is logged at once and skipped from then on, also after a restart.
+        A lost range is logged at once, and skipped from then on, also after a restart. Raises SourceGap where
+        `on_gap` is "fail".
         """
         places = {p.name: past(p.name, positions.get(p.name, p.start), self.skips) for p in partitions}
         for gap in gaps(partitions, places, self._on_gap == "latest"):
             if self._on_gap == "fail":
                 raise SourceGap(
                     f"{gap.partition}: position {gap.position} is no longer retained, the first one is {gap.go_on}; "
-                    f'on_gap = "earliest" or "latest" of the source goes on there'
+                    f'with on_gap = "earliest" or "latest" the source continues after the gap'
                 )
             log.warning("%s", gap)
             operation = GapOperation(partition=gap.partition, position=gap.position, go_on=gap.go_on)
             self.skips += (operation.skip,)  # first, as above
             self._retrier.call(partial(self._journal.operation, operation))
-            self._jumped[gap.partition] = self._jumped.get(gap.partition, 0) + gap.go_on - gap.position
+            self._lost[gap.partition] = self._lost.get(gap.partition, 0) + gap.go_on - gap.position
             places[gap.partition] = gap.go_on
         return places
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first names, for a line of the log."""
+    """The first names, for a message."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

@@ -1,7 +1,7 @@
-"""Where a chief begins: claims its generation, picks the newest sound commit, and says what must be replayed.
+"""Recovery: rank 0 claims its generation, chooses the newest sound commit, and finds the passes to replay.
 
-Reading commits is trainer.commits', the log trainer.log's; loading state into a trainer is trainer.saved's and the
-shards'. What of a changed spec may go on is trainer.respec's decision.
+Commits are read by trainer.commits, the log by trainer.log. State is loaded into a trainer by trainer.saved and the
+shards. trainer.respec decides which changes of the spec are allowed.
 """
 
 import logging
@@ -40,33 +40,33 @@ from trainer.records import (
 from trainer.rewind import Lineage, known_partitions
 
 CLAIM_S = 60.0
-"""How long the store's lock may be held by others."""
+"""Longest wait for the store's lock."""
 MIRROR_S = 3600.0
-"""How long reading from the mirror may take."""
+"""Time limit to read from the mirror."""
 
 log = logging.getLogger(__name__)
 
 
 class NothingSound(MillraceError):
-    """No commit can be restored, and the log does not reach back to the beginning."""
+    """No commit can be restored, and the log does not reach back to the first pass."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """From where a trainer goes on."""
+    """The state from which a trainer continues."""
 
     timeline: str
     commit: Commit | None
-    """To be restored; None: the initial state."""
+    """The commit to restore; None: the initial state."""
     replay: Sequence[Logged]
     last_number: int
-    """Highest number of a plan ever logged: it is not used again."""
+    """Highest number of any logged plan; numbers are never reused."""
     known: Mapping[str, Known] = field(default_factory=dict)
-    """Partitions met before."""
+    """Known partitions."""
     skips: Sequence[Skip] = ()
-    """Ranges of partitions that an operator went past."""
+    """Skipped ranges of partitions."""
     passed_over: Mapping[str, str] = field(default_factory=dict)
-    """Commits that are damaged, and how."""
+    """Damaged commits, each with its damage."""
     joblog: Log | None = None
     """The log, claimed; None for a rerun, which only reads."""
     waiting: Sequence[Operation] = ()
@@ -83,13 +83,13 @@ def begin(
     logged_only: bool = False,
     taken: Callable[[], int] = lambda: 0,
 ) -> Beginning:
-    """Claim `generation` and decide where to go on; with `logged_only`, through the passes logged under `spec`.
+    """Claim `generation` and decide where to continue; with `logged_only`, only through passes logged under `spec`.
 
-    `taken` is the highest number of a timeline that others know of, asked where the store has no log yet.
+    `taken` returns the highest number of a timeline that is used elsewhere; called if the store has no log yet.
 
-    1. The claim: no older generation can change the store from here on.
-    2. The newest commit of the timeline whose every byte is as written; files that are not come from the mirror.
-    3. What the log says after it, to be run again exactly so.
+    1. Claim: from here on no older generation can change the store.
+    2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
+    3. Read the log after that commit: these passes are replayed exactly.
     """
     commits, folder = Commits(store), store / "log"
     old = History.of(read(folder))
@@ -111,7 +111,7 @@ def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | N
     history = History.of(records)
     commit, passed_over = newest_sound(commits, Lineage.of(records), uri)
     for name in passed_over:
-        log.warning("commit %s is damaged and passed over: %s", name, passed_over[name])
+        log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
     found = after(history, commit, passed_over)
     if commit is not None or passed_over:
         chosen = None if commit is None else commit.name
@@ -124,7 +124,7 @@ def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | N
 
 
 def again(store: Path, name: str | None) -> Beginning:
-    """Where a rerun of another store's log begins: at a commit, or at the initial state; nothing is written there."""
+    """The beginning of a rerun of another store's log: a commit, or the initial state. Writes nothing."""
     history = History.of(read(store / "log"))
     commit = None if name is None else Commits(store).read(name)
     found = after(history, commit, {})
@@ -132,7 +132,7 @@ def again(store: Path, name: str | None) -> Beginning:
 
 
 def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
-    """The timeline of a store without a log: begun anew, or from a commit that came from the mirror."""
+    """The timeline of a store without a log: a new one, or one that begins at a commit from the mirror."""
     whole = commits.whole()
     last = max([taken, *(commit.order[0] for commit in whole)])
     if uri is not None:
@@ -141,9 +141,9 @@ def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, s
 
 
 def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
-    """The newest commit that led to the present and reads back as written, and why newer ones do not.
+    """The newest sound commit that led to the present version; and the damage of newer ones, by name.
 
-    Raises BlobUnavailable where none is sound, and the mirror, which may mend one, does not answer; and NewerFormat.
+    Raises BlobUnavailable if no commit is sound and the mirror, which may repair one, does not answer; NewerFormat.
     """
     passed_over: dict[str, str] = {}
     unreachable: BlobUnavailable | None = None
@@ -155,7 +155,7 @@ def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[C
             problems = problems_of(commit)
             if problems and uri is not None:
                 repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
-                log.warning("commit %s: %d damaged files are replaced from the mirror", name, len(problems))
+                log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))
                 problems = problems_of(commit)
         except NewerFormat:
             raise
@@ -173,7 +173,7 @@ def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[C
 
 
 def after(history: History, commit: Commit | None, passed_over: Mapping[str, str]) -> Beginning:
-    """What the log says after a commit; what it says of partitions and skips in all."""
+    """The passes in the log after a commit; and all known partitions and skipped ranges."""
     state: Mapping[str, Any] = {} if commit is None else commit.state
     version = 0 if commit is None else commit.version
     operations = history.operations_by_version()
@@ -187,7 +187,7 @@ def after(history: History, commit: Commit | None, passed_over: Mapping[str, str
         raise NothingSound(
             "no commit can be restored, and the log does not reach back to the first pass: "
             + ("; ".join(f"{name}: {how}" for name, how in passed_over.items()) or "there is no commit")
-            + "; put a whole copy of a commit's folder back, name a store.mirror that holds one, or start with --fresh"
+            + "; restore a whole copy of a commit, set store.mirror to a mirror with one, or start with --fresh"
         ) from error
     skips = [Skip(*each) for each in state.get("skips", ())]
     skips += [
@@ -216,15 +216,15 @@ def _settled(
     if not isinstance(operation.content, SetOperation):
         return operation.content
     before = spec_at(history, commit, operation.number) or spec
-    return replace(operation.content, keys=respec.kept(operation.content.keys, before, spec))
+    return replace(operation.content, keys=respec.remaining(operation.content.keys, before, spec))
 
 
 def overrides_of(commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What was set while the job ran, as it holds at `commit` under `spec`."""
+    """The overrides at `commit` that remain under `spec`."""
     if commit is None:
         return {}
     overrides: Mapping[str, Any] = commit.state.get("operations", {}).get("overrides", {})
-    return respec.kept(overrides, in_full(commit.state["spec"]), spec)
+    return respec.remaining(overrides, in_full(commit.state["spec"]), spec)
 
 
 def _under_spec(
@@ -235,7 +235,7 @@ def _under_spec(
     replay: Sequence[Logged],
     logged_only: bool,
 ) -> Sequence[Logged]:
-    """What is replayed under `spec`, which is logged where it is new; plans that were never closed are void then."""
+    """The passes to replay under `spec`. A new spec is logged; then plans without a close are withdrawn."""
 
     def differ(each: Logged) -> list[str]:
         return respec.significant(spec_at(history, commit, each.planned_at) or spec, spec)
@@ -245,15 +245,14 @@ def _under_spec(
     for each in replay:
         if each.close and (keys := differ(each)):
             raise MillraceError(
-                f"passes must be replayed under the spec they were trained under before {', '.join(keys)} may change; "
-                "start the job again"
+                f"passes must be replayed under their own spec before {', '.join(keys)} may change; start the job again"
             )
     old = spec_in_force(history, commit)
     if old is not None and not respec.changed(old, spec):
         return replay
     keys = [] if old is None else respec.significant(old, spec, learnt=_learnt(history, commit))
-    # The newest goes first: after a crash none is left that goes on behind one withdrawn. Then the spec: none is left
-    # that was planned under the one before.
+    # The newest plan first: after a crash, no plan is left after a withdrawn one. Then the spec: no plan is left that
+    # was made under the old one.
     for each in reversed(replay if keys else ()):
         if not each.close:
             joblog.append(Void(number=each.plan.number, reason=f"changed: {', '.join(keys)}"))
@@ -262,17 +261,17 @@ def _under_spec(
 
 
 def _learnt(history: History, commit: Commit | None) -> bool:
-    """Whether rows may have been made that a restart keeps: not where no pass was ever closed, as in a failed start."""
+    """Whether the store may hold rows: not if no pass was ever closed, as after a failed start."""
     return commit is not None or history.closed > 0
 
 
 def spec_in_force(history: History, commit: Commit | None) -> Mapping[str, Any] | None:
-    """The last one logged; once that record is pruned, the commit's. None for a job that never began."""
+    """The last logged spec; the commit's, if that record is pruned. None for a job that never began."""
     return spec_at(history, commit, sys.maxsize)
 
 
 def spec_at(history: History, commit: Commit | None, record: int) -> Mapping[str, Any] | None:
-    """The spec in force when the log's record number `record`, of after `commit`, was written, in full."""
+    """The full spec in force when the record number `record`, which is after `commit`, was written."""
     specs = history.specs(before=record)
     if not specs and commit is None:
         return None
@@ -280,9 +279,9 @@ def spec_at(history: History, commit: Commit | None, record: int) -> Mapping[str
 
 
 def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The spec under which logged passes must be trained, and committed, before `spec` may act; None: it may at once.
+    """The spec under which logged passes must be replayed and committed before `spec` may act; None: it may at once.
 
-    To be asked again then. Raises SpecError where it never may. Reads only, for whoever starts the workers.
+    Call again after that. Raises SpecError for a change that is never allowed. Read-only, for the launcher.
     """
     records = read(store / "log")
     history, lineage = History.of(records), Lineage.of(records)
@@ -295,6 +294,6 @@ def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | No
 
 
 def discard(commits: Commits, names: Sequence[str]) -> None:
-    """Take damaged commits out of use; the next pruning removes what is left of them."""
+    """Take damaged commits out of use; the next pruning removes their folders."""
     for name in names:
         (commits.folder / name / MANIFEST).rename(commits.folder / name / f"{MANIFEST}.damaged")

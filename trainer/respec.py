@@ -1,7 +1,8 @@
-"""What a changed job file means for a job that goes on: what may change at once, what only between passes, what never.
+"""Changes of the spec of a job that continues: which keys may change at once, which only between passes, which never.
 
-And what may be set while it runs (`millrace set`): overrides, which stand before the job file until it changes the same
-key. Pure. The spec in force is what the log says; a new one is logged as an operation before it acts, and so is a set.
+Also the keys that may be set while the job runs (`millrace set`). Such an override wins over the job file until the
+file changes the same key. Pure functions. The log holds the spec in force; a new spec, and a set, is logged as an
+operation before it acts.
 """
 
 import json
@@ -35,11 +36,11 @@ AT_ONCE = (
     "exports",
     "predict",
 )
-"""Sections and keys that have no part in what a pass gives."""
+"""Sections and keys without effect on the result of a pass."""
 NEVER = ("name", "seed", "slots")
-"""What rows and their keys are made with."""
+"""Rows and their keys are made with these."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
-"""What a row is made of; and whether there is one in the dense part, which rows of the store were made beside."""
+"""These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
 _LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
@@ -47,7 +48,7 @@ HOT = (
     *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
     "train.dense_optimizer.lr",
 )
-"""What may be set while the job runs; "*" is any name, "#" a number from 0."""
+"""Keys that may be set while the job runs; "*" is any name, "#" a number from 0."""
 
 Overrides = Mapping[str, Any]
 """Values that were set while the job ran, by the path of their key."""
@@ -56,7 +57,7 @@ Overrides = Mapping[str, Any]
 def flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every value of a spec by the path of its key, as text; lists are values.
 
-    Secrets are left out: another password, or another place of it, is no change of the job.
+    Secrets are left out: another password, or another place for it, does not change the job.
     """
     for name, value in spec.items():
         path = f"{prefix}{name}"
@@ -69,15 +70,15 @@ def flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Keys that are not alike in two specs; a default that is written out is no change."""
+    """Keys with different values in two specs; a default that is written out is not a change."""
     before, after = dict(flat(in_full(old))), dict(flat(in_full(new)))
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 def significant(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: bool = True) -> list[str]:
-    """Those that change what a pass gives, and so act between passes only.
+    """Changed keys with an effect on the result of a pass: they act between passes only.
 
-    Raises SpecError for one that rows made so far do not survive; `learnt`: whether any can have been made.
+    Raises SpecError for a key that stored rows depend on. `learnt`: whether there can be such rows.
     """
     keys = [key for key in changed(old, new) if not _below(key, AT_ONCE)]
     before, after = in_full(old), in_full(new)
@@ -96,7 +97,7 @@ def significant(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: bool 
 
 
 def _extends(spec: Mapping[str, Any], key: str) -> bool:
-    """Whether vectors join rows later in the table that `key` is of: then its rows say whether theirs has."""
+    """Whether rows of the table of `key` get their vector later; then each row records whether it has one."""
     table = spec.get("tables", {}).get(key.split(".")[1], {})
     lives = (table, *table.get("slots", {}).values())
     return any(life.get("extend_at") is not None for life in lives)
@@ -108,8 +109,8 @@ def is_hot(key: str) -> bool:
     return any(_fits(parts, pattern.split(".")) for pattern in HOT)
 
 
-def _meant(job: TrainerJob, key: str) -> str:
-    """A hint at the hot key most like one that no job file has; nothing for one that is only not hot."""
+def _hint(job: TrainerJob, key: str) -> str:
+    """A hint at the most similar key for a misspelt one; empty for a key that exists but is not hot."""
     if any(_below(name, (key,)) for name, _ in flat(job.model_dump(mode="json"))):
         return ""
     parts = key.split(".")
@@ -129,7 +130,7 @@ def _fits(parts: list[str], pattern: list[str]) -> bool:
 
 
 def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
-    """The job with these values in the place of its own. Raises SpecError as for a job file that has them."""
+    """The job with these values instead of its own. Raises SpecError as for a job file with them."""
     if not overrides:
         return job
     raw = job.model_dump(mode="json")
@@ -141,16 +142,16 @@ def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
 
 
 def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> TrainerJob:
-    """The job as it is once `keys` are set over `overrides`. Raises SpecError where they may not be."""
+    """The job after `keys` are set on top of `overrides`. Raises SpecError if they may not be set."""
     if not keys:
         raise SpecError("nothing is set: give KEY=VALUE")
     for key in keys:
         if not is_hot(key):
-            raise SpecError(f"cannot be set while the job runs; {_meant(job, key)}what can: {', '.join(HOT)}", key)
+            raise SpecError(f"cannot be set while the job runs; {_hint(job, key)}these can: {', '.join(HOT)}", key)
     before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})
     for key in (key for key in keys if key.endswith(".extend_at")):
         if None in (_extend_at(before, key), _extend_at(changed, key)):
-            raise SpecError("can be set from a number to a number only: rows are laid out for it at the start", key)
+            raise SpecError("can be set from a number to a number only: the layout of rows depends on it", key)
     return changed
 
 
@@ -163,7 +164,7 @@ def _extend_at(job: TrainerJob, key: str) -> float | None:
 
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a hot key in a whole spec as JSON; settings of a first-order optimizer begin as the optimizer's."""
+    """Set a hot key in a whole spec as JSON; a first-order optimizer starts with the settings of the optimizer."""
     *sections, last = key.split(".")
     node: Any = raw
     for depth, name in enumerate(sections):
@@ -182,14 +183,14 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def kept(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that stay when the job file becomes another: where it changes a key, what it says holds."""
+def remaining(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that remain when the job file changes: for a key that it changes, the file wins."""
     keys = changed(old, new)
     return {name: value for name, value in overrides.items() if not any(_touches(key, name) for key in keys)}
 
 
 def _touches(changed: str, key: str) -> bool:
-    """Whether what is set at `key` loses its meaning where the job file changes `changed`."""
+    """Whether an override of `key` ends when the job file changes `changed`."""
     return _below(key, (changed,)) or changed == f"{key.rpartition('.')[0]}.kind"
 
 

@@ -1,8 +1,7 @@
-"""Steering a stopped job, as claims of generations of their own: a new timeline, a range that is gone past, an
-operation that waits for the next run.
+"""Steers a stopped job: begins a new timeline, skips a range, or logs an operation for the next run.
 
-All only write the log; the next chief does what it says (trainer.recovery). The caller sees to it that no launcher
-runs. Imports no torch: the control plane calls this.
+Each of these claims a generation of its own and writes only to the log; the next run acts on it (trainer.recovery). The
+caller makes sure that no launcher runs. Imports no torch: the control plane calls this.
 """
 
 import os
@@ -26,21 +25,21 @@ from trainer.partitions import Known, Skip
 from trainer.records import Claim, Operation, PartitionsOperation, SkipOperation, Void
 
 CLAIM_S = 60.0
-"""How long another process may keep the log's lock."""
+"""Longest wait for the log's lock."""
 
 
 class NotPossible(MillraceError):
-    """What was asked for does not fit the job's past; nothing was changed."""
+    """The request does not fit the job's history; nothing was changed."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Which versions led to the present one: a timeline, up to where the next one begins."""
+    """The timelines that led to the present one, each up to the version where the next one begins."""
 
     timeline: str
-    """The present one; "" where the log has none yet."""
+    """The present one; "" for a log without one."""
     bases: Mapping[str, str | None]
-    """By timeline the commit that it began from, as far back as the log goes."""
+    """By timeline, the commit that it began from; as far back as the log goes."""
 
     @classmethod
     def of(cls, records: Sequence[AnyRecord]) -> "Lineage":
@@ -50,7 +49,7 @@ class Lineage:
         return cls(begun[-1][0] if begun else "", dict(begun))
 
     def holds(self, name: str) -> bool:
-        """Whether the commit `name` is of a version that led to the present one."""
+        """Whether the commit `name` led to the present version."""
         number, version, _ = order_of(name)
         timeline, end = self.timeline, None
         while timeline != f"t{number}":
@@ -62,19 +61,19 @@ class Lineage:
         return end is None or version <= end
 
     def next_timeline(self, names: Sequence[str]) -> str:
-        """A name that no timeline has had, of the log and of these commits."""
+        """A new name: no timeline of the log or of these commits has it."""
         numbers = [int(re.sub(r"\D", "", name) or 0) for name in self.bases]
         return f"t{max([0, *numbers, *(order_of(name)[0] for name in names)]) + 1}"
 
 
 def claims(folder: Path) -> list[AnyRecord]:
-    """The claims in the log, wherever else it is damaged: each is the first record of a file."""
+    """The claims in the log, even if the rest is damaged: each is the first record of a file."""
     found = (record_of(path.read_bytes().partition(b"\n")[0] + b"\n", Place(path, 0)) for path in listed(folder))
     return [record for record in found if record is not None]
 
 
 def rewind(store: Path, commit: Commit, timeline: str) -> int:
-    """Have the next run go on from `commit`, on the new timeline `timeline`; the generation claimed for this.
+    """Make the next run continue from `commit`, on the new timeline `timeline`. Returns the claimed generation.
 
     Raises as `Log.claim` does.
     """
@@ -85,11 +84,11 @@ def rewind(store: Path, commit: Commit, timeline: str) -> int:
 
 
 def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
-    """As `rewind` where the log is damaged: begin another log, for nothing of the old one is needed; where that is now.
+    """Like `rewind`, for a damaged log: begin a new log. Returns the folder of the old one.
 
-    1. The new log, elsewhere. 2. All but the newest of the old files are set aside, the oldest first. 3. The new file
-    is linked into place. 4. The last old file is set aside. Before 4 the log is still damaged, and this may be done
-    again; at no time are older generations without one that is newer.
+    1. Write the new log elsewhere. 2. Set aside all old files but the newest, the oldest first. 3. Move the new file
+    into place. 4. Set aside the last old file. Before step 4 the log is still damaged, and this may be repeated. At
+    all times the newest generation in the folder refuses the older ones.
     """
     folder, begun = store / "log", store / "log.begun"
     generation = newest_generation(folder) + 1
@@ -111,13 +110,13 @@ def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
 
 
 def skip(store: Path, newest: Commit | None, wanted: Skip, reason: str) -> list[int]:
-    """Have the job go past the positions `wanted`, which it has not trained; the passes withdrawn for this.
+    """Make the job skip the positions `wanted`, which it has not trained. Returns the withdrawn passes.
 
-    `newest` is the last commit, which knows of partitions what the log may have lost.
-    1. The claim. 2. Plans that were never closed are void from the first one on that touches the range; the newest goes
-    first, so that what is left after a crash has no hole. 3. The operation: what is planned from here on goes past.
+    `newest` is the last commit; it has partitions whose records may be pruned from the log.
+    1. The claim. 2. Withdraw open plans from the first one that touches the range, the newest first, so that a crash
+    leaves no hole. 3. Log the operation: later plans skip the range.
 
-    Raises what `check_skip` does; then nothing is claimed.
+    Raises as `check_skip` does, before anything is claimed.
     """
     history = History.of(read(store / "log"))
     check_skip(history, newest, wanted)
@@ -140,7 +139,7 @@ def note(store: Path, operation: Operation, by: str) -> None:
 
 
 def touching(history: History, wanted: Skip) -> list[int]:
-    """Numbers of the plans never closed, from the first one on that reads some of `wanted`."""
+    """Numbers of the open plans, from the first one that reads some of `wanted`."""
     plans = [record.content for record in history.unclosed()]
     for index, plan in enumerate(plans):
         for segment in (segment for rank in plan.segments for segment in rank):
@@ -150,27 +149,25 @@ def touching(history: History, wanted: Skip) -> list[int]:
 
 
 def check_skip(history: History, newest: Commit | None, wanted: Skip) -> None:
-    """Raises NotPossible or SpecError where `wanted` cannot be gone past."""
+    """Raises NotPossible or SpecError if `wanted` cannot be skipped."""
     known = known_partitions(history, newest)
     name, begin, end = wanted
     if name not in known:
         raise SpecError(f"the job knows no partition {name!r}; it knows {', '.join(sorted(known)) or 'none yet'}")
     if not 0 <= begin < end:
-        raise SpecError(
-            f"{begin} to {end} is no range: its begin is its first position, its end the one after the last"
-        )
+        raise SpecError(f"{begin} to {end} is not a range: begin is its first position, end the one after its last")
     if (last := known[name].end) is not None and end > last:
         raise NotPossible(f"{name} ends at position {last}; {end} is beyond it")
     position = max(positions(history, newest).get(name, 0), known[name].start)
     if begin < position:
         raise NotPossible(
-            f"{name}: the job stands at position {position}, so {begin} to {min(end, position)} is behind it, trained "
-            "or gone past; `millrace rewind` to a version before that first, or begin the range there"
+            f"{name}: the job is at position {position}, so {begin} to {min(end, position)} is already trained or "
+            "skipped; first `millrace rewind` to a version before that, or begin the range there"
         )
 
 
 def known_partitions(history: History, newest: Commit | None) -> dict[str, Known]:
-    """The partitions that the job has met, by name."""
+    """The known partitions, by name."""
     messages = newest.state.get("partitions", ()) if newest is not None else ()
     known = [Known.of_message(message) for message in messages]
     for operation in history.operations:
@@ -180,7 +177,7 @@ def known_partitions(history: History, newest: Commit | None) -> dict[str, Known
 
 
 def positions(history: History, newest: Commit | None) -> dict[str, int]:
-    """Where the job stands by its last closed pass, in each partition that it has read of."""
+    """The position after the last closed pass, in each partition that the job has read from."""
     found: dict[str, int] = dict(newest.manifest["positions"]) if newest is not None else {}
     for number in sorted(history.closes):
         if number in history.plans:

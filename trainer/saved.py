@@ -1,6 +1,6 @@
-"""The chief's part of a commit: dense tensors, metrics, counters and positions; captured in a pause, written after it.
+"""Rank 0's part of a commit: dense tensors, metrics, counters and positions; captured in a pause, written after it.
 
-Shards save rows themselves. What is read here after a restart goes on exactly as if nothing had happened.
+Shards save rows themselves. A trainer that loads this state continues bit for bit.
 """
 
 import os
@@ -31,11 +31,11 @@ DENSE, ARRAYS = "dense.safetensors", "metrics.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Copies, of one version."""
+    """Copies of the state of one version."""
 
     version: int
     log_from: int
-    """First log record that a replay from here needs."""
+    """First log record that a replay from this commit needs."""
     positions: Mapping[str, int]
     dense: Mapping[str, Tensor]
     arrays: Mapping[str, NDArray[Any]]
@@ -45,7 +45,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Holders:
-    """The parts of a trainer whose state is saved."""
+    """The parts of a trainer with state in commits."""
 
     dense: DenseStrategy
     observer: Observer
@@ -54,7 +54,7 @@ class Holders:
     scale: LossScale
 
     def capture(self, log_from: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Saved:
-        """Everything, as it is now, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
+        """Copies of the present state, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
         meter, progress = self.observer.state(), self.progress
         arrays = {f"meter/{name}": array for name, array in meter.arrays.items()}
         arrays |= {f"slots/{name}": array for name, array in self.closer.arrays().items()}
@@ -69,9 +69,9 @@ class Holders:
         return Saved(progress.version, log_from, dict(progress.positions), dense, arrays, state)
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Go on from a commit, on every rank. Raises BadInput where the dense part is of another model."""
+        """Continue from a commit, on every rank. Raises BadInput if the dense part is of another model."""
         tensors = load_tensors(folder / DENSE)
-        if "imported" in state:  # a warm start (trainer.importing): the rest is as a new job's
+        if "imported" in state:  # a warm start (trainer.importing): the rest is that of a new job
             self.dense.load(self.dense.tensors() | tensors)
             self.progress.load_saved(state["progress"])
             return
@@ -86,12 +86,12 @@ class Holders:
 
 
 def write_saved(folder: Path, saved: Saved) -> list[str]:
-    """Write and sync the chief's files of a commit; their names. Raises MillraceError and OSError."""
+    """Write and sync rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
     arrays = {name: np.ascontiguousarray(array) for name, array in saved.arrays.items()}
     try:
         save_tensors(dict(saved.dense), folder / DENSE)
         save_arrays(arrays, folder / ARRAYS)
-    except SafetensorError as error:  # no OSError, whatever the disk said
+    except SafetensorError as error:  # also raised for errors of the disk
         raise MillraceError(f"{folder}: {error}") from error
     for name in (DENSE, ARRAYS):
         with (folder / name).open("rb") as file:

@@ -1,18 +1,18 @@
-"""Whether a daily shrink that would take many rows may act, or waits for an operator: a pure decision.
+"""The guard of daily shrinks: decides whether one that removes many rows may act, or waits for an operator. Pure.
 
-Steady ageing is never held, however many rows it takes. Above `max_shrink_fraction` of a table's rows, a shrink is
+Steady ageing is never held, however many rows it removes. Above `max_shrink_fraction` of a table's rows, a shrink is
 held in three cases:
 
-- *The rule changed*: what decides that a row goes (`delete_below`, `delete_after_days`, `decay`, the coefficients and
-  columns of the score, of the table or of a slot) is not what it was when the table was last shrunk by its own rule,
-  or when it had no rows.
-- *The day jumped*: days went by of which no sample was learnt, and more of them than the last time the day advanced.
-  The next day that begins without such a jump lets the rows go.
-- *Statistics broke*: a slot had no value, or a table no show or no click, for the whole day that ended and since,
-  though it had some before; and the rows that go for that reason alone are more than `max_shrink_fraction`. Their
-  return, or leave from an operator, ends it.
+- *The rule changed*: the settings that select rows (`delete_below`, `delete_after_days`, `decay`, the coefficients and
+  columns of the score, of the table or of a slot) differ from those of the last shrink by the table's own rule, or from
+  those when the table had no rows.
+- *The day jumped*: days passed without a learnt sample, and more of them than the last time the day advanced. The next
+  day that begins without such a jump releases the shrink.
+- *Statistics broke*: a slot had no value, or a table no show or no click, during the whole day that ended and since,
+  though it had some before; and the rows removed for that reason alone are more than `max_shrink_fraction`. The hold
+  ends when the values return, or when an operator allows the shrink.
 
-All of it comes from closes and logged operations (trainer.shrinking keeps it in commits), so a replay decides alike.
+All inputs come from closes and logged operations (trainer.shrinking keeps them in commits): a replay decides the same.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,16 +25,16 @@ from pserver.operations import Survey
 from trainer.signals import CLICK, SHOW, SLOT, signal
 
 Rule = Mapping[str, Any]
-"""What decides that a row goes, as JSON-able data: equal where it is the same rule."""
+"""The settings that select the rows to remove, as JSON-able data."""
 
 MAX_AHEAD = 64
-"""Days ahead that are remembered, the nearest: clocks of some samples are wrong."""
+"""Most days ahead to remember, the nearest ones: some samples have wrong clocks."""
 _LIFE = {"delete_below", "delete_after_days", "decay"}
 _SCORE = {"nonclk_coeff", "click_coeff", "show", "click"}
 
 
 def has_rule(table: TableSection) -> bool:
-    """Whether a row of the table can ever go."""
+    """Whether the table ever removes rows."""
     lives: list[TableSection | SlotLife] = [table, *table.slots.values()]
     return any(life.delete_below is not None or life.delete_after_days is not None for life in lives)
 
@@ -47,37 +47,37 @@ def rule_of(table: TableSection) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """How the job's day advanced last."""
+    """The last advance of the job's day."""
 
     before: int = 0
     """The day that ended."""
     day: int = 0
     """The day that began."""
     skipped: int = 0
-    """Days between them of which no sample was learnt."""
+    """Number of days between them without a learnt sample."""
     usual: int = 0
-    """`skipped`, when the day advanced the time before."""
+    """`skipped` of the advance before."""
     ahead: tuple[int, ...] = ()
-    """Later days of which samples were learnt already, ascending: a pass is of the day of its median sample."""
+    """Later days with learnt samples, ascending: the day of a pass is that of its median sample."""
 
     @property
     def jumped(self) -> bool:
-        """Whether more days were skipped than the time before."""
+        """Whether more days were skipped than in the advance before."""
         return self.skipped > self.usual
 
     def learnt(self, seen: Collection[int]) -> "Days":
-        """A pass is learnt; `seen`: days of which it has samples."""
+        """After a learnt pass; `seen`: days of its samples."""
         ahead = sorted({day for day in (*self.ahead, *seen) if day > self.day})
         return replace(self, ahead=tuple(ahead[:MAX_AHEAD]))
 
     def advanced(self, day: int) -> "Days":
-        """The day moves on to `day`."""
+        """After the day has advanced to `day`."""
         skipped = len(set(range(self.day + 1, day)) - set(self.ahead))
         return Days(self.day, day, skipped, self.skipped, tuple(each for each in self.ahead if each > day))
 
 
 def silent(heard: Mapping[str, int], days: Days) -> dict[str, int]:
-    """Signals that did not come for the whole day that ended, nor since; with the day on which each came last."""
+    """Signals that were absent for the whole day that ended, and since; each with its last day."""
     return {name: day for name, day in sorted(heard.items()) if day < days.before}
 
 
@@ -91,21 +91,21 @@ def reason(
     table: str,
     schema: Schema,
 ) -> str:
-    """Why a shrink waits, in words; empty where it may act. `broken`: see `silent`."""
+    """The reason why a shrink waits, in words; empty if it may act. `broken`: see `silent`."""
     if survey.fraction <= max_fraction:
         return ""
     if not same_rule:
         return "the table has not been shrunk by this rule before"
     if days.jumped:
         return f"the day jumped from {days.before} to {days.day}, and {_days(days.skipped)} between had no samples"
-    guilty = _guilty(survey, broken, table, schema)
-    if guilty and _taken(survey, guilty, table, schema) > max_fraction * survey.rows:
-        return f"statistics broke: {'; '.join(_words(name, broken[name]) for name in guilty)}"
+    causes = _causes(survey, broken, table, schema)
+    if causes and _taken(survey, causes, table, schema) > max_fraction * survey.rows:
+        return f"statistics broke: {'; '.join(_words(name, broken[name]) for name in causes)}"
     return ""
 
 
-def _guilty(survey: Survey, broken: Mapping[str, int], table: str, schema: Schema) -> Sequence[str]:
-    """Of signals that do not come, those for which rows of the table go."""
+def _causes(survey: Survey, broken: Mapping[str, int], table: str, schema: Schema) -> Sequence[str]:
+    """The absent signals because of which rows of the table would be removed."""
     found = [name for name in broken if name in (signal(SHOW, table), signal(CLICK, table)) and survey.below]
     for slot in schema.sparse:
         name = signal(SLOT, slot.name)
@@ -114,13 +114,13 @@ def _guilty(survey: Survey, broken: Mapping[str, int], table: str, schema: Schem
     return found
 
 
-def _taken(survey: Survey, guilty: Collection[str], table: str, schema: Schema) -> int:
-    """Rows that go for signals that do not come: of silent slots all, for silent shows or clicks by the score."""
+def _taken(survey: Survey, causes: Collection[str], table: str, schema: Schema) -> int:
+    """Number of rows removed because of absent signals: all of absent slots; by score for shows or clicks."""
     sharing: dict[int, bool] = {}
     for slot in schema.sparse:
         if slot.sparse.table == table:
-            sharing[slot.group] = sharing.get(slot.group, True) and signal(SLOT, slot.name) in guilty
-    by_score = bool({signal(SHOW, table), signal(CLICK, table)} & set(guilty))
+            sharing[slot.group] = sharing.get(slot.group, True) and signal(SLOT, slot.name) in causes
+    by_score = bool({signal(SHOW, table), signal(CLICK, table)} & set(causes))
     below = sum(rows for group, rows in survey.below.items() if by_score or sharing.get(group))
     return below + sum(rows for group, rows in survey.unseen.items() if sharing.get(group))
 

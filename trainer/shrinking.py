@@ -1,7 +1,7 @@
-"""When tables shrink: a decider. Rows that would go are counted first; some shrinks wait for an operator.
+"""When tables shrink: a decider. The rows to remove are counted first; some shrinks wait for an operator.
 
-Which rows go is the tables' rule (pserver.aging), and so is their going; here it is decided that they do. Which daily
-shrinks wait is trainer.shrink_guard's decision; that one waits is logged as an operation, "hold", like a shrink.
+The tables' rule chooses and removes the rows (pserver.aging); this module decides when. trainer.shrink_guard decides
+which daily shrinks wait; such a wait is logged as an operation of its own, a hold.
 """
 
 import logging
@@ -32,16 +32,16 @@ from trainer.shrink_guard import Days, has_rule, rule_of
 from trainer.signals import CLICK, SHOW, SLOT, signal
 
 SMALL_ROWS = 262_144
-"""A table with fewer rows is counted and swept at the close itself: alike at every run. A larger one is counted, and
-later swept, while training goes on."""
+"""A smaller table is counted and swept at the close itself, the same in every run. A larger one is counted, and then
+swept, while training continues."""
 SURVEY_S = 60.0
-"""How long counting at a close, or asking for what was counted meanwhile, may take."""
+"""Time limit to count rows at a close, or to fetch a count from the background."""
 
 log = logging.getLogger(__name__)
 
 
 class TooMany(MillraceError):
-    """A shrink would take more of a table than `max_shrink_fraction`."""
+    """A shrink would remove more of a table than `max_shrink_fraction`."""
 
 
 class Shrinking:
@@ -50,16 +50,16 @@ class Shrinking:
     def __init__(
         self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True
     ) -> None:
-        """`tables` gives the sections in force. `learn`: else no table shrinks; what is to waits until one may."""
+        """`tables` gives the sections in force. Without `learn` no table shrinks; due shrinks wait."""
         self._tables, self._schema, self._shards, self._learn = tables, schema, shards, learn
         self._slots = {slot.group: slot.name for slot in reversed(schema.sparse)}
         self._days = Days()
         self._rules: dict[str, shrink_guard.Rule] = {}
-        """By table, the rule by which it was shrunk last; at first that under which its first row came."""
+        """By table, the rule of its last shrink; before that, the rule when its first row came."""
         self._heard: dict[str, int] = {}
-        """The day on which each signal (trainer.signals) came last."""
-        self._wanted: dict[str, int] = {}
-        """Since which version a table's daily shrink is to be logged."""
+        """The last day of each signal (trainer.signals)."""
+        self._due: dict[str, int] = {}
+        """Tables whose daily shrink is due, each with the version since when."""
         self._held: Mapping[str, Mapping[str, Any]] = {}
         """Tables whose shrink waits for an operator; replaced, never changed."""
         self._rows: Mapping[str, int] = {}
@@ -71,7 +71,7 @@ class Shrinking:
         self._rows = {name: stats.num_rows for name, stats in close.stats.items()}
         for name, stats in close.stats.items():
             if name not in self._rules and name in self._tables() and stats.num_rows == stats.new_rows:
-                self._rules[name] = rule_of(self._tables()[name])  # it had no rows
+                self._rules[name] = rule_of(self._tables()[name])  # the table had no rows before
         self._heard |= dict.fromkeys(close.signals, close.day)
         self._days = self._days.learnt(close.days)
         self._advance(close.day, close.version)
@@ -99,8 +99,8 @@ class Shrinking:
             return []
         logged = {each.table for each in ordered if isinstance(each, ShrinkOperation | HoldOperation)}
         found: list[ActingOperation] = []
-        for table in sorted(self._wanted.keys() - logged):
-            if close.stats[table].sweeping:  # what the shrink before took would be counted once more
+        for table in sorted(self._due.keys() - logged):
+            if close.stats[table].sweeping:  # rows of the shrink before would be counted again
                 continue
             at_once = close.ended or self._small(table)
             survey = self._shards.survey(Shrink(table=table, at_once=at_once), Deadline.after(SURVEY_S))
@@ -112,11 +112,11 @@ class Shrinking:
             elif survey.going or table in self._held or rule != self._rules.get(table):
                 found.append(_operation(Shrink(table=table, at_once=at_once), rule))
             else:
-                del self._wanted[table]
+                del self._due[table]
         return found
 
     def _why(self, table: str, survey: Survey, rule: shrink_guard.Rule) -> str:
-        """Why the daily shrink of a table waits; empty where it may act."""
+        """The reason why the daily shrink of a table waits; empty if it may act."""
         return shrink_guard.reason(
             survey,
             self._tables()[table].max_shrink_fraction,
@@ -129,7 +129,7 @@ class Shrinking:
 
     def wants_pass(self, ended: bool) -> bool:
         """See Decider."""
-        return self._learn and bool(self._wanted)
+        return self._learn and bool(self._due)
 
     def state(self) -> dict[str, Any]:
         """See Decider."""
@@ -140,7 +140,7 @@ class Shrinking:
             "ahead": list(days.ahead),
             "rules": dict(self._rules),
             "heard": dict(self._heard),
-            "wanted": dict(self._wanted),
+            "wanted": dict(self._due),
             "held": dict(self._held),
         }
 
@@ -151,26 +151,26 @@ class Shrinking:
         self._heard = dict(state.get("heard", {}))
         tables = self._tables()
         self._rules = {name: rule for name, rule in state.get("rules", {}).items() if name in tables}
-        self._wanted = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
+        self._due = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
         self._held = {name: facts for name, facts in state.get("held", {}).items() if name in tables}
 
     def status(self) -> dict[str, Any]:
-        """See Decider: the tables that wait for an operator, with the command that lets them go on."""
-        return {"held": dict(self._held), "counting": sorted(self._wanted)}
+        """See Decider: the tables that wait for an operator, with the command that allows their shrink."""
+        return {"held": dict(self._held), "counting": sorted(self._due)}
 
     def _advance(self, day: int, version: int) -> None:
-        """Each day that begins, tables with a rule are to shrink; those that wait are counted anew."""
+        """A new day: tables with a rule are due for a shrink; held ones are counted again."""
         if day <= self._days.day:
             return
         self._days = self._days.advanced(day)
         for name, table in self._tables().items():
             if table.shrink == "daily" and has_rule(table):
-                self._wanted[name] = version
+                self._due[name] = version
             else:
                 self._settle(name)
 
     def _settle(self, table: str) -> None:
-        self._wanted.pop(table, None)
+        self._due.pop(table, None)
         self._held = {name: facts for name, facts in self._held.items() if name != table}
 
     def _trust(self, shrink: ShrinkOperation) -> None:
@@ -190,19 +190,19 @@ class Shrinking:
 
     def _hold_operation(self, table: str, survey: Survey, why: str) -> HoldOperation:
         """The operation for a table whose shrink waits."""
-        log.warning("table %s: %s: %s; `%s` lets it go on", table, self._too_many(table, survey), why, _allow(table))
+        log.warning("table %s: %s: %s; `%s` allows it", table, self._too_many(table, survey), why, _command(table))
         return HoldOperation(table=table, rows=survey.rows, going=survey.going, fraction=survey.fraction, why=why)
 
     def _hold(self, hold: HoldOperation) -> None:
         table = hold.table
-        since = self._held[table]["since"] if table in self._held else self._wanted.get(table, 0)
-        self._wanted.pop(table, None)
+        since = self._held[table]["since"] if table in self._held else self._due.get(table, 0)
+        self._due.pop(table, None)
         facts = {"rows": hold.rows, "going": hold.going, "fraction": hold.fraction, "why": hold.why}
-        self._held = {**self._held, table: {**facts, "since": since, "command": _allow(table)}}
+        self._held = {**self._held, table: {**facts, "since": since, "command": _command(table)}}
 
     def _too_many(self, table: str, survey: Survey) -> str:
         return (
-            f"a shrink would take {survey.going:,} of {survey.rows:,} rows, {survey.fraction:.1%} and more than "
+            f"a shrink would remove {survey.going:,} of {survey.rows:,} rows, {survey.fraction:.1%} and more than "
             f"max_shrink_fraction = {self._tables()[table].max_shrink_fraction:g}"
         )
 
@@ -251,12 +251,12 @@ class Shrinking:
             raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
         below, days = request.get("delete_below"), request.get("delete_after_days")
         if below is not None and not _is_score(below):
-            raise SpecError(f"delete_below is {below!r}: a score is finite, and 0 or more; at most {MAX_FLOAT32}")
+            raise SpecError(f"delete_below is {below!r}: a score is a finite number from 0 to {MAX_FLOAT32}")
         if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
             raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
         if below is None and days is None and not has_rule(tables[name]):
             raise SpecError(
-                f"table {name!r} has no rule by which rows go: give --delete-below or --delete-after-days, or set "
+                f"table {name!r} has no rule to remove rows: give --delete-below or --delete-after-days, or set "
                 f"tables.{name}.delete_below or .delete_after_days"
             )
         return Shrink(table=name, delete_below=None if below is None else float(below), delete_after_days=days)
@@ -272,7 +272,7 @@ def _is_score(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_FLOAT32
 
 
-def _allow(table: str) -> str:
+def _command(table: str) -> str:
     return f"millrace shrink JOB.TOML --table {table} --allow"
 
 

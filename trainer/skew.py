@@ -1,8 +1,8 @@
-"""Up to where each stream may be read, so that parallel streams advance together in time: pure functions.
+"""The skew of parallel streams: up to which position each may be read, so that all advance together. Pure functions.
 
-A stream that lags holds back those ahead of it. The bound is between streams: a gap within one holds nobody, nor does a
-stream where nothing waits. Time is what names say (periods of files) or, in finer steps, the time stamps of records.
-Asking the source is `trainer.planner`'s work.
+A stream that lags limits those ahead of it. A gap inside a stream limits nothing, nor does a stream without backlog.
+Time comes from names (the periods of files) or, in finer steps, from the time stamps of records. Source queries are
+left to trainer.planner.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,16 +13,16 @@ from trainer.partitions import Place, Skip, open_ranges, place
 from trainer.plan import streams
 
 CELLS = 16
-"""The time of what waits first in a partition is found to this part of the skew that is allowed."""
+"""The time of a partition's next record is found up to 1/CELLS of the allowed skew."""
 MAX_MS = 1 << 62
-"""No record is of this time or later."""
+"""Upper bound of the time of all records."""
 
 Ask = Callable[[Mapping[str, int]], Mapping[str, int]]
-"""As Source.positions_at, of a source whose records have time stamps."""
+"""Source.positions_at, for a source whose records have time stamps."""
 
 
 class Head(NamedTuple):
-    """Where a stream goes on."""
+    """The next position of a stream."""
 
     partition: Partition
     position: int
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 def heads(
     partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()
 ) -> dict[str, Head]:
-    """What waits first in each stream, by its name; streams where nothing waits are left out."""
+    """The next position of each stream by its name, without streams that have no backlog."""
     found: dict[str, Head] = {}
     for members in streams(partitions):
         for each in members:
@@ -44,10 +44,10 @@ def heads(
 def caps_by_period(
     partitions: Sequence[Partition], waiting: Mapping[str, Head], holders: Collection[str]
 ) -> dict[str, int]:
-    """A cap that leaves nothing, for each partition of a later period than the pass may hold.
+    """The partitions of periods too late for the pass, each capped at its start.
 
-    The pass holds the first period in which one of `holders` (at least two streams) stands. Where only one of them
-    stands in it, the pass goes on up to the period of the next one.
+    The pass takes the earliest period of `holders` (at least two streams). If only one of them is in it, the pass takes
+    that stream up to the period of the next one.
     """
     first, second = sorted(_period(waiting[name].partition) for name in holders)[:2]
     return {
@@ -60,10 +60,10 @@ def caps_by_period(
 def caps_by_time(
     waiting: Mapping[str, Head], holders: Collection[str], max_skew_ms: int, ask: Ask, lowest: dict[str, int]
 ) -> dict[str, int]:
-    """Up to which position each partition is read: records of less than `max_skew_ms` after the oldest that waits.
+    """The position up to which each partition is read: records less than `max_skew_ms` after the oldest waiting one.
 
-    Where only one of `holders` (at least two streams) has such old records, the pass goes on up to the oldest one of
-    the next. `lowest` is kept from call to call; it saves questions, and changes no answer. Each stream is one
+    If only one of `holders` (at least two streams) has such old records, it is read up to the oldest record of the next
+    one. `lowest` is passed from call to call: it saves queries and does not change results. Each stream is one
     partition here.
     """
     cell_ms = max(1, max_skew_ms // CELLS)
@@ -75,18 +75,18 @@ def caps_by_time(
     until_ms = max(first * cell_ms + max_skew_ms, second * cell_ms)
     caps = dict(ask(dict.fromkeys(at, until_ms)))
     if name in caps:
-        caps[name] = max(caps[name], at[name] + 1)  # whatever the time stamps are, a pass is not empty
+        caps[name] = max(caps[name], at[name] + 1)  # a pass is never empty, whatever the time stamps are
     return caps
 
 
 def first_cells(at: Mapping[str, int], cell_ms: int, ask: Ask, lowest: Mapping[str, int]) -> dict[str, int]:
-    """The number of the cell of time in which the first record lies that is at or after a position, by partition.
+    """The cell of time of the first record at or after a position, by partition.
 
-    Cell c begins at c * `cell_ms`. `lowest` is a cell at or before it. Steps double until they are past it, then they
-    halve; each step is one question, about all partitions that are not found yet.
+    Cell c begins at c * `cell_ms`. `lowest` is a cell at or before the result. Steps double until they are past it, and
+    then halve; each step is one query, for all partitions without a result yet.
     """
-    low = {name: lowest.get(name, 0) for name in at}  # the record is of this cell or a later one
-    high: dict[str, int] = {}  # it is of an earlier cell than this one
+    low = {name: lowest.get(name, 0) for name in at}  # the record is in this cell or a later one
+    high: dict[str, int] = {}  # it is in a cell before this one
     step, last = CELLS, MAX_MS // cell_ms
     while asked := {
         name: _between(low[name], high.get(name), step, last) for name in at if high.get(name) != low[name] + 1
@@ -102,7 +102,7 @@ def first_cells(at: Mapping[str, int], cell_ms: int, ask: Ask, lowest: Mapping[s
 
 
 def _between(low: int, high: int | None, step: int, last: int) -> int:
-    """The cell to ask about next."""
+    """The next cell to query."""
     return min(low + step, last) if high is None else (low + high) // 2
 
 

@@ -1,8 +1,8 @@
-"""A trainer whose job a newer generation has taken over ends in stated time, whatever it waits for.
+"""Fencing: ends a trainer in bounded time once a newer generation has claimed its job, whatever it waits for.
 
-Whoever changes the store is refused there (trainer.log) and ends by itself. A trainer that waits for its peers may not
-hear that they are gone, above all one that was stopped meanwhile: gloo, writing to a peer that has died, tells nobody,
-and the wait goes on to train.step_deadline. So a thread looks at the log, too.
+A writer of the store is refused by trainer.log, and ends. A trainer that waits for its peers may not notice that they
+are gone, in particular after it was suspended: gloo reports no error when it writes to a dead peer, and the wait lasts
+up to train.step_deadline. So a thread also checks the log.
 """
 
 import os
@@ -16,42 +16,39 @@ from millrace.errors import MillraceError
 from millrace.printable import say
 from trainer.log import Superseded, newest_generation
 
-LOOK_S = 5.0
-"""How often the log is looked at. Who was replaced has one more such time to end in order; so it is gone after two."""
+CHECK_S = 5.0
+"""Pause between checks of the log. A replaced trainer may use one pause to end in order; it is killed after two."""
 
 
 def end_when_replaced(
-    folder: Path, generation: int, *, look_s: float = LOOK_S, end: Callable[[int], object] = os._exit
+    folder: Path, generation: int, *, check_s: float = CHECK_S, end: Callable[[int], object] = os._exit
 ) -> None:
-    """End this process, at once and with Superseded's code, at the second look that finds a newer generation.
+    """Start a thread that ends this process, with Superseded's exit code, at the second check with a newer generation.
 
-    `folder` is the job's log. Nothing is lost: a newer generation began from what was durable, and this one may change
+    `folder` is the job's log. Nothing is lost: the newer generation began from durable state, and this one may change
     nothing any more.
     """
     pause = threading.Event()  # never set: the thread ends with its process
 
     def watch() -> None:
-        newest, looks = 0, 0
-        while looks < 2:
-            pause.wait(look_s)
+        newest, checks = 0, 0
+        while checks < 2:
+            pause.wait(check_s)
             newest = _newest(folder)
-            looks += newest > generation
+            checks += newest > generation
         error = Superseded(folder, generation, newest)
         try:
-            with suppress(OSError):  # nobody may read it any more
+            with suppress(OSError):  # the reader may be gone
                 say(f"error: {error}", file=sys.stderr, flush=True)
         finally:
             end(error.exit_code)
 
-    threading.Thread(target=watch, name="succession", daemon=True).start()
+    threading.Thread(target=watch, name="fencing", daemon=True).start()
 
 
 @contextmanager
 def told_as_replaced(folder: Path, generation: int) -> Iterator[None]:
-    """Whatever a trainer fails at once it was replaced is told as that: its successor took away what it then misses.
-
-    Raises Superseded in place of another MillraceError.
-    """
+    """Raise Superseded instead of another MillraceError of a replaced trainer: its successor caused the error."""
     try:
         yield
     except MillraceError as error:
@@ -62,7 +59,7 @@ def told_as_replaced(folder: Path, generation: int) -> Iterator[None]:
 
 
 def _newest(folder: Path) -> int:
-    """The newest generation; 0 where the folder cannot be read now: the next look may tell."""
+    """The newest generation; 0 if the folder cannot be read now: the next check may succeed."""
     with suppress(OSError):
         return newest_generation(folder)
     return 0

@@ -158,7 +158,7 @@ def test_damaged_files_come_back_from_the_mirror(finished, again):
     assert report(store) == report(finished / "whole")
     name, passed_over = restored(store)
     assert name == newest(finished / "mirrored").name and not passed_over
-    assert "1 damaged files are replaced from the mirror" in ended.output
+    assert "1 damaged files were restored from the mirror" in ended.output
     assert not problems_of(newest(store))
 
 

@@ -14,6 +14,7 @@ from dataset.kafka import Kafka
 from millrace.deadline import Deadline
 from tests.faults.stream_side import StreamSide
 from trainer.planner import Drained
+from trainer.records import GapOperation
 
 pytestmark = pytest.mark.kafka
 
@@ -87,7 +88,7 @@ def test_retention_that_passed_us_while_we_were_down_is_met_as_the_spec_says(kaf
     plan = planner.take(20.0)
     planner.close()
     assert job.reads(plan) == ([b"new"] if on_gap == "latest" else [b"kept"] * 2)
-    gap = {"op": "gap", "partition": f"{topic}/0", "position": 10, "go_on": begin}
+    gap = GapOperation(partition=f"{topic}/0", position=10, go_on=begin)
     assert job.journal.operations[1:] == [gap]
 
 
@@ -104,7 +105,7 @@ def test_a_topic_made_anew_stops_the_job_however_long_it_is(kafka, topic, starte
     job, planner = started
     old = job.journal.plans[0]
     recreate(kafka, topic, [b"other"] * size)
-    job.fails(planner, rf"{topic}/0 is not what it was .*deleted and made anew.*--fresh")
+    job.fails(planner, rf"{topic}/0 is not what it was .*deleted and recreated.*--fresh")
     with pytest.raises(SourceGap, match=rf"{topic}/0"):
         job.reads(old)
 

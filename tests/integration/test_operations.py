@@ -141,7 +141,7 @@ def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
     refused = say(followed, job.store, "forget", "aa", "7", code=2)
     assert "there is no sparse slot 'aa'; did you mean 'a'?" in refused
     refused = say(followed, job.store, "set", "tables.default.dim=8", code=2)
-    assert "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr" in refused
+    assert "tables.default.dim: cannot be set while the job runs; these can: tables.*.optimizer.lr" in refused
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
         in dry
     )
     refused = say(followed, job.store, "shrink", code=1)
-    assert "a shrink would take" in refused and "--allow" in refused
+    assert "a shrink would remove" in refused and "--allow" in refused
     assert "is shrunk from version" in say(followed, job.store, "shrink", "--allow")
     status = until(job, lambda status: not status["operations"]["shrinking"]["held"], "nothing waits")
     assert status["tables"]["default"]["rows"] == 0

@@ -155,7 +155,7 @@ def test_a_bad_range_is_gone_past_and_every_other_event_is_trained(tmp_path):
     assert "skip: part-0.txt 120-121: half a line" in ran.say("log")
     assert ran.run(*settings)["events"] == 300 + 293 - 1
     assert "part-0.txt 120-121" in ran.say("commits show", order_of(ran.names[-1])[1])
-    assert "is behind it, trained or gone past" in ran.say("skip", "part-0.txt", 120, 121, "--reason", "x", code=1)
+    assert "is already trained or skipped" in ran.say("skip", "part-0.txt", 120, 121, "--reason", "x", code=1)
 
 
 @pytest.mark.slow

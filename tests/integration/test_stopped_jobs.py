@@ -55,7 +55,7 @@ def test_what_would_go_is_counted_and_a_shrink_acts_in_the_next_run(ended):
     dry = say("shrink", ended, "--dry-run", "--delete-after-days", "0")
     assert f"table default: {going} of {before} rows would be deleted" in dry and "counted in its newest commit" in dry
     refused = say("shrink", ended, "--delete-below", "1e9")
-    assert f"a shrink would take {before} of {before} rows" in refused and "let it with --allow" in refused
+    assert f"a shrink would remove {before} of {before} rows" in refused and "--allow removes them" in refused
     log = ended.parent / "store" / "log"
     assert not [record for record in read(log) if record.body.get("op") == "shrink" and record.body["id"]]
     said = say("shrink", ended, "--delete-after-days", "0", "--allow")

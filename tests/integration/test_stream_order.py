@@ -152,8 +152,8 @@ def test_a_finished_job_trains_what_is_new_and_ends(tmp_path):
     more = millrace(job, *SETTINGS)
     assert more.code == 0 and more.report["events"] == 148, more.output
     assert more.report["positions"] == {"part-0.txt": 60, "part-1.txt": 58, "part-2.txt": 30}
-    assert "part-0.txt is no longer there; it was read up to 60" in more.output
-    assert "35 events are new since the stream was read to its end, in part-1.txt, part-2.txt" in more.output
+    assert "part-0.txt is no longer there; it was read up to position 60" in more.output
+    assert "35 events are new since the stream was read completely, in part-1.txt, part-2.txt" in more.output
     for path in tmp_path.glob("part-*.txt"):
         path.unlink()
     gone = millrace(job, *SETTINGS)

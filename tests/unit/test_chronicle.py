@@ -47,7 +47,7 @@ def test_logged_passes_come_first_and_then_the_planners(joblog):
     assert told.take(0) == plan(4) and told.replaying
     told.close(close(4))
     assert told.take(0) == plan(5) and not told.replaying
-    told.request(6, 0)
+    told.request(6, {}, 0)
     assert told.take(0) == plan(6)
 
 

@@ -51,9 +51,9 @@ def test_a_day_that_rows_cannot_hold_stops_the_job_however_it_was_reached():
         said = str(caught.value)
         assert (
             f"{days} days after" in said
-            and f"day {found - first:,} of the job, and rows hold days up to 32,767" in said
+            and f"day {found - first:,} of the job, and rows store days up to 32,767" in said
         )
-        assert "`millrace skip`" in said and "begin a new job" in said and "max_day_jump" not in said
+        assert "`millrace skip`" in said and "start a new job" in said and "max_day_jump" not in said
 
 
 def test_event_times_of_ranks_become_one_range():

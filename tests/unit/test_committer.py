@@ -368,7 +368,7 @@ def test_a_full_disk_at_any_step_fails_the_commit_which_leaves_nothing_and_is_ma
     assert world.done[-1] == f"settle False {world.commits.names()[0]}", "rows given back, nothing shown or mirrored"
     status = world.reap()
     assert status["version"] == 1 and status["failing"]
-    assert "commit of version 2 failed, and leaves nothing" in caplog.text
+    assert "commit of version 2 failed and was removed" in caplog.text
     make_room()
     world.now_s += 3
     assert world.close_pass() == [1], "it pauses first"
@@ -418,7 +418,7 @@ def test_a_manifest_that_the_disk_may_have_lost_ends_the_chief_and_is_not_there(
     else:
         world.disk.fails = {operation: errno.EIO}
     world.close_pass(EVERY_S)
-    with pytest.raises(ManifestFailed, match=r"manifest.json: .*Look at this disk") as error:
+    with pytest.raises(ManifestFailed, match=r"manifest.json: .*Check this disk") as error:
         world.tick()
     assert error.value.exit_code == 75
     world.assert_nothing_left_but(1)

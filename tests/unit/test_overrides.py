@@ -8,7 +8,7 @@ from millrace.config import load_toml, validate
 from millrace.errors import SpecError
 from tests.unit.test_spec import NEWS
 from trainer.config import TrainerJob
-from trainer.respec import after_set, is_hot, kept, with_overrides
+from trainer.respec import after_set, is_hot, remaining, with_overrides
 
 LR = "tables.default.optimizer.lr"
 
@@ -65,14 +65,14 @@ def test_a_threshold_is_taken_away_by_nothing():
 REFUSED = {
     "tables.default.dim": (
         8,
-        "tables.default.dim: cannot be set while the job runs; what can: tables.*.optimizer.lr, tables.*.first_order",
+        "tables.default.dim: cannot be set while the job runs; these can: tables.*.optimizer.lr, tables.*.first_order",
     ),
     "seed": (8, "seed: cannot be set while the job runs; "),
     "tables.default.optimizer": ({"kind": "sgd"}, "tables.default.optimizer: cannot be set while the job runs"),
     "tables..decay": (0.5, "tables..decay: cannot be set while the job runs"),
     "tables.default.optimzer.lr": (
         0.5,
-        f"tables.default.optimzer.lr: cannot be set while the job runs; did you mean {LR!r}? what can: tables.*.optim",
+        f"tables.default.optimzer.lr: cannot be set while the job runs; did you mean {LR!r}? these can: tables.*.optim",
     ),
     "tables.defualt.decay": (0.5, "tables.defualt: there is no table 'defualt'; did you mean 'default'?"),
     LR: (-1, f"{LR}: Input should be greater than 0 (got -1)"),
@@ -89,7 +89,7 @@ REFUSED = {
     ),
     "tables.default.extend_at": (
         3,
-        "tables.default.extend_at: can be set from a number to a number only: rows are laid out for it at the start",
+        "tables.default.extend_at: can be set from a number to a number only: the layout of rows depends on it",
     ),
 }
 
@@ -129,13 +129,13 @@ def changed_file(**tables):
 
 
 def test_where_a_job_file_changes_a_key_it_holds_and_what_was_set_beside_it_stays():
-    assert kept(SET, SPEC, SPEC) == SET
-    assert kept(SET, SPEC, changed_file(optimizer={"lr": 0.3})) == {k: v for k, v in SET.items() if k != LR}
+    assert remaining(SET, SPEC, SPEC) == SET
+    assert remaining(SET, SPEC, changed_file(optimizer={"lr": 0.3})) == {k: v for k, v in SET.items() if k != LR}
     new = changed_file(admission=[{"kind": "probability", "p": 0.5}])
-    assert "tables.default.admission.0.n" not in kept(SET, SPEC, new)
-    assert kept(SET, SPEC, {**SPEC, "commit": {"keep": 5}}) == SET
+    assert "tables.default.admission.0.n" not in remaining(SET, SPEC, new)
+    assert remaining(SET, SPEC, {**SPEC, "commit": {"keep": 5}}) == SET
 
 
 def test_a_learning_rate_goes_with_the_optimizer_that_it_was_set_for():
     other = {**SPEC, "train": {"dense_optimizer": {"kind": "sgd"}}}
-    assert "train.dense_optimizer.lr" not in kept(SET, SPEC, other) and LR in kept(SET, SPEC, other)
+    assert "train.dense_optimizer.lr" not in remaining(SET, SPEC, other) and LR in remaining(SET, SPEC, other)

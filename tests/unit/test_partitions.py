@@ -86,7 +86,7 @@ def test_what_becomes_of_a_bounded_one_after_it_was_read_is_nobodys_matter():
     for later in ([], [seen("a", 3, identity="two", final=True)]):
         first, second = present(known, [*later, seen("b", final=True)], {"a": 10}, [])
         assert (first.end, first.final, first.number, second.number) == (10, True, 0, 1)
-    with pytest.raises(SourceGap, match="a is gone, and its positions 9 to 10 are not yet read.*millrace skip"):
+    with pytest.raises(SourceGap, match="a is gone, and its positions 9 to 10 are not read yet.*millrace skip"):
         present(known, [seen("b", final=True)], {"a": 9}, [])
     assert present(known, [seen("b", final=True)], {"a": 4}, [Skip("a", 4, 10)])[0].end == 10
 

@@ -163,7 +163,7 @@ def test_the_lineage_is_known_of_a_damaged_log(damaged):
     assert Lineage.of(claims(damaged.store / "log")) == Lineage("t1", {"t1": None})
 
 
-# A range gone past
+# A skipped range
 
 
 def test_a_skip_withdraws_the_plans_from_the_first_one_on_that_touches_it(past):
@@ -196,10 +196,10 @@ def test_a_skip_stays_on_its_timeline(past):
     ("wanted", "error", "text"),
     [
         (("c", 0, 1), SpecError, "the job knows no partition 'c'; it knows a, b"),
-        (("a", 5, 5), SpecError, "5 to 5 is no range"),
-        (("a", -1, 5), SpecError, "-1 to 5 is no range"),
-        (("a", 299, 310), NotPossible, "a: the job stands at position 300, so 299 to 300 is behind it"),
-        (("b", 20, 30), NotPossible, "b: the job stands at position 50, so 20 to 30 is behind it"),
+        (("a", 5, 5), SpecError, "5 to 5 is not a range"),
+        (("a", -1, 5), SpecError, "-1 to 5 is not a range"),
+        (("a", 299, 310), NotPossible, "a: the job is at position 300, so 299 to 300 is already trained"),
+        (("b", 20, 30), NotPossible, "b: the job is at position 50, so 20 to 30 is already trained"),
         (("a", 990, 1001), NotPossible, "a ends at position 1000; 1001 is beyond it"),
     ],
 )
@@ -217,6 +217,6 @@ def test_what_only_the_commit_knows_of_a_partition_counts(past):
     partition = {"name": "c", "number": 2, "start": 7, "end": None, "identity": ""}
     found.manifest["state"]["partitions"].append(partition)
     found.manifest["positions"]["c"] = 30
-    with pytest.raises(MillraceError, match="c: the job stands at position 30"):
+    with pytest.raises(MillraceError, match="c: the job is at position 30"):
         skip(past.store, found, Skip("c", 29, 40), "broken")
     assert skip(past.store, found, Skip("c", 30, 40), "broken") == []

@@ -379,14 +379,14 @@ def test_a_dry_run_tells_by_slot_what_would_go_and_why(world):
     ("wrong", "why"),
     [
         ({"table": "defualt"}, "there is no table 'defualt'; did you mean 'default'?"),
-        ({"table": "bare"}, "table 'bare' has no rule by which rows go"),
-        ({"table": "bare", "delete_below": -1}, "delete_below is -1: a score is finite, and 0 or more"),
+        ({"table": "bare"}, "table 'bare' has no rule to remove rows"),
+        ({"table": "bare", "delete_below": -1}, "delete_below is -1: a score is a finite number from 0"),
         ({"table": "bare", "delete_below": float("nan")}, "delete_below is nan"),
-        ({"table": "bare", "delete_below": float("inf")}, "delete_below is inf: a score is finite, and 0 or more"),
+        ({"table": "bare", "delete_below": float("inf")}, "delete_below is inf: a score is a finite number from 0"),
         ({"table": "bare", "delete_below": 10**400}, "delete_below is 1"),
         (
             {"table": "bare", "delete_below": 1e39},
-            "delete_below is 1e+39: a score is finite, and 0 or more; at most 3.4",
+            "delete_below is 1e+39: a score is a finite number from 0 to 3.4",
         ),
         ({"table": "bare", "delete_after_days": 1.5}, "delete_after_days is 1.5: days are from 0 to 1,000,000"),
         (

@@ -1,4 +1,4 @@
-"""A process whose job was taken over is gone after two looks at the log, whatever it waits for; others are let be."""
+"""A process whose job was taken over is gone after two checks of the log, whatever it waits for; others go on."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import sys, threading
 from pathlib import Path
 from trainer.succession import end_when_replaced
 
-end_when_replaced(Path(sys.argv[1]), 1, look_s=0.05)
+end_when_replaced(Path(sys.argv[1]), 1, check_s=0.05)
 print("up", flush=True)
 threading.Event().wait()
 """
@@ -34,18 +34,18 @@ def test_a_process_that_waits_for_ever_ends_once_a_newer_generation_has_the_job(
         claim(tmp_path / "log", 2)
         _, said = waiting.communicate(timeout=30)
     assert waiting.returncode == Superseded.exit_code
-    assert "generation 2 of the workers has claimed this job, generation 1 is too late" in said
+    assert "generation 2 of the workers has claimed this job; generation 1 is too late" in said
 
 
-def test_the_newest_generation_is_let_be_and_an_older_one_has_a_look_s_time_to_end_in_order(tmp_path, monkeypatch):
+def test_the_newest_generation_is_left_alone_and_an_older_one_has_one_pause_to_end_in_order(tmp_path, monkeypatch):
     looks, ended, looked = [3, 3, 2, 4, 4], threading.Event(), []
     monkeypatch.setattr("trainer.succession.newest_generation", lambda _: looked.append(1) or looks[len(looked) - 1])
-    end_when_replaced(tmp_path, 3, look_s=0.001, end=lambda code: ended.set())
+    end_when_replaced(tmp_path, 3, check_s=0.001, end=lambda code: ended.set())
     assert ended.wait(10)
     assert len(looked) == 5
 
 
-def test_a_log_that_cannot_be_read_now_is_looked_at_again(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_read_now_is_checked_again(tmp_path, monkeypatch):
     looked, ended = [], threading.Event()
 
     def newest(_folder):
@@ -55,7 +55,7 @@ def test_a_log_that_cannot_be_read_now_is_looked_at_again(tmp_path, monkeypatch)
         return 8
 
     monkeypatch.setattr("trainer.succession.newest_generation", newest)
-    end_when_replaced(tmp_path, 7, look_s=0.001, end=lambda code: ended.set())
+    end_when_replaced(tmp_path, 7, check_s=0.001, end=lambda code: ended.set())
     assert ended.wait(10)
     assert len(looked) == 4
 
