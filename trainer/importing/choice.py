@@ -1,4 +1,4 @@
-"""What of a source a job takes: which rows go to which of its slots, which dense tensors it loads. Pure."""
+"""The selection of an import: which rows go to which slots of the job, and which dense tensors are loaded. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pserver.config import TableSection
 
 
 def renamed(text: str) -> dict[str, str]:
-    """The job's slots with the source's names of them, of "a,price=102". Raises SpecError."""
+    """Parse "a,price=102": the source's slot name by the job's. Raises SpecError."""
     names: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         ours, _, theirs = part.partition("=")
@@ -23,24 +23,24 @@ def renamed(text: str) -> dict[str, str]:
 
 @dataclass
 class Choice:
-    """Which rows are taken, and how many were by slot."""
+    """The rows to import, and their counts by slot."""
 
     schema: Schema
     tables: tuple[str, ...]
-    """The job's tables that take rows."""
+    """The job's tables that receive rows."""
     slots: Mapping[str, str] | None
-    """The job's slots that take rows, with the source's names of them; None: all, by their own names."""
+    """The source's slot name, by the job's slot that receives rows; None: all slots, under the same names."""
     loaded: dict[str, int] = field(default_factory=dict)
-    """Rows by the job's slot."""
+    """Number of imported rows, by the job's slot."""
     ignored: dict[str, int] = field(default_factory=dict)
-    """Rows by the source's slot."""
+    """Number of ignored rows, by the source's slot."""
     _seen: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
         cls, schema: Schema, tables: Mapping[str, TableSection], only: Sequence[str], slots: Mapping[str, str] | None
     ) -> "Choice":
-        """`only`: tables named; () means all. Raises SpecError for a table or a slot that the job does not have."""
+        """`only`: names of tables; () means all. Raises SpecError for an unknown table or slot."""
         for table in only:
             if table not in tables:
                 raise SpecError(f"the job has no table {table!r}; {nearest(table, list(tables))}", "--tables")
@@ -51,7 +51,7 @@ class Choice:
         return cls(schema, tuple(only) or tuple(tables), slots)
 
     def slot_of(self, theirs: str) -> Slot | None:
-        """The slot of the job that takes rows of the source's slot `theirs`; None: nothing does."""
+        """The job's slot that receives rows of the source's slot `theirs`; None: they are ignored."""
         self._seen.add(theirs)
         named = {there: here for here, there in self.slots.items()} if self.slots is not None else None
         ours = theirs if named is None else named.get(theirs)
@@ -61,7 +61,7 @@ class Choice:
         return slot
 
     def why_ignored(self, theirs: str) -> str:
-        """For people."""
+        """The reason why rows of the source's slot `theirs` are ignored, for people."""
         if self.slots is not None:
             return "not among --slots"
         slot = self.schema.by_name.get(theirs)
@@ -70,13 +70,13 @@ class Choice:
         return f"table {slot.sparse.table!r} is not among --tables"
 
     def count(self, theirs: str, rows: int) -> None:
-        """`rows` of the source's slot were read."""
+        """Count `rows` of the source's slot `theirs`."""
         slot = self.slot_of(theirs)
         counts, name = (self.ignored, theirs) if slot is None else (self.loaded, slot.name)
         counts[name] = counts.get(name, 0) + rows
 
     def check(self) -> None:
-        """After all rows were read. Raises BadInput where a slot asked for was not there, or nothing was taken."""
+        """After all rows were read. Raises BadInput if a requested slot was missing, or if nothing was imported."""
         for ours, theirs in (self.slots or {}).items():
             if theirs not in self._seen:
                 raise BadInput(
@@ -86,28 +86,28 @@ class Choice:
             theirs_too = ", ".join(sorted(self._seen)[:12])
             raise BadInput(
                 f"no row of the source belongs to a slot of the job; it has the slots {theirs_too}; "
-                "say which is which with --slots ours=theirs"
+                "map them with --slots ours=theirs"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Dense tensors, by what becomes of them."""
+    """The dense tensors of an import."""
 
     loaded: tuple[str, ...]
     initialised: Mapping[str, str]
-    """The model's others, and why each is as the model begins."""
+    """The model's other tensors, each with the reason why it keeps its initial value."""
     ignored: tuple[str, ...]
-    """The source's others."""
+    """The source's other tensors."""
 
 
 Shape = tuple[int, ...]
 
 
 def choose_tensors(glob: str, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) -> Tensors:
-    """Those of the source whose names match `glob` and whose shapes are the model's. Raises SpecError for no match."""
+    """The source's tensors that match `glob` and have the model's shapes. Raises SpecError for no match."""
     if theirs and not any(fnmatchcase(name, glob) for name in theirs):
-        raise SpecError(f"{glob!r} is no tensor of the source; {nearest(glob, list(theirs))}", "--dense")
+        raise SpecError(f"{glob!r} matches no tensor of the source; {nearest(glob, list(theirs))}", "--dense")
 
     def why_not(name: str) -> str:
         if name not in theirs:

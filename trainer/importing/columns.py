@@ -1,8 +1,8 @@
-"""A Parquet file of vectors, as a source of an import: columns slot, sign or key, vector, and perhaps weight.
+"""Parquet files of vectors, as a source of an import: columns slot, sign or key, vector and, optionally, weight.
 
-`slot` is text, and may be missing where one slot alone is imported; `sign` is uint64 (or int64, not negative), or, for
-slots whose values are strings, the text itself; `key` may stand in its place, as *this* job makes keys; `vector` is a
-list of as many numbers as the table's dim.
+`slot` is text; it may be missing if only one slot is imported. `sign` is uint64 (or int64, not negative); for slots
+with string values it may be the text itself. `key`, instead of `sign`, is the key as *this* job computes it. `vector`
+is a list with as many numbers as the table's dim.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Columns:
     """See trainer.importing.source.Source."""
 
     def __init__(self, path: Path, slot: str | None) -> None:
-        """`slot` is whose rows these are where there is no such column. Raises BadInput."""
+        """`slot`: the slot of all rows, for files without that column. Raises BadInput."""
         self._path, self._slot = path, slot
         self._files = parquets_of(path)
         for file in self._files:
@@ -43,9 +43,11 @@ class Columns:
     def _check(self, file: Path, schema: pa.Schema) -> None:
         names = set(schema.names)
         if "slot" not in names and self._slot is None:
-            raise BadInput(f"{file}: has no column 'slot'; add one, or name the one slot with --slots")
+            raise BadInput(f"{file}: has no column 'slot'; add one, or name the only slot with --slots")
         if len(names & {"sign", "key"}) != 1:
-            raise BadInput(f"{file}: must have a column 'sign', or else 'key'; it has {', '.join(schema.names)}")
+            raise BadInput(
+                f"{file}: must have either a column 'sign' or a column 'key'; it has {', '.join(schema.names)}"
+            )
         if not names & {"vector", "weight"}:
             raise BadInput(f"{file}: has neither a column 'vector' nor 'weight'; it has {', '.join(schema.names)}")
 
@@ -129,6 +131,6 @@ def _vectors(column: pa.Array, file: str, first: int) -> NDArray[np.float32]:
     values = column.flatten()
     if values.null_count or not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
         raise BadInput(f"{file}: vector is {kind}, must be a list of numbers without nulls")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and its row is named for that
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinite; an error then names the row
         numbers: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
     return numbers.reshape(len(column), int(lengths[0]) if len(lengths) else 0)

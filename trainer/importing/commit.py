@@ -1,9 +1,9 @@
-"""The commit that a warm start begins from: version 1 of timeline t0, of one part with all buckets.
+"""The commit of a warm start: version 1 of timeline t0, with one part that has all buckets.
 
-The next run begins timeline t1 at it, as one begins at a commit that came from a mirror. It is version 1, not 0,
-because a row *is* from a version above 0 on and a pass takes rows of its own version for its own; and so the log never
-seems to reach back to a beginning without it. It holds rows and dense tensors, and nothing else: metrics, positions
-and counts begin as those of a new job (trainer.saved).
+The next run begins timeline t1 at this commit, as it does at a commit from a mirror. It is version 1, not 0: a row
+exists from a version above 0 on, and a pass treats rows of its own version as touched by itself. Also, the log can then
+never be taken for complete without this commit. It has only rows and dense tensors: metrics, positions and counts begin
+as in a new job (trainer.saved).
 """
 
 import os
@@ -32,9 +32,9 @@ from trainer.importing.tables import fill, open_tables
 
 NAME = name_of("t0", VERSION, 0)
 UNFINISHED = f"{NAME}.importing"
-"""The commit's folder until it is whole; nobody takes it for one."""
+"""The commit's folder until it is complete; this is not a name of a commit."""
 LIVE = Path("live") / "import"
-"""Where the tables are made."""
+"""Folder in the store where the tables are built."""
 PART = "shard-0"
 DENSE = "dense.safetensors"
 PREFIX = "model."
@@ -42,7 +42,7 @@ PREFIX = "model."
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did, or would do."""
+    """The result of an import, or of its dry run."""
 
     commit: Path
     rows: Mapping[str, int]
@@ -54,9 +54,10 @@ class Imported:
 def make(
     store: Path, job: TrainerJob, raw: Mapping[str, Any], source: Source, choice: Choice, tensors: Tensors
 ) -> Imported:
-    """Make the commit in `store`, which holds none. After an error nothing of it is left.
+    """Make the commit in `store`, which has none. An error leaves nothing behind.
 
-    1. Rows, table by table, and dense tensors, in an unfinished folder. 2. Its manifest. 3. The rename: it exists.
+    1. Write rows, table by table, and dense tensors to an unfinished folder. 2. Write the manifest. 3. Rename: the
+    commit exists.
     """
     commits = Commits(store)
     unfinished, live = commits.folder / UNFINISHED, store / LIVE
@@ -68,7 +69,7 @@ def make(
             _write_dense(unfinished / DENSE, source, tensors)
             sync_tree(unfinished)
             write_manifest(unfinished, _manifest(unfinished, job.name, raw, part, source))  # 2
-            REAL.make_folder(store / "log")  # whoever reads commits takes the lock in it
+            REAL.make_folder(store / "log")  # readers of commits take the lock in it
             REAL.rename(unfinished, commits.folder / NAME)  # 3
             sync_tree(commits.folder)
     except BaseException:
@@ -80,7 +81,7 @@ def make(
 
 
 def clear(store: Path) -> None:
-    """Remove what an import left that was killed."""
+    """Remove the leftovers of a killed import."""
     for path in (Commits(store).folder / UNFINISHED, store / LIVE):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""An export with its chain, as a source of an import. Reading exports is trainer.exports.reading's work."""
+"""An export with its chain, as a source of an import. Exports are read by trainer.exports.reading."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class Exported:
     """See trainer.importing.source.Source. Raises ExportUnusable, ParentMissing."""
 
     def __init__(self, export: Export) -> None:
-        """Every file of the chain is read back first."""
+        """Checks every file of the chain first."""
         self._export = export
         self._chain = [each.check() for each in chain_of(export)]
 

@@ -1,4 +1,4 @@
-"""Which kind of source an address names, opened."""
+"""Opens the source of an import: finds its kind by the address."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,17 +14,17 @@ from trainer.importing.source import Source
 
 
 def open_source(address: str, tables: Mapping[str, TableSection], choice: Choice, scratch: Path) -> Source:
-    """The source at `address`; `scratch` takes what is fetched. Raises BadInput, ExportUnusable, SpecError."""
+    """The source at `address`; fetched files go to `scratch`. Raises BadInput, ExportUnusable, SpecError."""
     if is_export(address, scratch):
         return Exported(open_export(address, scratch))
     if "://" in address:
-        raise BadInput(f"{address}: is no export; Paddle's text and Parquet are read from a local folder only")
+        raise BadInput(f"{address}: is not an export; Paddle text and Parquet are read from local folders only")
     path = Path(address).expanduser()
     if is_paddle(path):
         return PaddleText(path, _one_dim(tables, choice.tables))
     if parquets_of(path):
         return Columns(path, next(iter(choice.slots.values())) if choice.slots and len(choice.slots) == 1 else None)
-    found = "there is nothing" if not path.exists() else "it holds none of these"
+    found = "nothing exists there" if not path.exists() else "it has none of these"
     raise BadInput(f"{path}: an export, part files of Paddle, or Parquet files are imported; {found}")
 
 
@@ -32,5 +32,5 @@ def _one_dim(tables: Mapping[str, TableSection], chosen: Sequence[str]) -> int:
     dims = {tables[name].dim for name in chosen}
     if len(dims) > 1:
         each = ", ".join(f"{name} {tables[name].dim}" for name in chosen)
-        raise SpecError(f"a text save is of one table; name it, since their dims differ: {each}", "--tables")
+        raise SpecError(f"a text save is for one table; name it, because the dims differ: {each}", "--tables")
     return dims.pop()

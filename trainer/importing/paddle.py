@@ -1,16 +1,16 @@
-"""A sparse table as Paddle's parameter server saves it in text, as a source of an import.
+"""A sparse table in the text format of Paddle's parameter server, as a source of an import.
 
 The layout is that of `MemorySparseTable::Save` with `CtrCommonAccessor::ParseToString` and an Adagrad rule
 (paddle/fluid/distributed/ps/table/{memory_sparse_table,ctr_accessor}.cc). A folder of files `part-<shard>-<n>`, a row
-a line, blanks between:
+a line, separated by blanks:
 
     key slot unseen_days delta_score show click embed_w embed_g2sum [embedx_w x dim, then their g2sum]
 
-The last part is there where the row's score had reached `embedx_threshold`: one g2sum (SparseAdaGradSGDRule,
-SparseAdagradV2SGDRule) or one for each number (StdAdaGradSGDRule). So a line has 8, 9 + dim or 8 + 2 dim words; others
-(another rule: naive, adam; another accessor) are refused by their number. `embed_w` is the first-order weight,
-`embedx_w` the vector; g2sums and unseen_days are left behind. `key` is the sign, `slot` the number of its slot, which
-names a slot of the job ("101"). Files in gzip (`compress_in_save`) are read, too.
+The last part exists if the row's score had reached `embedx_threshold`: one g2sum (SparseAdaGradSGDRule,
+SparseAdagradV2SGDRule) or one for each number (StdAdaGradSGDRule). So a line has 8, 9 + dim or 8 + 2 dim words; lines
+with another number (other rules: naive, adam; other accessors) are refused. `embed_w` is the first-order weight,
+`embedx_w` the vector; g2sums and unseen_days are ignored. `key` is the sign, `slot` the number of its slot, which
+names a slot of the job ("101"). Files in gzip (`compress_in_save`) are supported.
 
 Shapes: R rows of a batch, D length of the vector.
 """
@@ -34,18 +34,18 @@ BATCH_LINES = 65_536
 HEAD = 8
 """Words of a line without a vector."""
 SLOT, DELTA_SCORE, SHOW, CLICK, WEIGHT = 0, 2, 3, 4, 5
-"""Places among the numbers that follow the key."""
+"""Indexes among the numbers after the key."""
 VECTOR = HEAD - 1
-"""Where the vector begins, likewise."""
+"""Index of the vector's first number, likewise."""
 
 
 def is_paddle(path: Path) -> bool:
-    """Whether this is a part file, or a folder of them or of tables with them."""
+    """Whether this is a part file, or a folder of part files."""
     return bool(parts_of(path))
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The part files of a table's folder, or the one file, in order."""
+    """The part files of a table's folder in order, or the single file."""
     if path.is_file():
         return [path] if PART.fullmatch(path.name) else []
     if not path.is_dir():
@@ -57,7 +57,7 @@ class PaddleText:
     """See trainer.importing.source.Source."""
 
     def __init__(self, path: Path, dim: int) -> None:
-        """`dim` is that of the table which takes the rows."""
+        """`dim`: of the table that receives the rows."""
         self._path, self._parts, self._dim = path, parts_of(path), dim
 
     def batches(self) -> Iterator[Brought]:
@@ -73,7 +73,7 @@ class PaddleText:
                 raise BadInput(f"{part}: cannot be read: {error}") from error
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """None: Paddle's dense parameters have no names that a job's would match."""
+        """See Source: none, because names of Paddle's dense parameters match no model of a job."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
@@ -125,21 +125,21 @@ def _check_words(words: Sequence[bytes], dim: int) -> None:
         return
     known = ", ".join(str(number) for number in sorted(allowed))
     other = len(words) - HEAD
-    hint = f"; a line of dim {other - 1} or {other / 2:g} has as many" if other > 1 else ""
+    hint = f"; this is a line of dim {other - 1} or {other / 2:g}" if other > 1 else ""
     raise ValueError(
-        f"has {len(words)} words; of dim {dim}, as the job's table is, a row that CtrCommonAccessor saved with an "
-        f"Adagrad rule has {known}{hint}"
+        f"has {len(words)} words; the job's table has dim {dim}, for which a row of CtrCommonAccessor with an Adagrad "
+        f"rule has {known}{hint}"
     )
 
 
 def _uint64(word: bytes) -> int:
     if not word.isdigit() or int(word) >> 64:
-        raise ValueError(f"{word.decode(errors='replace')!r} is no key: a whole number below 2^64")
+        raise ValueError(f"{word.decode(errors='replace')!r} is not a key: a whole number below 2^64")
     return int(word)
 
 
 def _check_slot(number: np.float32) -> None:
     if not np.isfinite(number) or number != np.floor(number):
         raise ValueError(
-            f"{number} is no slot's number; the layout is: key slot unseen_days delta_score show click ..."
+            f"{number} is not a slot number; the layout is: key slot unseen_days delta_score show click ..."
         )

@@ -1,7 +1,7 @@
-"""Rows of a warm start as a store holds them: weights and statistics of the source, a fresh optimizer state.
+"""Rows of a warm start in the store's format: weights and statistics of the source, a fresh optimizer state.
 
-`changed_version` is VERSION, which no pass has: a row *is* from a version above 0 on, and a pass takes rows of its own
-version for touched by itself. `last_seen_day` is 0, the day of the first pass: rows count as just seen.
+`changed_version` is VERSION, which is the number of no pass: a row exists from a version above 0 on, and a pass treats
+rows of its own version as touched by itself. `last_seen_day` is 0, the day of the first pass: rows count as just seen.
 
 Shapes: U rows given, D weights of a row, W floats of a row in the slab, W' its words.
 """
@@ -24,7 +24,7 @@ U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 
 VERSION = 1
-"""Of the state that an import makes; the job's first pass is the one after."""
+"""The version of an imported state; the job's first pass is the next one."""
 
 
 class Maker:
@@ -38,7 +38,7 @@ class Maker:
         self.num_words = HEAD + self._rows.width
 
     def words(self, keys_U: U64, group_U: U16, brought: Brought) -> U32:
-        """(U, W') words of rows. Raises BadInput for vectors of another length, and for what is not finite."""
+        """(U, W') words of rows. Raises BadInput for vectors of another length, and for values that are not finite."""
         self._check(brought, keys_U, group_U)
         num_rows, first = len(keys_U), self._settings.first_order
         slab_UW = np.empty((num_rows, self._rows.width), np.float32)
@@ -61,7 +61,7 @@ class Maker:
         return words_UW
 
     def _whole(self, group_U: U16, brought: Brought) -> NDArray[np.bool_]:
-        """(U,) which rows have a vector; where rows wait for theirs, zeros are none. Others begin with a new one."""
+        """(U,) whether a row has a vector. Where rows wait for theirs, zeros mean none; others get an initial one."""
         if brought.vector_RD is None:
             return np.zeros(len(group_U), np.bool_)
         whole_U = np.ones(len(group_U), np.bool_) if brought.whole_R is None else brought.whole_R
@@ -69,7 +69,7 @@ class Maker:
         return whole
 
     def _waits(self, group_U: U16) -> NDArray[np.bool_]:
-        """(U,) which rows get their vector later, once their score is high enough."""
+        """(U,) whether a row gets its vector later, once its score is high enough."""
         waits_U: NDArray[np.bool_] = ~np.isneginf(self._settings.extend_G[group_U])
         return waits_U
 
@@ -90,13 +90,13 @@ class Maker:
 
 
 def leave_out_vectors(slab_UW: F32, chosen_U: NDArray[np.bool_], settings: RowSettings) -> None:
-    """Rows without a vector, as pserver.split_slab has them: zeros in its place, and in the last float."""
+    """Make rows without a vector, in the format of pserver.split_slab: zeros for it, and in the last float."""
     slab_UW[np.ix_(chosen_U, settings.parts_W == 1)] = 0
     slab_UW[chosen_U, -1] = 0
 
 
 def start_ftrl(slab_UW: F32, group_U: U16, settings: RowSettings) -> None:
-    """Choose FTRL's z such that the weights are what it stands for: else the first push would forget them."""
+    """Choose FTRL's z so that it yields the weights; otherwise the first push would discard them."""
     num_weights = settings.num_weights
     own_U = settings.settings_C[settings.class_G[group_U]]
     for part, (begin, end) in enumerate(((0, settings.first_order), (settings.first_order, num_weights))):
@@ -107,7 +107,7 @@ def start_ftrl(slab_UW: F32, group_U: U16, settings: RowSettings) -> None:
 
 
 def keys_in(signs: U64, group: int) -> U64:
-    """Keys of signs in a slot group."""
+    """(U,) keys of feature ids (`signs`) in a slot group."""
     keys = np.empty(len(signs), np.uint64)
     keys_of(np.ascontiguousarray(signs), group, keys)
     return keys

@@ -1,6 +1,7 @@
-"""What can be imported, as one narrow protocol: rows by slot and sign, some at a time, and dense tensors.
+"""Sources of an import, as one narrow protocol: rows by slot and sign, in batches, and dense tensors.
 
-Kinds: trainer.importing.exported, .paddle, .columns. Which rows a job takes is trainer.importing.choice's decision.
+Implementations: trainer.importing.exported, .paddle, .columns. The rows to import are chosen by
+trainer.importing.choice.
 
 Shapes: R rows of a batch, D length of the vector.
 """
@@ -18,31 +19,31 @@ U64 = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """Some rows of a source."""
+    """A batch of rows of a source."""
 
     slots: tuple[str, ...]
-    """The source's names of slots, that `slot_R` counts."""
+    """The source's slot names; `slot_R` has indexes into it."""
     slot_R: NDArray[np.int32]
     sign_R: U64 | None
-    """None where there are keys instead."""
+    """None: `key_R` has keys instead."""
     key_R: U64 | None
-    """Keys as this job makes them, where the source has no signs."""
+    """Keys as this job computes them, for a source without signs."""
     weight_R: F32 | None
     """First-order weights; None: the source has none."""
     vector_RD: F32 | None
     """None: the source has none."""
     whole_R: NDArray[np.bool_] | None
-    """Which rows have a vector; None: all, if the source has any."""
+    """Whether a row has a vector; None: all have, if the source has vectors."""
     statistics: Mapping[str, F32]
-    """(R,) each, of "show", "click" and "delta_score": those the source has."""
+    """(R,) each: those of "show", "click" and "delta_score" that the source has."""
     where: Callable[[int], str]
-    """Where the row of a number is, for people: "part-000-00001, line 12"."""
+    """The place of row number i, for people: "part-000-00001, line 12"."""
 
     def __len__(self) -> int:
         return len(self.slot_R)
 
     def select(self, rows: Any) -> "Brought":
-        """The rows that an index chooses."""
+        """The rows that an index selects."""
 
         def chosen(array: Any) -> Any:
             return None if array is None else array[rows]
@@ -63,16 +64,16 @@ class Brought:
 
 
 class Source(Protocol):
-    """Something to import. Its rows may be read more than once, and come in the same order."""
+    """A source of an import. Its rows may be read more than once, always in the same order."""
 
     def batches(self) -> Iterator[Brought]:
-        """All rows. Raises BadInput, saying where."""
+        """All rows. Raises BadInput, which names the place."""
         ...
 
     def dense(self) -> Mapping[str, NDArray[Any]]:
-        """Dense tensors by name, without "model."; empty where there are none."""
+        """Dense tensors by name, without the prefix "model."; empty if there are none."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """What it is, for the commit: "kind", "path" and what else names it."""
+        """A description for the commit: "kind", "path" and more."""
         ...

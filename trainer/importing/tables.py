@@ -1,6 +1,6 @@
-"""Reads a source into row stores of the job's tables; finds keys that are there twice.
+"""Reads a source into row stores of the job's tables; detects duplicate keys.
 
-Bounded memory: a batch at a time. Nothing is kept when something is wrong: the caller removes the folders.
+Memory is bounded by one batch. After an error the caller removes the folders.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from trainer.importing.source import U64, Brought, Source
 
 
 class TableWriter:
-    """One table's store, growing."""
+    """The store of one table, while rows are added."""
 
     def __init__(self, maker: Maker, live: Path) -> None:
         self.maker = maker
@@ -27,33 +27,33 @@ class TableWriter:
         self._count_G = np.zeros(1 << 16, np.int64)
 
     def add(self, keys_U: U64, group_U: U16, brought: Brought, source: Source, choice: Choice) -> None:
-        """Enter rows. Raises BadInput."""
+        """Add rows. Raises BadInput."""
         unique_U, first_U, counts_U = np.unique(keys_U, return_index=True, return_counts=True)
         twice = unique_U[counts_U > 1]
         found_U, _ = self._store.get(keys_U)
         if len(twice) or found_U.any():
             key = int(twice[0] if len(twice) else keys_U[found_U][0])
-            raise BadInput(_told_twice(key, self.maker.name, source, choice))
+            raise BadInput(_duplicate(key, self.maker.name, source, choice))
         self._store.write(keys_U, self.maker.words(keys_U, group_U, brought))
         self._count_G += np.bincount(group_U, minlength=len(self._count_G))
 
     @property
     def facts(self) -> dict[str, object]:
-        """Of the commit's part."""
+        """Facts about the table for the commit's part."""
         by_group = {str(group): int(self._count_G[group]) for group in np.flatnonzero(self._count_G)}
         return {"rows": sum(by_group.values()), "rows_by_group": by_group}
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
-        """The store's files, in `folder`."""
+        """Write the store to `folder`; returns its files."""
         return self._store.checkpoint(folder)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._store.close()
 
 
 def open_tables(schema: Schema, tables: Mapping[str, TableSection], seed: int, live: Path) -> dict[str, TableWriter]:
-    """An empty store of every table, below `live`."""
+    """An empty store for every table, below `live`."""
 
     def groups(table: str) -> dict[str, int]:
         return {slot.name: slot.group for slot in schema.sparse if slot.sparse.table == table}
@@ -62,19 +62,19 @@ def open_tables(schema: Schema, tables: Mapping[str, TableSection], seed: int, l
 
 
 def fill(writers: Mapping[str, TableWriter], source: Source, choice: Choice) -> None:
-    """Enter all rows of a source that the choice takes. Raises BadInput."""
+    """Add all rows of a source that `choice` selects. Raises BadInput."""
     for batch in source.batches():
         for number, theirs in enumerate(batch.slots):
             choice.count(theirs, int(np.count_nonzero(batch.slot_R == number)))
         for table, writer in writers.items():
-            keys_U, group_U, brought = taken(batch, choice, table)
+            keys_U, group_U, brought = selected(batch, choice, table)
             if len(keys_U):
                 writer.add(keys_U, group_U, brought, source, choice)
     choice.check()
 
 
-def taken(batch: Brought, choice: Choice, table: str) -> tuple[U64, U16, Brought]:
-    """The rows of a batch that go into a table: keys, slot groups, values."""
+def selected(batch: Brought, choice: Choice, table: str) -> tuple[U64, U16, Brought]:
+    """The rows of a batch for a table: keys, slot groups, values."""
     slots = [choice.slot_of(name) for name in batch.slots]
     group_S = np.array([slot.group if slot and slot.sparse.table == table else -1 for slot in slots] or [-1], np.int32)
     group_R = group_S[batch.slot_R]
@@ -89,13 +89,13 @@ def taken(batch: Brought, choice: Choice, table: str) -> tuple[U64, U16, Brought
     return keys_U, group_U, brought
 
 
-def _told_twice(key: int, table: str, source: Source, choice: Choice) -> str:
-    """Where a key is, both times: the source is read again up to there."""
+def _duplicate(key: int, table: str, source: Source, choice: Choice) -> str:
+    """A message with both places of a duplicate key; reads the source again up to the second one."""
     places: list[str] = []
     for batch in source.batches():
-        keys_U, _, brought = taken(batch, choice, table)
+        keys_U, _, brought = selected(batch, choice, table)
         for row in np.flatnonzero(keys_U == np.uint64(key)).tolist():
             places.append(f"{brought.where(row)} (slot {brought.slots[int(brought.slot_R[row])]!r})")
         if len(places) > 1:
             break
-    return f"table {table!r}: the same row is there twice: {' and '.join(places[:2])}; keep one of them"
+    return f"table {table!r}: duplicate row: {' and '.join(places[:2])}; keep one of them"

@@ -1,4 +1,4 @@
-"""The dense tensors of a job, asked of a process that has torch: the control plane has not.
+"""The shapes of a job's dense tensors, from a subprocess with torch: the control plane does not import torch.
 
 python -m trainer.importing.tensors < {"job": ..., "folder": ...}   ->   {"tensors": {name: shape}} or {"error": ...}
 """
@@ -15,15 +15,15 @@ from trainer.apart import answer_of
 
 
 def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name of the model's weights and buffers, and of default rows that are learnt.
+    """Shapes by name of the model's weights and buffers, and of learnt default rows.
 
-    Raises SpecError where the model cannot be built.
+    Raises SpecError if the model cannot be built.
     """
     answer = answer_of("trainer.importing.tensors", {"job": job, "folder": str(folder)})
     return {name: tuple(shape) for name, shape in answer["tensors"].items()}
 
 
-def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from dataset.schema import Schema
@@ -33,9 +33,9 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     from trainer.job import build_model
 
     try:
-        job = validate(TrainerJob, asked["job"], only_known=True)
+        job = validate(TrainerJob, request["job"], only_known=True)
         schema = Schema.of(job.slots)
-        model = build_model(job, schema, Path(asked["folder"]), torch.device("cpu"))
+        model = build_model(job, schema, Path(request["folder"]), torch.device("cpu"))
     except MillraceError as error:
         return {"error": str(error)}
     default_rows = {PREFIX + name: [width] for name, width in widths_of(schema, job.tables).items()}
@@ -43,4 +43,4 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the question"))))
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
