@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def run(config: WorkerConfig) -> None:
-    """Train; at the end the chief writes the report."""
+    """Train; at the end rank 0 writes the report."""
     with open_trainer(config) as trainer:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
@@ -30,10 +30,10 @@ def run(config: WorkerConfig) -> None:
 
 
 def finish(trainer: Trainer) -> None:
-    """Chief: the report."""
+    """Rank 0: write the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
-    compared = () if parts.chief is None else parts.chief.chronicle.compared
+    compared = () if parts.rank0 is None else parts.rank0.chronicle.compared
     write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 
@@ -42,7 +42,7 @@ def start(path: Path) -> None:
     """Read the configuration and run."""
     config = worker.config_of(path, WorkerConfig)
     worker.begin(f"trainer-{config.rank}")
-    if config.rerun is not None:  # that has claimed nothing
+    if config.rerun is not None:  # a rerun claims no generation
         run(config)
         return
     end_when_replaced(config.store / "log", config.generation)

@@ -1,4 +1,4 @@
-"""A batch with all that can be made ready ahead, on the loader's thread: lookups, row numbers, labels and weights.
+"""Batches, with everything that the loader's thread can prepare ahead: lookups, row numbers, labels and weights.
 
 Shapes: B samples of the batch.
 """
@@ -16,19 +16,19 @@ from trainer.embedding import Deduplicator, Lookup, TableSlots
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples, made ready."""
+    """Samples that are ready for a step."""
 
     samples: Samples
     lookups: tuple[Lookup, ...]
     prepared: Prepared
     label_B: Mapping[str, F32]
-    """By task; 0 where the weight is."""
+    """By task; 0 where the weight is 0."""
     weight_B: Mapping[str, F32]
     """By task: the sample's weight, 0 where masked."""
 
 
 def prepared(shards: Shards, batch: Batch, *, learn: bool) -> Batch:
-    """The batch once the shards are told its keys."""
+    """The batch with its keys announced to the shards."""
     keys = {look.table.name: look.keys for look in batch.lookups}
     return replace(batch, prepared=shards.prepare(keys, learn=learn))
 
@@ -48,11 +48,11 @@ def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | N
 
 
 NOT_YET: Prepared = object()
-"""What stands in a batch for keys that no shard was told."""
+"""Placeholder in a batch whose keys are not announced to the shards yet."""
 
 
 class BatchMaker:
-    """Makes batches of samples; `expect` from the loop's thread, `make` from the loader's."""
+    """Makes batches from samples. `expect` is called on the loop's thread, `make` on the loader's."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class BatchMaker:
         *,
         prepares: bool = True,
     ) -> None:
-        """`prepares`: tells the shards the keys; else that is left to the loop (trainer.infer_first)."""
+        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.infer_first)."""
         self._prepares = prepares
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
         self._learn: dict[int, bool] = {}
 
     def expect(self, pass_number: int, learn: bool) -> None:
-        """Say, before its samples come, whether a pass is learnt from."""
+        """Record whether a pass is learnt from. Must be called before its samples come."""
         self._learn = {**dict([*self._learn.items()][-2:]), pass_number: learn}
 
     def make(self, pass_number: int, samples: Samples) -> Batch:
-        """The batch of some samples of a pass."""
+        """A batch of samples of a pass."""
         lookups = tuple(each.lookup(samples) for each in self._deduplicators)
         batch = Batch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
         return prepared(self._shards, batch, learn=self._learn[pass_number]) if self._prepares else batch

@@ -180,7 +180,7 @@ class PassCloser:
         tally = self._loader.tally(plan.number)
         self._dead_letters.publish(plan.number)
         day_before = self._day
-        self._dense.buffers.share()
+        self._dense.buffers.broadcast()
         reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}

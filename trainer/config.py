@@ -1,4 +1,4 @@
-"""What a user writes about training, and what a launcher tells one trainer process."""
+"""The sections of a job spec about training, and the configuration of one trainer process."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from trainer.exports.config import ExportSection
 from trainer.mirror.address import parse as parse_address
 
 NEWEST_DEFAULTS = 2
-"""The set of defaults that the classes of the spec hold, see trainer.defaults; a new store begins with it."""
+"""Number of the set of defaults in the classes of the spec (trainer.defaults). New stores use it."""
 
 
 class TaskSection(Section):
-    """One thing to predict."""
+    """A prediction task."""
 
     name: str
     """Name of the task and of its prediction."""
@@ -30,17 +30,17 @@ class TaskSection(Section):
     weight: Positive = 1.0
     """Weight of the task's loss in the sum."""
     mask: str | None = None
-    """Meta slot that is 0 where this task has no label; an absent label (NaN) is then no error."""
+    """Meta slot that is 0 where this task has no label; a missing label (NaN) is then not an error."""
 
 
 class ModelSection(Section):
-    """Which model."""
+    """The model and its settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     name: str | None = None
-    """One of Millrace's own."""
+    """Name of a model of Millrace."""
     class_path: str | None = Field(default=None, alias="class")
-    """A torch module of one's own, "package.module:Class", found from the spec's folder."""
+    """Your own torch module, "package.module:Class", imported from the spec's folder."""
     settings: dict[str, Any] = {}
     """The model's own settings."""
 
@@ -50,7 +50,7 @@ class ModelSection(Section):
         try:
             json.dumps(settings, allow_nan=False)
         except ValueError:
-            raise ValueError("holds a number that is infinite or none") from None
+            raise ValueError("holds a number that is not finite") from None
         return settings
 
     @model_validator(mode="after")
@@ -105,42 +105,42 @@ DenseOptimizer = Annotated[DenseSgd | DenseAdam | DenseAdagrad, Field(discrimina
 
 
 class TrainSection(Section):
-    """How steps are made."""
+    """How a training step works."""
 
     mode: Literal["sync", "async", "geo"] = "sync"
-    """"sync"; the others are not built yet."""
+    """Consistency of training: "sync"; the others are not built yet."""
     staleness: Count = 0
-    """Steps a pull may lag behind; only 0 is built."""
+    """Number of steps by which a pull may lag behind; only 0 is built."""
     dense: Literal["allreduce", "ps"] = "allreduce"
-    """"allreduce"; "ps" is not built yet."""
+    """Strategy of the dense parameters: "allreduce"; "ps" is not built yet."""
     batch_size: int = Field(default=64, ge=1, le=1 << 20)
-    """Samples a step and trainer; the samples of one event stay together."""
+    """Samples in one step of one trainer; the samples of one event stay together."""
     accumulate: int = Field(default=1, ge=1, le=1024)
-    """Steps whose dense gradients are summed before the dense update."""
+    """Number of steps whose dense gradients are averaged for one dense update."""
     dense_optimizer: DenseOptimizer = DenseAdam()
-    """How dense parameters learn."""
+    """Optimizer of the dense parameters."""
     clip_norm: Positive | None = None
     """Largest norm of the dense gradient."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
-    """Type of the model's arithmetic; float16 on GPUs only, with loss scaling."""
+    """Type of the model's arithmetic; float16 only on GPUs, with loss scaling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """"auto": GPUs where there are any."""
+    """"auto": GPUs if there are any."""
     threads: int | None = Field(default=None, ge=1, le=1024)
-    """Threads of torch in each trainer; the machine's cores shared equally unless set."""
+    """Threads of torch in each trainer; unless set, an equal share of the machine's cores."""
     learn: bool = True
-    """False: the job reads the stream, predicts and measures every sample, and its model stays what it was.
+    """False: the job reads the stream, predicts and measures every sample, and does not change its model.
 
-    No row is made or pushed, no key counted for admission, no dense update made; days stand still, so that nothing ages
-    or goes, until passes are learnt from again. Keys without a row read what inference reads: the table's default row.
-    Commits hold positions and metrics, as ever. What a person has forgotten (`millrace forget`) still goes."""
+    No row is created or pushed, no key is counted for admission, and no dense update is made. Days stand still, so
+    rows neither age nor expire until the job learns again. Keys without a row read the table's default row, as in
+    inference. Commits hold positions and metrics as usual. `millrace forget` still deletes rows."""
     learn_until: Count | None = None
-    """Events after which the job only predicts, as with learn = false."""
+    """Number of events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
-    """What a loss or gradient that is no number does."""
+    """What happens when a loss or gradient is not finite: the job stops, or the step is skipped."""
     step_deadline: PositiveDuration = 120.0
-    """How long a step may wait for shards and other trainers."""
+    """Longest time a step waits for shards and other trainers."""
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
-    """Batches made ready ahead."""
+    """Number of batches prepared ahead."""
 
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
@@ -151,7 +151,7 @@ class TrainSection(Section):
         if self.dense != "allreduce":
             raise ValueError(f'dense = "{self.dense}" is not built yet; use "allreduce"')
         if self.learn_until is not None and not self.learn:
-            raise ValueError("learn_until says when learning ends, and learn = false that it never begins; drop one")
+            raise ValueError("learn_until says when learning ends, and learn = false that it never begins; remove one")
         return self
 
 
@@ -159,65 +159,65 @@ class PassesSection(Section):
     """How the stream is cut into passes."""
 
     max_events: int = Field(default=20_000, ge=1, le=100_000_000)
-    """Events (positions) a pass holds at most, over all partitions."""
+    """Most events (positions) of a pass, over all partitions."""
     wait: Duration = 1.0
-    """cut = "arrival": how long events are collected."""
+    """With cut = "arrival": how long events are collected for a pass."""
     cut: Literal["count", "arrival"] | None = None
-    """"count": max_events, alike at every run (default of bounded sources); "arrival": what came in `wait`. Both take
-    fewer where parallel partitions would be further apart than max_skew."""
+    """"count": passes of max_events, the same at every run (default of bounded sources); "arrival": the events that
+    came within `wait`. Both take fewer events if parallel partitions would be further apart than max_skew."""
     max_skew: PositiveDuration = 3_600.0
-    """How far apart in time the events of parallel partitions may lie in a pass, by their records' time stamps: those
-    ahead wait for those behind. A gap within one partition, and one where nothing waits, holds nobody."""
+    """Largest difference in time between the events of parallel partitions in a pass, by the records' time stamps.
+    Partitions ahead wait for those behind, but not for a gap within a partition or for one without events."""
     max_day_jump: int = Field(default=7, ge=1, le=LAST_DAY)
-    """Days by which one pass may be ahead of the one before; more stop the job: somebody's clock is wrong."""
+    """Most days by which a pass may be ahead of the one before. More stop the job, since a clock is probably wrong."""
     max_outage: Duration = 600.0
-    """How long a source may be away before the job stops."""
+    """How long a source may be unavailable before the job stops."""
 
 
 class MetricsSection(Section):
-    """What is measured, always before the sample is learnt."""
+    """Metrics. Each sample is measured before it is learnt."""
 
     window: PositiveDuration = 86_400.0
-    """Length of the sliding window of event time; without event time it is the last 24 passes."""
+    """Length of the sliding window of event time; without event time the window is the last 24 passes."""
     gauc_by: str | None = None
-    """Slot whose values group samples for the mean AUC of groups."""
+    """Slot whose values group samples for GAUC, the mean AUC of groups."""
     slices: tuple[str, ...] = ()
-    """Slots with few values; each value gets metrics of its own."""
+    """Slots with few values; each value gets its own metrics."""
     max_slice_values: int = Field(default=32, ge=1, le=1024)
-    """Values measured apart for each slice; the rest is put together as "other"."""
+    """Most values of a slice with their own metrics; the rest is measured together as "other"."""
     halves: bool = True
-    """On bounded sources: also the first and the last half of the samples, in training order."""
+    """On bounded sources: also measure the first and the last half of the samples, in training order."""
     infer_first: bool = False
-    """Also what Paddle's online trainer prints: each pass's samples all predicted by the model as it was at the pass's
-    beginning, then learnt. Costs one more forward pass; the metrics are `infer_first` beside the others."""
+    """Also predict all samples of a pass with the model at the beginning of the pass, as Paddle's online trainer does.
+    This costs one more forward pass. Its metrics are reported as `infer_first`."""
     infer_first_memory: PositiveSize = 1 << 30
-    """Of a pass's batches so much is kept by each trainer; the rest of the pass is left out of `infer_first`."""
+    """Memory for the batches of a pass in each trainer; the rest of the pass is left out of `infer_first`."""
 
 
 class CommitSection(Section):
-    """When everything learnt so far is made durable, and how much of the past is kept."""
+    """When the state of the job is committed, and how many commits are kept."""
 
     every: Duration = 30.0
-    """Seconds between commits; training goes on meanwhile. There is always one at an orderly end."""
+    """Time between commits. Training goes on meanwhile. An orderly end always commits."""
     every_passes: PositiveCount | None = None
-    """Commit at least after so many passes, too."""
+    """Also commit after this many passes."""
     keep: int = Field(default=3, ge=1, le=1000)
-    """Newest commits kept; pinned ones are kept beside."""
+    """Number of newest commits to keep, in addition to pinned ones."""
     deadline: PositiveDuration = 600.0
-    """How long writing one may take."""
+    """Longest time to write a commit."""
     max_failing: Duration = 900.0
-    """How long commits may go on failing (a full disk) before the job stops."""
+    """How long commits may keep failing, for example on a full disk, before the job stops."""
     on_replay_mismatch: Literal["fail", "warn"] = "fail"
-    """What it means that a pass trained again after a restart differs from what the log says of it."""
+    """What happens if a pass that is trained again after a restart differs from its close in the log."""
 
 
 class StoreSection(Section):
-    """Where a job keeps what it makes."""
+    """Where a job keeps its log, commits and exports."""
 
     path: FolderPath
-    """Folder, relative to the spec's."""
+    """Folder, relative to the spec's folder."""
     mirror: str | None = None
-    """Where commits and log are copied to: "s3://bucket/prefix", "file:///folder" or a folder, relative to the spec's.
+    """Copy of commits and log: "s3://bucket/prefix", "file:///folder", or a folder relative to the spec's folder.
 
     Options of S3 follow a "?": endpoint_override, region, scheme. Credentials come from the environment."""
 
@@ -228,7 +228,7 @@ class StoreSection(Section):
             if mirror is not None:
                 parse_address(mirror)
         except ValueError as error:
-            # Not a mistake among others, whose message shows the value: there may be a password in this one.
+            # pydantic would show the value, which may contain a password.
             raise SpecError(str(error), "store.mirror") from None
         return mirror
 
@@ -239,36 +239,36 @@ class TrainerJob(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the job: letters, digits, '.', '_', '-'."""
     seed: Seed = 1
-    """Seed of everything that is drawn."""
+    """Seed of all random choices."""
     defaults: int | None = Field(default=None, ge=1, le=NEWEST_DEFAULTS)
-    """Number of the set of defaults that holds for keys which are left out; unless set, the one that the store began
-    with, which is the newest for a new store."""
+    """Number of the set of defaults for keys that are left out. Unless set, the one with which the store began: the
+    newest for a new store."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
-    """The stream; one source is built."""
+    """The event stream; exactly one source for now."""
     pipe: PipeSection
-    """Events to samples."""
+    """The command that turns events into samples."""
     slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
     """Slots, in the order of the pipe's output."""
     tasks: Annotated[tuple[TaskSection, ...], Field(min_length=1)]
-    """What is predicted."""
+    """The predictions."""
     sample: SampleSection = SampleSection()
-    """Group and weight of a sample."""
+    """Group and weight of a sample; see SampleSection."""
     tables: dict[TableName, TableSection] = {"default": TableSection()}
-    """Embedding tables, by name; commits and exports have a folder named like each."""
+    """Embedding tables by name. Commits and exports have a folder with the name of each table."""
     model: ModelSection
     """The model."""
     train: TrainSection = TrainSection()
-    """Steps."""
+    """Training steps."""
     passes: PassesSection = PassesSection()
-    """Passes."""
+    """Sizes of passes."""
     metrics: MetricsSection = MetricsSection()
-    """Measurements."""
+    """Metrics."""
     commit: CommitSection = CommitSection()
     """Commits."""
     store: StoreSection
-    """Where results go."""
+    """The job's store."""
     exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
-    """Streams of exports, by name."""
+    """Export streams by name."""
 
     @field_validator("sources")
     @classmethod
@@ -279,7 +279,7 @@ class TrainerJob(Section):
 
 
 class Rerun(Section):
-    """Train what another store's log says again, and compare."""
+    """Train the passes in another store's log again, and compare."""
 
     store: Path
     """The store whose log and commits are read."""
@@ -288,14 +288,14 @@ class Rerun(Section):
 
 
 class WorkerConfig(Section):
-    """What the launcher tells one trainer process, as JSON."""
+    """Configuration of one trainer process, written by the launcher as JSON."""
 
     job: dict[str, Any]
-    """The whole spec, checked, with its defaults written out (trainer.defaults); the trainer reads its sections."""
+    """The whole checked spec with its defaults (trainer.defaults); the trainer reads its own sections."""
     secrets: dict[str, Any] = Field(default={}, repr=False)
-    """Secrets of the spec, by the path of their key; `job`, which is logged, has "***" in their place."""
+    """Secrets of the spec by the path of their key; `job`, which is logged, has "***" in their place."""
     folder: Path
-    """The spec's folder: relative paths start there."""
+    """The spec's folder, to which paths are relative."""
     store: Path
     """The store's absolute path."""
     rank: Count
@@ -303,24 +303,24 @@ class WorkerConfig(Section):
     world: PositiveCount
     """Number of trainers."""
     rendezvous: Path | None = None
-    """File through which trainers find each other (world > 1)."""
+    """Rendezvous file of the trainers (world > 1)."""
     shards: tuple[str, ...] = ()
-    """Addresses of the shards; none: the shard is embedded."""
+    """Addresses of the shards; empty: the shard is embedded."""
     secret: str = ""
-    """What shards and roles ask for."""
+    """Secret that callers of shards and roles must present."""
     generation: Count = 1
-    """How many times the workers were started."""
+    """Number of the generation of workers, from 1."""
     live: Path | None = None
-    """Folder for the embedded shard's open row stores; made anew."""
+    """Folder for the open row stores of the embedded shard; created anew."""
     until: Literal["logged"] | None = None
-    """"logged": train what the log says, commit, and end; nothing new is planned."""
+    """"logged": train the passes in the log, commit, and end; plan nothing new."""
     rerun: Rerun | None = None
-    """Train another store's log again instead of planning."""
+    """Set: train another store's log again instead of planning."""
     faults: tuple[Fault, ...] = ()
-    """Where a fault run has this process killed."""
+    """Failpoints at which this process is killed, in fault runs."""
     address_file: Path
     """Where this process writes the address of its Role service."""
     cores: PositiveCount = 1
     """Cores this trainer may use."""
     max_message: PositiveSize = 256 << 20
-    """Bound of a message to or from a shard."""
+    """Largest message to or from a shard."""

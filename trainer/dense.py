@@ -1,7 +1,7 @@
-"""Dense parameters: one flat buffer in parameter order, summed over ranks in fixed buckets, then the optimizer.
+"""The dense strategy "allreduce": one flat buffer, summed over ranks in fixed buckets, then the optimizer.
 
-Why not DistributedDataParallel: it cuts its buckets anew after the first iteration, so that its sums differ after a
-restart. Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries may round otherwise when not.
+DistributedDataParallel is not used because it changes its buckets after the first iteration, so its sums differ after
+a restart. Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries may round differently if not.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ ALIGN_FLOATS = 16
 
 
 class DensePart:
-    """A model's own parameters, others that learn with them, and how they do."""
+    """See module docstring, and DenseStrategy. The flat buffer holds parameters in the order of the module."""
 
     def __init__(
         self, model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
-        """`more`: parameters by name that learn with the model's and are no part of its module.
+        """`more`: parameters by name that learn with the model's and are not part of its module.
 
-        Raises SpecError for a name that the module has, too.
+        Raises SpecError for a name that the module also has.
         """
         self._model, self._more = model, dict(more or {})
         if twice := sorted(self._more.keys() & model.state_dict().keys()):
@@ -51,20 +51,20 @@ class DensePart:
         self.buffers = Buffers(model, ranks)
 
     def set_lr(self, lr: float) -> None:
-        """Learn with this rate from here on."""
+        """See DenseStrategy."""
         if self._optimizer is not None:
             self._optimizer.lr = lr
 
     @property
     def gradient(self) -> Tensor:
-        """The flat gradient of the step, filled by backward."""
+        """The flat gradient of the step. Backward adds to it."""
         return self._grad
 
     def clear(self) -> None:
-        """Forget the step's gradient."""
+        """See DenseStrategy."""
         if self._grad.is_cuda:
             self._grad.zero_()
-        else:  # not by torch: it would wake a second thread for it, and wait
+        else:  # torch would wake a second thread for this, and wait
             self._grad.numpy().fill(0)
 
     def communicates(self, step: int) -> bool:
@@ -79,11 +79,11 @@ class DensePart:
                 self._grad.div_(loss_scale)
 
     def finite(self) -> bool:
-        """Whether every gradient is a finite number."""
+        """See DenseStrategy."""
         return bool(torch.isfinite(self._grad.sum())) or bool(torch.isfinite(self._grad).all())
 
     def step(self) -> None:
-        """Learn from the reduced gradient, at every `accumulate`-th step."""
+        """See DenseStrategy. The optimizer runs at every `accumulate`-th step."""
         if self._optimizer is None:
             return
         self._num_summed += 1
@@ -93,7 +93,7 @@ class DensePart:
             self.flush()
 
     def flush(self) -> None:
-        """Apply what is summed: at the close of a pass none may be left over."""
+        """See DenseStrategy: applies the gradients summed so far."""
         if self._optimizer is None or self._num_summed == 0:
             return
         if self._num_summed > 1:
@@ -107,12 +107,12 @@ class DensePart:
         self._num_summed = 0
 
     def _held(self) -> Mapping[str, Tensor]:
-        """Weights and buffers, asked for each time: a model may put another tensor in a buffer's place."""
+        """Weights and buffers. They are read anew each time: a model may replace the tensor of a buffer."""
         held: Mapping[str, Tensor] = self._model.state_dict(keep_vars=True)
         return {**held, **self._more}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, buffers and optimizer state by name: what a save holds and the digest covers."""
+        """See DenseStrategy: weights, buffers and optimizer state."""
         found = {f"model.{name}": value.detach() for name, value in self._held().items()}
         if self._optimizer is not None:
             for name, value in sorted(self._optimizer.state.items()):
@@ -124,7 +124,7 @@ class DensePart:
         return self.tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave; another kind of optimizer begins anew. Raises BadInput for another model."""
+        """See DenseStrategy."""
         own = {f"model.{name}": value for name, value in self._held().items()}
         saved = {name: value for name, value in tensors.items() if name.startswith("model.")}
         if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
@@ -143,7 +143,7 @@ class DensePart:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
 
     def digest(self) -> str:
-        """SHA-256 over names and bytes of all tensors."""
+        """See DenseStrategy: SHA-256 over names and bytes of all tensors."""
         total = hashlib.sha256()
         for name, value in self.tensors().items():
             total.update(name.encode())

@@ -1,7 +1,7 @@
-"""Optimizers of the dense parameters: torch's arithmetic and state, without torch's classes.
+"""Optimizers of the dense parameters: torch's functions and state, without torch's classes.
 
-Making one of those, or stepping it, loads torch's compiler, which costs each start of a trainer about as much as torch
-itself does. Same functions with the same arguments, so same bits: tests hold it.
+Torch's classes load torch's compiler, which takes about as long as loading torch itself, at each start of a trainer.
+The same functions with the same arguments give the same bits; tests check this.
 """
 
 from collections.abc import Callable
@@ -17,25 +17,25 @@ from torch.optim.sgd import sgd
 from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
 STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
-"""What is kept, as torch's classes name it, once something was learnt; without momentum SGD keeps nothing."""
+"""Names of the state after the first step, as in torch's classes. SGD without momentum has no state."""
 
 Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
-"""Changes weights in place by their gradient, the state, which it begins where there is none, and the learning rate."""
+"""(weights, gradient, state, learning rate): changes weights and state in place; creates the state if it is empty."""
 
 
 class FlatOptimizer:
-    """One flat buffer of weights and how it learns."""
+    """The optimizer of one flat buffer of weights."""
 
     def __init__(self, flat: Tensor, config: DenseOptimizer) -> None:
         self._flat, self.lr, self._learn = flat.detach(), config.lr, _learning(config)
         self.state: dict[str, Tensor] = {}
-        """By name, as in STATE."""
+        """By the names in STATE."""
         if isinstance(config, DenseAdagrad):
             self.state = {"step": torch.tensor(0.0), "sum": torch.full_like(self._flat, config.initial)}
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """Learn from a gradient of the buffer's shape."""
+        """Update the weights by a gradient of the buffer's shape."""
         self._learn(self._flat, gradient, self.state, self.lr)
 
 

@@ -38,7 +38,7 @@ class DenseStrategy(Protocol):
         ...
 
     def communicates(self, step: int) -> bool:
-        """Whether `after_backward` of this step of the pass makes collectives. The same answer on every rank."""
+        """Whether `after_backward` of this step of the pass makes collectives. Every rank gives the same answer."""
         ...
 
     def after_backward(self, step: int, loss_scale: float) -> None:

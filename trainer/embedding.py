@@ -1,9 +1,9 @@
-"""From a batch's signs to what its tables are asked for: unique keys, and which occurrence goes to which cell.
+"""From the feature ids of a batch to lookups in tables: unique keys, and the cell of each occurrence.
 
-Runs ahead, on the loader's thread. Rows live in pserver; what the step does with them is trainer.pooling's work.
+This runs ahead of the step, on the loader's thread. Rows live in pserver; trainer.pooling turns rows into cells.
 
-Shapes: as in trainer.lookup. The cells of a table are its pooled slots first, cell b * F + f, then one cell for
-each sign of its sequence slots.
+Shapes: as in trainer.lookup. The cells of a table are those of its pooled slots, cell b * F + f, followed by one cell
+for each id of its sequence slots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,27 +23,27 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TableSlots:
-    """The slots of one table, and the width of its rows."""
+    """The slots that read one table, and the width of its rows."""
 
     name: str
     pooled: tuple[Slot, ...]
     sequences: tuple[Slot, ...]
     width: int
-    """D: first-order weight, if any, then the vector."""
+    """D: the first-order weight, if the table has one, then the vector."""
     first_order: bool
     show: str | None
-    """Meta slot with shows; None: 1 a sample."""
+    """Meta slot with shows; None: 1 for each occurrence."""
     click: str | None
     """Meta slot with clicks; None: none."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All, in the order of cells."""
+        """All slots, in the order of cells."""
         return self.pooled + self.sequences
 
 
 def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str | None) -> tuple[TableSlots, ...]:
-    """The tables that slots use, in the order of the spec; `click` is the label that counts as a click."""
+    """The tables that slots use, in the order of the spec. `click`: the label that counts as a click by default."""
     found = []
     for name, table in tables.items():
         slots = [slot for slot in schema.sparse if slot.sparse.table == name]
@@ -59,7 +59,7 @@ def tables_of(schema: Schema, tables: Mapping[str, TableSection], click: str | N
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What one table is asked for by one batch."""
+    """The lookup of one batch in one table."""
 
     table: TableSlots
     keys: Keys
@@ -68,19 +68,19 @@ class Lookup:
     order_N: I32
     start_U1: I32
     cell_N: I32 | None
-    """Cell of each occurrence; None where occurrence n is cell n and scales are 1."""
+    """Cell of each occurrence; None where occurrence n has cell n and all scales are 1."""
     scale_N: F32 | None
     num_cells: int
     lengths: Mapping[str, NDArray[np.int64]]
     """(B,) by sequence slot."""
     show_U: F32
-    """Shows of each key: 1 an occurrence, unless the spec names a slot."""
+    """Shows of each key: its number of occurrences, unless the spec names a slot."""
     click_U: F32
     """Clicks of each key."""
 
 
 class Deduplicator:
-    """Makes lookups; keeps one hash table from batch to batch. One thread."""
+    """Makes lookups. It reuses one hash table for all batches, so only one thread may use it."""
 
     def __init__(self, table: TableSlots) -> None:
         self._table = table
@@ -126,14 +126,14 @@ class Deduplicator:
         )
 
     def _plain_samples(self, num_signs: int) -> I32:
-        """Sample of each occurrence where every slot has one sign a sample: the same in every batch."""
+        """Sample of each occurrence where every slot has one id in each sample; the same in every batch."""
         if len(self._sample_N) < num_signs:
             num_slots = len(self._table.slots)
             self._sample_N = np.repeat(np.arange(-(-num_signs // num_slots), dtype=np.int32), num_slots)
         return self._sample_N[:num_signs]
 
     def _sums(self, samples: Samples, slot: str | None, sample_N: I32, order_N: I32, start_U1: I32) -> F32 | None:
-        """A meta slot's values, summed over each key's occurrences; an absent value counts 0."""
+        """The values of a meta slot, summed over the occurrences of each key; a missing value counts as 0."""
         if slot is None:
             return None
         out_U = np.empty(len(start_U1) - 1, np.float32)
@@ -181,5 +181,5 @@ class Deduplicator:
 
 
 def _one_each(column: Ragged) -> bool:
-    """Whether every sample has exactly one sign."""
+    """Whether every sample has exactly one id."""
     return bool(lookup.one_each(column.offset_B1))

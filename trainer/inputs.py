@@ -1,4 +1,4 @@
-"""What a model sees of a batch: pooled cells and padded sequences by slot.
+"""The inputs of a model for a batch: pooled cells and padded sequences by slot.
 
 Shapes: as in trainer.models.contract.
 """
@@ -20,7 +20,7 @@ from trainer.models.contract import Inputs, SequenceInput
 def inputs_of(
     schema: Schema, samples: Samples, lookups: Sequence[Lookup], leaves: Mapping[str, Tensor], device: torch.device
 ) -> Inputs:
-    """The model's view of a batch; `leaves` are the cells by table."""
+    """The inputs of a model. `leaves`: the cells by table."""
     num_samples = len(samples)
     by_slot: dict[str, Tensor] = {}
     first_order: dict[str, Tensor] = {}
@@ -37,7 +37,7 @@ def inputs_of(
         sequences |= _sequences(look, leaf, device)
     pooled_slots = [slot for slot in schema.sparse if slot.name in by_slot]
     order = [slot.name for slot in pooled_slots if slot.name in first_order]
-    if len(lookups) == 1 and not lookups[0].table.sequences:  # one table: its cells are the stack already
+    if len(lookups) == 1 and not lookups[0].table.sequences:  # the cells of one table are stacked already
         table = lookups[0].table
         cells_BFD = leaves[table.name].view(num_samples, len(table.pooled), table.width)
         vectors_BFD: Tensor | None = cells_BFD[:, :, int(table.first_order) :]
@@ -55,7 +55,7 @@ def inputs_of(
 
 
 def writable(values: NDArray[Any]) -> NDArray[Any]:
-    """`values`, or a copy where they may not be written, as those of a batch from Arrow: torch warns of such."""
+    """`values`, or a copy if they are read-only, as in a batch from Arrow; torch warns about read-only arrays."""
     return values if values.flags.writeable else values.copy()
 
 

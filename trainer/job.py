@@ -1,4 +1,4 @@
-"""Builds one trainer out of its configuration: the composition root of a trainer process."""
+"""Builds one trainer from its configuration: the composition root of a trainer process."""
 
 import ctypes
 import logging
@@ -63,12 +63,12 @@ from trainer.stalls import STALL_SHARE
 from trainer.step import Stepper
 
 MIRROR_END_S = 60.0
-"""How long the end waits for the last commit to be in the mirror; then it says so and ends."""
+"""Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""
 RESTORE_S = 3600.0
-"""How long reading a commit's rows back may take."""
+"""Longest time to restore the rows of a commit."""
 
 HALVES = "halves"
-"""Folder in the store for what the metrics of the two halves need."""
+"""Folder in the store with the predictions that the metrics of the two halves need."""
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +82,14 @@ class Trainer:
     job: TrainerJob
     store: Path
     answer: Callable[[Mapping[str, Any]], dict[str, Any]] | None
-    """The chief's, to what people ask."""
+    """Answers requests to the running job. Only on rank 0."""
 
 
 @contextmanager
 def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator[Trainer]:
-    """Everything one trainer process needs, restored to where the job stands; let go of in the opposite order.
+    """Everything that one trainer process needs, restored to the last state of the job. Closed in reverse order.
 
-    A `reader` given takes the place of the spec's source and pipe; the source still says what there is to read.
+    `reader` replaces the source and pipe of the spec; the source still lists what there is to read.
     """
     arm(config.faults)
     config = config.model_copy(update={"job": in_full(config.job, unset=NEWEST_DEFAULTS)})
@@ -111,7 +111,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             held.callback(chief.close)
         maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
-        source = source_of(config, job)  # plans are read by it, and none is made
+        source = source_of(config, job)  # reads plans, and makes none
         reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[Batch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
@@ -156,7 +156,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
-    """Chief: where to go on; claims the generation, but for a rerun."""
+    """Rank 0: the point from which the job continues. Claims the generation, except in a rerun."""
     if config.rerun is not None:
         return again(config.rerun.store, config.rerun.commit)
     facts = {"world": config.world, "shards": len(config.shards)}
@@ -166,7 +166,7 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
 
 
 def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: Holders) -> None:
-    """Every rank's state, and the shards' rows, as the commit chosen by the chief holds them."""
+    """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose."""
 
     def rows() -> None:
         assert beginning is not None, "the chief's"
@@ -198,7 +198,7 @@ def _keeping(
     holders: Holders,
     arithmetic: Mapping[str, str],
 ) -> Iterator[tuple[Committer | None, Exporting | None, ChiefFeed | None]]:
-    """Every rank goes on with what was set and what waits; the chief commits, exports and feeds, but for a rerun's."""
+    """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
     with ExitStack() as held:
         exporting, committer, feed = None, None, None
         if chief is not None and chief.beginning.joblog is not None:
@@ -224,7 +224,7 @@ def _committing(
     arithmetic: Mapping[str, str],
     changes_since: Callable[[], int | None],
 ) -> Iterator[Committer]:
-    """The chief's committer, which the status tells of; at the end, what it is writing is finished first."""
+    """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
     beginning, planner = chief.beginning, chief.planner
     assert beginning.joblog is not None, "claimed"
     origin = Origin(job.name, beginning.timeline, config.generation, config.world, arithmetic)
@@ -249,12 +249,12 @@ def _committing(
 
 
 def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
-    """The mirror's whole address."""
+    """The full address of the mirror."""
     return None if job.store.mirror is None else parse(job.store.mirror, config.folder).text
 
 
 def _uploader(config: WorkerConfig, job: TrainerJob, beginning: Beginning, joblog: Log) -> Uploader | None:
-    """What copies commits to the mirror; first the one restored, since nobody knows whether its upload had ended."""
+    """Copies commits to the mirror, first the restored one, whose upload may not have ended before."""
     uri = _mirror(config, job)
     if uri is None:
         return None
@@ -283,16 +283,16 @@ def _capture(config: WorkerConfig, chief: Lead, holders: Holders, dense: Mapping
 
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
-    """What sums depend on and is no longer as it was when `commit` was made, in words."""
+    """Differences between the arithmetic of `commit` and the present one, in words; sums may depend on them."""
     then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"] or now
     changed = [f"{name} was {then.get(name)}, is {now.get(name)}" for name in now if then.get(name) != now[name]]
     if changed:
-        log.warning("from here on sums may be rounded otherwise than before: %s", "; ".join(changed))
+        log.warning("from now on sums may be rounded differently: %s", "; ".join(changed))
     return changed
 
 
 def _told(config: WorkerConfig, chief: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
-    """Chief: lines of the status about log, operations, commits and recovery."""
+    """Rank 0: lines of the status about log, operations, commits and recovery."""
     beginning, chronicle = chief.beginning, chief.chronicle
     return {
         "generation": config.generation,
@@ -315,7 +315,7 @@ def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.dev
 
 
 def pick_device(wanted: str, rank: int) -> torch.device:
-    """A GPU for each rank where there are any and they are wanted; else the CPU."""
+    """One GPU for each rank if there are GPUs and they are wanted; otherwise the CPU."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -324,7 +324,7 @@ def pick_device(wanted: str, rank: int) -> torch.device:
 
 
 def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
-    """Threads fixed and algorithms deterministic, so that two runs agree bit for bit."""
+    """Fix the threads and choose deterministic algorithms, so that two runs agree bit for bit."""
     torch.set_num_threads(train.threads or cores)
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms loads torch's compiler, too
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -336,10 +336,10 @@ def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what a step frees for the next step, rather than fault every page in again.
+    """Have the C library keep freed memory for the next step, so that its pages are not faulted in again.
 
-    Batches of some MB each step would else be given back to the system and asked for anew. glibc only; M_TRIM_THRESHOLD
-    is -1 and M_MMAP_THRESHOLD -3 in its malloc.h, 32 MiB the most it takes for the latter.
+    Without this, several MB are returned to the system and requested again in each step. glibc only: in its malloc.h
+    M_TRIM_THRESHOLD is -1 and M_MMAP_THRESHOLD is -3, of which the largest allowed value is 32 MiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -350,7 +350,7 @@ def keep_freed_memory() -> None:
 def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> Ranks:
     if config.world == 1:
         return Alone()
-    assert config.rendezvous is not None, "the launcher names a file to meet at"
+    assert config.rendezvous is not None, "the launcher names a rendezvous file"
     return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
 
 
@@ -371,7 +371,7 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consi
 
 
 def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
-    """Shards are told keys ahead by the loader, but where the loop tells them twice."""
+    """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch."""
     tables = tables_of(schema, job.tables, job.tasks[0].label)
     return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=not job.metrics.infer_first)
 
@@ -379,7 +379,7 @@ def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
 def _infer_first(
     job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer, progress: Progress
 ) -> InferFirst | None:
-    """None where it is not asked for."""
+    """None unless the spec asks for it."""
     if not job.metrics.infer_first:
         return None
     return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline, progress.step)
@@ -388,7 +388,7 @@ def _infer_first(
 def _reader(
     config: WorkerConfig, job: TrainerJob, schema: Schema, source: Source, dead_letters: DeadLetters
 ) -> SegmentReader:
-    """The spec's source and pipe; closes the source."""
+    """Reads the source and pipe of the spec, and closes the source."""
     return SegmentReader(
         source,
         job.pipe,

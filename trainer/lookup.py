@@ -1,10 +1,10 @@
-"""Kernels between a batch's signs and its embedding rows: unique keys, pooling, and the sum of gradients by key.
+"""Kernels between the feature ids of a batch and embedding rows: unique keys, pooling, sums of gradients by key.
 
-Free functions on arrays, each with a plain twin (`_reference`) that defines it. Order is part of the definition:
-occurrences are numbered in sample order, so sums have one order, whatever the number of shards.
+Free functions on arrays, each with a plain twin (`_reference`) that defines it. The order of sums is part of the
+definition: occurrences are numbered in sample order, so the number of shards does not change a sum.
 
-Shapes: N occurrences of signs in a batch, in the order sample, slot, place; U unique keys in order of first
-occurrence; C cells, the vectors a model sees; D floats of a row; F slots; B samples.
+Shapes: N occurrences of ids in a batch, ordered by sample, slot, place; U unique keys in order of first occurrence;
+C cells, which are the vectors that a model reads; D floats of a row; F slots; B samples.
 """
 
 import numpy as np
@@ -21,9 +21,9 @@ U64 = NDArray[np.uint64]
 
 @njit(nogil=True, cache=True)
 def flatten(value_M, offset_F, offset_FB1, group_F, key_N, slot_N, sample_start_B1):  # type: ignore[no-untyped-def]
-    """Keys in the order sample, slot, place, out of columns that lie one behind the other in `value_M`.
+    """Write the keys ordered by sample, slot, place; `value_M` holds the columns of all slots one after another.
 
-    Column f begins at `value_M[offset_F[f]]`; sample b has places offset_FB1[f, b] to offset_FB1[f, b + 1] of it.
+    Column f begins at `value_M[offset_F[f]]`; sample b owns places offset_FB1[f, b] to offset_FB1[f, b + 1] of it.
     Writes key_N, slot_N (number of the column) and sample_start_B1 (first occurrence of each sample).
     """
     num_slots, num_samples = offset_FB1.shape[0], offset_FB1.shape[1] - 1
@@ -40,7 +40,7 @@ def flatten(value_M, offset_F, offset_FB1, group_F, key_N, slot_N, sample_start_
 
 
 def flatten_reference(columns: list[list[list[int]]], groups: list[int]) -> list[tuple[int, int, int]]:
-    """(key, slot, sample) of every occurrence; `columns[f][b]` are the signs of sample b in slot f."""
+    """(key, slot, sample) of every occurrence; `columns[f][b]` are the ids of sample b in slot f."""
     return [
         (key_of_reference(sign, groups[f]), f, b)
         for b in range(len(columns[0]) if columns else 0)
@@ -51,7 +51,7 @@ def flatten_reference(columns: list[list[list[int]]], groups: list[int]) -> list
 
 @njit(nogil=True, cache=True)
 def flatten_single(value_FB, group_F, key_N):  # type: ignore[no-untyped-def]
-    """`flatten` for columns of one sign a sample: the occurrence of sample b in slot f is number b * F + f."""
+    """`flatten` for columns with one id in each sample: the occurrence of sample b in slot f is number b * F + f."""
     num_slots, num_samples = value_FB.shape
     for f in range(num_slots):
         step = np.uint64(group_F[f] + 1) * np.uint64(GOLDEN)
@@ -61,7 +61,7 @@ def flatten_single(value_FB, group_F, key_N):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def one_each(offset_B1):  # type: ignore[no-untyped-def]
-    """Whether the offsets are 0, 1, 2, ...: every sample has exactly one sign."""
+    """Whether the offsets are 0, 1, 2, ...: every sample has exactly one id."""
     off = 0
     for b in range(len(offset_B1)):
         off |= offset_B1[b] - b
@@ -70,9 +70,9 @@ def one_each(offset_B1):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def unique(key_N, number_H, key_U, first_U, inverse_N):  # type: ignore[no-untyped-def]
-    """Number the keys of a batch in order of first occurrence; returns U, or -1 where `number_H` is too small.
+    """Number the keys of a batch in order of first occurrence. Returns U, or -1 if `number_H` is too small.
 
-    `number_H` (int32, a power of two, all -1 at the start) is a hash table of numbers, at most half full.
+    `number_H` (int32, length a power of two, all -1 at the start) is a hash table of numbers, at most half full.
     """
     mask = np.uint64(len(number_H) - 1)
     num_unique, max_unique = 0, len(number_H) // 2
@@ -106,7 +106,7 @@ def unique_reference(keys: list[int]) -> tuple[list[int], list[int]]:
 
 @njit(nogil=True, cache=True)
 def group_occurrences(inverse_N, start_U1, order_N):  # type: ignore[no-untyped-def]
-    """Counting sort: order_N[start_U1[u]:start_U1[u + 1]] are the occurrences of key u, rising."""
+    """Counting sort: order_N[start_U1[u]:start_U1[u + 1]] are the occurrences of key u, ascending."""
     start_U1[:] = 0
     for n in range(len(inverse_N)):
         start_U1[inverse_N[n] + 1] += 1
@@ -122,13 +122,13 @@ def group_occurrences(inverse_N, start_U1, order_N):  # type: ignore[no-untyped-
 
 
 def group_occurrences_reference(inverse: list[int], num_unique: int) -> list[list[int]]:
-    """The occurrences of each key, rising."""
+    """The occurrences of each key, ascending."""
     return [[n for n, u in enumerate(inverse) if u == key] for key in range(num_unique)]
 
 
 @njit(nogil=True, cache=True)
 def expand(rows_UD, inverse_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
-    """Cell n is the row of occurrence n, for n from `begin` to `end`: the pooling of slots of one sign a sample."""
+    """Copy the row of occurrence n to cell n, for n from `begin` to `end`: pooling of slots with one id per sample."""
     width = rows_UD.shape[1]
     for n in range(begin, end):
         u = inverse_N[n]
@@ -156,7 +156,7 @@ def pool_reference(rows_UD: F32, inverse_N: I32, cell_N: I32, scale_N: F32, num_
 
 @njit(nogil=True, cache=True)
 def sum_single(grad_CD, order_N, start_U1, begin, end, grads_UD):  # type: ignore[no-untyped-def]
-    """Sum the gradients of each key's occurrences in their order, where cell n is occurrence n; False if not finite."""
+    """Sum the gradients of each key's occurrences in order, where cell n is occurrence n. False if not finite."""
     width = grad_CD.shape[1]
     check = np.float32(0)
     for u in range(begin, end):
@@ -168,13 +168,13 @@ def sum_single(grad_CD, order_N, start_U1, begin, end, grads_UD):  # type: ignor
             for d in range(width):
                 grads_UD[u, d] += grad_CD[n, d]
         for d in range(width):
-            check += grads_UD[u, d] * np.float32(0)  # stays 0 unless one is no number
+            check += grads_UD[u, d] * np.float32(0)  # stays 0 unless a gradient is not finite
     return check == np.float32(0)
 
 
 @njit(nogil=True, cache=True)
 def sum_pooled(grad_CD, order_N, start_U1, cell_N, scale_N, begin, end, grads_UD):  # type: ignore[no-untyped-def]
-    """As `sum_single`, for occurrences that were pooled into cells with a scale."""
+    """As `sum_single`, for occurrences that are pooled into cells with a scale."""
     width = grad_CD.shape[1]
     check = np.float32(0)
     for u in range(begin, end):
@@ -201,7 +201,7 @@ def sum_pooled_reference(grad_CD: F32, occurrences: list[list[int]], cell_N: I32
 
 @njit(nogil=True, cache=True)
 def sum_by_key(value_B, sample_N, order_N, start_U1, out_U):  # type: ignore[no-untyped-def]
-    """Sum a value of the sample over each key's occurrences, in order: shows and clicks."""
+    """Sum a value of the sample over the occurrences of each key, in order; used for shows and clicks."""
     for u in range(len(start_U1) - 1):
         total = np.float32(0)
         for k in range(start_U1[u], start_U1[u + 1]):

@@ -1,7 +1,7 @@
-"""The life of a pass, on every rank: plan, read ahead, train, close.
+"""The life of a pass on every rank: plan, read ahead, train, close.
 
-Every rank makes the same calls in the same order. Decisions are the chief's (rank 0): it plans and leads commits, and
-its word goes out by `ranks.broadcast`. Parts are built by `trainer.job`; this module only composes them.
+Every rank makes the same collective calls in the same order. Rank 0 decides: it plans and leads commits, and it
+broadcasts its decisions. trainer.job builds the parts; this module only composes them.
 """
 
 import logging
@@ -28,23 +28,23 @@ from trainer.stalls import WaitsFor
 from trainer.time_spent import Part
 
 IDLE_WAIT_S = 0.2
-"""How long the chief waits for a plan before it tells the others that there is none yet."""
+"""Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
 FINISH_WAIT_S = 0.02
-"""How often the chief looks whether the last commit is made."""
+"""Pause between two checks of the last commit."""
 
 log = logging.getLogger(__name__)
 
 
 class NonFinite(MillraceError):
-    """A loss or gradient is no number, and `on_nonfinite` is "fail"."""
+    """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What all ranks know of a step before it begins."""
+    """Facts about a step that all ranks know before it begins."""
 
     weight: dict[str, float]
-    """Weight of the step's samples by task, over all ranks."""
+    """Weight of the step's samples over all ranks, by task."""
     num_samples: int
     more: bool
     """Whether any rank has a batch."""
@@ -61,20 +61,21 @@ class TrainLoop:
         self._draining = threading.Event()
 
     def drain(self) -> None:
-        """Ask for an end after the pass that is trained now. Any thread."""
+        """Request an end after the current pass. May be called on any thread."""
         self._draining.set()
 
     def run(self) -> None:
-        """Train until the stream is drained or a drain is asked for; the last version is committed then.
+        """Train until the stream ends or a drain is requested, then commit the last version.
 
-        What waits for a close at the end of a stream gets passes of no events; what does at a drain, the next run.
+        At the end of the stream, operations that wait for a close get a pass without events. At a drain they wait for
+        the next run.
         """
         parts, progress = self._parts, self._parts.progress
-        self._ask()
+        self._request_plan()
         while (plan := self._wait_for_plan()) is not None:
-            replaying = parts.chief is not None and parts.chief.chronicle.replaying
+            replaying = parts.rank0 is not None and parts.rank0.chronicle.replaying
             progress.opened(plan, "replaying" if replaying else "training")
-            self._ask()
+            self._request_plan()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
             committed = parts.closer.close(plan, self._commit_is_due)
@@ -87,24 +88,24 @@ class TrainLoop:
 
     # -- plans
 
-    def _ask(self) -> None:
-        """Chief: ask for the pass after the last one known."""
-        chief, progress = self._parts.chief, self._parts.progress
-        if chief is not None and not self._end:
-            chief.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+    def _request_plan(self) -> None:
+        """Rank 0: request the pass after the last known one."""
+        rank0, progress = self._parts.rank0, self._parts.progress
+        if rank0 is not None and not self._end:
+            rank0.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
 
     def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
-        """Chief: the message about the next pass, once there is one."""
-        chief = self._parts.chief
-        if chief is None or self._next is not None or self._end:
+        """Rank 0: the message about the next pass; None while there is none."""
+        rank0 = self._parts.rank0
+        if rank0 is None or self._next is not None or self._end:
             return None
-        answer = chief.chronicle.take(wait_s)
+        answer = rank0.chronicle.take(wait_s)
         if isinstance(answer, Drained):
             return {"end": True}
         return None if answer is None else {"plan": answer.message()}
 
-    def _heard(self, message: Mapping[str, object]) -> None:
-        """All ranks: the next pass is known, and its reading begins; or there is none."""
+    def _handle_news(self, message: Mapping[str, object]) -> None:
+        """All ranks: handle a message of rank 0. Start to read the next pass, or note that there is none."""
         if "end" in message:
             self._end = True
             return
@@ -119,32 +120,32 @@ class TrainLoop:
         ranks = self._parts.ranks
         clock = self._parts.progress.step
         while True:
-            word = self._word() if ranks.rank == 0 else None
+            action = self._next_action() if ranks.rank == 0 else None
             clock.begin(WaitsFor.TRAINERS)
-            message = ranks.broadcast(word)
+            message = ranks.broadcast(action)
             clock.end()
             if "over" in message:
                 return None
             if "plan" in message or "end" in message:
-                self._heard(message)
+                self._handle_news(message)
             if "commit" in message:
                 self._commit()
             if self._next is not None and "wait" not in message:
                 plan, self._next = self._next, None
                 return plan
 
-    def _word(self) -> dict[str, object]:
-        """Chief: what all ranks do next: begin the pass they know of, hear of one, wait, or end.
+    def _next_action(self) -> dict[str, object]:
+        """Rank 0: the next action of all ranks: begin the known pass, learn of one, commit, wait, or end.
 
-        At a drain the pass that is known and not begun stays in the log, and is the first one of the next run.
+        At a drain, a pass that is known but has not begun stays in the log. It is the first pass of the next run.
         """
         parts = self._parts
         if self._draining.is_set() or (self._end and self._next is None):
-            if not self._draining.is_set() and (plan := self._carry()) is not None:
+            if not self._draining.is_set() and (plan := self._pass_without_events()) is not None:
                 return {"plan": plan.message()}
             if self._commit_is_due(parts.progress.version, ended=True):
                 return {"wait": True, "commit": True}
-            if self._all_kept():
+            if self._all_finished():
                 return {"over": True}
             with self._spent.part(Part.COMMIT):
                 time.sleep(FINISH_WAIT_S)
@@ -159,22 +160,22 @@ class TrainLoop:
             known = self._poll_plan(IDLE_WAIT_S)
         if known is not None:
             return known
-        parts.progress.idle(parts.chief is not None and parts.chief.chronicle.paused)
+        parts.progress.idle(parts.rank0 is not None and parts.rank0.chronicle.paused)
         return {"wait": True}
 
-    def _carry(self) -> Plan | None:
-        """Chief: at the end of the stream, a pass of no events where something waits for one."""
+    def _pass_without_events(self) -> Plan | None:
+        """Rank 0: at the end of the stream, a pass without events if an operation waits for one."""
         parts, progress = self._parts, self._parts.progress
-        if parts.chief is None or not parts.chief.operator.wants_pass(ended=True):
+        if parts.rank0 is None or not parts.rank0.operator.wants_pass(ended=True):
             return None
-        return parts.chief.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
+        return parts.rank0.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
 
-    def _all_kept(self) -> bool:
-        """Chief: whether the last version is committed, and exports are made that are waited for."""
+    def _all_finished(self) -> bool:
+        """Rank 0: whether the last version is committed and all exports that must finish have finished."""
         parts = self._parts
         if parts.committer is not None and not parts.committer.finish(parts.progress.version):
             return False
-        no_more = self._draining.is_set() or parts.chief is None or parts.chief.planner is None
+        no_more = self._draining.is_set() or parts.rank0 is None or parts.rank0.planner is None
         return parts.exporting is None or parts.exporting.finish(stopping=no_more)
 
     # -- between passes
@@ -196,13 +197,13 @@ class TrainLoop:
                 parts.committer.begin(parts.progress.version, dense)
 
     def _publish(self) -> None:
-        """Rank 0: tell subscribers of the version. This comes first, for replicas wait for it."""
+        """Rank 0: publish the version to subscribers. This comes first because replicas wait for it."""
         if self._parts.feed is not None:
             with self._spent.part(Part.COMMIT):
                 self._parts.feed.tick(self._parts.progress.version)
 
     def _export(self) -> None:
-        """Rank 0: note what exports have done."""
+        """Rank 0: process the results of exports."""
         if self._parts.exporting is not None:
             with self._spent.part(Part.COMMIT):
                 self._parts.exporting.tick()
@@ -210,7 +211,7 @@ class TrainLoop:
     # -- steps
 
     def _train(self, plan: Plan) -> None:
-        """Every step of a pass on this rank, and the empty ones while other ranks have more."""
+        """Run every step of a pass on this rank, with empty steps while other ranks have more batches."""
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
         parts.shards.open_pass(plan.number, self._deadline())
@@ -230,7 +231,7 @@ class TrainLoop:
         parts.dense.flush()
 
     def _batches(self, plan: Plan) -> Iterator[Batch]:
-        """The batches of a pass; where that is asked for, they are all predicted before the first one is learnt."""
+        """The batches of a pass. With `infer_first`, all are predicted before the first one is learnt."""
         parts = self._parts
         batches = self._spent.loaded(parts.loader.batches(plan.number), parts.loader.starved_s)
         if parts.infer_first is None:
@@ -240,7 +241,7 @@ class TrainLoop:
         return parts.infer_first.first(batches, self._agree)
 
     def _agree(self, batch: Batch | None) -> _Common:
-        """Figures of the coming step; carries the next plan as soon as rank 0 has it."""
+        """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""
         parts, tasks = self._parts, self._parts.tasks
         parts.progress.step.begin(WaitsFor.TRAINERS)
         mine = StepFigures([0.0] * len(tasks), num_samples=0, num_batches=0)
@@ -249,21 +250,21 @@ class TrainLoop:
             mine = StepFigures(weights, len(batch.samples), num_batches=1)
         figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
         if news is not None:
-            self._heard(news)
+            self._handle_news(news)
         weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
         return _Common(weight, figures.num_samples, more=figures.num_batches > 0)
 
     def _learn(
         self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
     ) -> tuple[Batch | None, dict[str, F32]]:
-        """One step: predict, measure, learn; returns the next batch and its rows."""
+        """One step: predict, measure, learn. Returns the next batch and its rows."""
         parts, clock = self._parts, self._parts.progress.step
         clock.at(WaitsFor.MODEL)
         parts.dense.clear()
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is not None:
-            parts.dense.buffers.keep()
+            parts.dense.buffers.save()
             forward = parts.stepper.forward(batch, rows, common.weight)
             parts.observer.observe(batch, forward, step)
             with self._spent.part(Part.BACKWARD):
@@ -294,7 +295,7 @@ class TrainLoop:
     def _predict(
         self, step: int, batch: Batch | None, rows: Mapping[str, F32], batches: Iterator[Batch], common: _Common
     ) -> tuple[Batch | None, dict[str, F32]]:
-        """One step of a pass from which nothing is learnt."""
+        """One step of a pass that is only predicted. Returns the next batch and its rows."""
         if batch is None:
             return None, {}
         parts, clock = self._parts, self._parts.progress.step
@@ -308,7 +309,7 @@ class TrainLoop:
         return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
 
     def _all_finite(self, step: int, finite: bool) -> bool:
-        """Whether the step may be applied, agreed by all ranks; raises where the spec says so."""
+        """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""
         parts = self._parts
         good = finite and parts.dense.finite()
         num_bad = parts.policy.num_bad(parts.ranks, good)

@@ -36,7 +36,7 @@ class TrainerParts:
     observer: Observer
     closer: PassCloser
     progress: Progress
-    chief: Lead | None
+    rank0: Lead | None
     """Only on rank 0, like the four below; None on the other ranks."""
     committer: Committer | None
     """None in a rerun too: a rerun writes nothing."""

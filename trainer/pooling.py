@@ -1,6 +1,6 @@
-"""Rows of keys to cells of a model, and gradients of cells back to gradients of keys.
+"""From rows of keys to cells of a model, and from gradients of cells back to gradients of keys.
 
-By Numba kernels on the CPU, by torch on a GPU; both say the same.
+Numba kernels do this on the CPU, torch operations on a GPU, with equal results up to rounding.
 
 Shapes: as in trainer.lookup.
 """
@@ -22,16 +22,16 @@ class Pooling(Protocol):
     """Rows to cells and back, on one device."""
 
     def cells(self, look: Lookup, rows_UD: F32) -> Tensor:
-        """(C, D) leaf that autograd fills."""
+        """(C, D) cells: a leaf tensor whose gradient autograd fills."""
         ...
 
     def gradients(self, look: Lookup, leaf: Tensor) -> tuple[F32, bool]:
-        """(U, D) sums by key, and whether all are finite."""
+        """(U, D) gradients summed by key, and whether all are finite."""
         ...
 
 
 class KernelPooling:
-    """By Numba kernels, on ranges over a few threads; results do not depend on how many."""
+    """Pooling by Numba kernels, on ranges of rows in a few threads. The number of threads does not change results."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -79,13 +79,13 @@ class KernelPooling:
 
 
 class TorchPooling:
-    """By torch operations with autograd, on any device."""
+    """Pooling by torch operations, on any device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def cells(self, look: Lookup, rows_UD: F32) -> Tensor:
-        """See Pooling. The leaf is made of occurrences' cells; its gradient is summed by `gradients`."""
+        """See Pooling. The leaf holds the cells of occurrences; `gradients` sums their gradients."""
         rows = torch.from_numpy(rows_UD).to(self._device)
         inverse = torch.from_numpy(look.inverse_N).to(self._device)
         expanded = rows.index_select(0, inverse)

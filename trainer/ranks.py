@@ -1,6 +1,6 @@
-"""What trainers tell each other: sums in a fixed order, and small messages from and to the chief.
+"""Collectives of the trainers: sums in a fixed order, and small messages from and to rank 0.
 
-`Alone` is the twin for one trainer. Nothing is pickled: messages are JSON and plain arrays.
+`Alone` is the implementation for one trainer. Nothing is pickled: messages are JSON and plain arrays.
 """
 
 import json
@@ -26,9 +26,9 @@ Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 TELL_S = 0.2
-"""How often ranks that wait for the chief hear that it is at work."""
+"""Interval at which rank 0 tells waiting ranks that it is still at work."""
 BUCKET_FLOATS = 1 << 20
-"""Floats of one all-reduce: fixed, so that the order of sums is."""
+"""Floats in one all-reduce. This is fixed because it determines the order of sums."""
 
 
 class Ranks(Protocol):
@@ -49,16 +49,16 @@ class Ranks(Protocol):
         """Sum a flat float tensor over ranks in place, in a fixed order."""
         ...
 
-    def copy_from_chief(self, flat: Tensor) -> None:
-        """Replace a flat tensor on the CPU by the chief's, in place. Same size and type on all ranks."""
+    def copy_from_rank_0(self, flat: Tensor) -> None:
+        """Overwrite a flat tensor on the CPU with the one of rank 0. Same size and type on all ranks."""
         ...
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """Columns of all ranks on the chief, by rank; None elsewhere. Same names and types on all ranks."""
+        """On rank 0 the columns of all ranks, by rank; None elsewhere. Same names and types on all ranks."""
         ...
 
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """The chief's message on all ranks."""
+        """The message of rank 0 on all ranks."""
         ...
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Alone:
     def all_reduce(self, flat: Tensor) -> None:
         """See Ranks."""
 
-    def copy_from_chief(self, flat: Tensor) -> None:
+    def copy_from_rank_0(self, flat: Tensor) -> None:
         """See Ranks."""
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
@@ -92,7 +92,7 @@ class Alone:
 
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """See Ranks."""
-        assert message is not None, "the chief has something to say"
+        assert message is not None, "rank 0 passes a message"
         return message
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Alone:
 
 @contextmanager
 def _joined(rank: int) -> Iterator[None]:
-    """What torch raises where another trainer is gone is no bug of this one's."""
+    """Translate errors of torch where another trainer is gone. Raises Unavailable."""
     try:
         yield
     except RuntimeError as error:
@@ -113,7 +113,7 @@ def _joined(rank: int) -> Iterator[None]:
 def _together(
     call: Callable[Concatenate["TorchRanks", Asked], Result],
 ) -> Callable[Concatenate["TorchRanks", Asked], Result]:
-    """A call that all trainers make. Raises Unavailable."""
+    """Decorator of a collective. The call raises Unavailable if another trainer is gone."""
 
     @wraps(call)
     def translated(ranks: "TorchRanks", /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
@@ -124,10 +124,10 @@ def _together(
 
 
 class TorchRanks:
-    """Trainers joined by torch.distributed: gloo for what is on CPUs, NCCL for what is on GPUs."""
+    """Trainers joined by torch.distributed: gloo for tensors on CPUs, NCCL for tensors on GPUs."""
 
     def __init__(self, rank: int, world: int, rendezvous: Path, device: torch.device, wait_s: float) -> None:
-        # One algorithm, so that the order of sums is the same at every run.
+        # One fixed algorithm keeps the order of sums the same at every run.
         os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"] = "Ring", "Simple"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -167,7 +167,7 @@ class TorchRanks:
             handle.wait()
 
     @_together
-    def copy_from_chief(self, flat: Tensor) -> None:
+    def copy_from_rank_0(self, flat: Tensor) -> None:
         """See Ranks."""
         for bucket in torch.split(flat, BUCKET_FLOATS):
             dist.broadcast(bucket, 0)
@@ -199,7 +199,7 @@ class TorchRanks:
             torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
         )
         dist.broadcast(body, 0)
-        return documents.parse_object(body.numpy().tobytes(), "the chief's message")
+        return documents.parse_object(body.numpy().tobytes(), "the message of rank 0")
 
     def close(self) -> None:
         """See Ranks."""
@@ -207,7 +207,7 @@ class TorchRanks:
 
 
 def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload: bytes) -> dict[str, NDArray[Any]]:
-    """Take apart what `gather` put together."""
+    """The inverse of the packing in `gather`."""
     found, at = {}, 0
     for (name, column), size in zip(like.items(), sizes, strict=True):
         found[name] = np.frombuffer(payload, column.dtype, int(size), at)
@@ -216,7 +216,7 @@ def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload
 
 
 def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """JSON messages of all ranks, on the chief."""
+    """On rank 0 the JSON messages of all ranks, by rank; None elsewhere."""
     text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
     gathered = ranks.gather({"json": text})
     return (
@@ -227,7 +227,7 @@ def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, 
 
 
 def by_chief(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
-    """What `work` gives on the chief, which may take long: the others wait for its end, told so again and again."""
+    """The result of `work` on rank 0, None elsewhere. `work` may take long: rank 0 keeps the waiting ranks informed."""
     if ranks.world == 1:
         return work()
     if ranks.rank:

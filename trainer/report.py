@@ -1,4 +1,4 @@
-"""What a finished run leaves beside its commits: report.json."""
+"""report.json: the summary that a finished run writes beside its commits."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from trainer.progress import Progress
 REPORT = "report.json"
 
 TABLE = ("rows", "bytes", "rows_by_slot", "bytes_by_slot")
-"""What it has of each table."""
+"""Figures of each table in the report."""
 
 Compared = Sequence[tuple[int, Sequence[str]]]
 
 
 def digest_of(shards: Shards, dense: DenseStrategy, deadline: Deadline) -> str:
-    """One hash over all rows (independent of order and of shards), dense weights and optimizer state."""
+    """Hash over all rows, dense weights and optimizer state. It does not depend on the number of shards."""
     tables = {name: f"{value:032x}" for name, value in sorted(shards.digest(deadline).items())}
     return hashlib.sha256(json.dumps({"tables": tables, "dense": dense.digest()}).encode()).hexdigest()
 
@@ -32,7 +32,7 @@ def _spans(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_report(store: Path, progress: Progress, metrics: Mapping[str, Any], digest: str, compared: Compared) -> None:
-    """report.json, complete or absent. `compared`: replayed passes, each with what differed from the log.
+    """Write report.json, whole or not at all. `compared`: replayed passes, each with its differences from the log.
 
     Raises Unwritable.
     """

@@ -1,4 +1,4 @@
-"""One step of one rank: forward, what is measured, backward. Who is told of it is trainer.loop's matter.
+"""One step of one rank: forward pass, values to measure, backward pass. trainer.loop passes the results on.
 
 Shapes: B samples of the batch.
 """
@@ -27,20 +27,20 @@ from trainer.pooling import Pooling
 
 @dataclass(slots=True)
 class Forward:
-    """What a forward pass gave."""
+    """The results of a forward pass."""
 
     prediction_B: dict[str, F32]
     """By task: probability (bce) or value (mse)."""
     loss: Tensor
-    """This rank's share of the step's loss: sums divided by the weights of all ranks."""
+    """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
     leaves: dict[str, Tensor]
-    """Cells by table."""
+    """Cells by table; autograd fills their gradients."""
     tensors: dict[str, NDArray[np.float32]]
-    """What else the model gave out, by name: measured, not learnt; and "loss", the loss of each sample."""
+    """Further outputs of the model by name, which are measured and not learnt; and "loss", the loss of each sample."""
     readers: Readers
-    """Keys that read a default row, by table where it is learnt."""
+    """Keys that read a default row, by table with a learnt default row."""
     has_weight: bool
-    """Whether any task has weight in the step, over all ranks: without, the loss is 0 whatever the model says."""
+    """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
 
 
 class LossScale:
@@ -54,7 +54,7 @@ class LossScale:
         self._good = 0
 
     def settle(self, finite: bool) -> None:
-        """Learn from a step."""
+        """Adjust the scale after a step."""
         if not self.on:
             return
         self._good = self._good + 1 if finite else 0
@@ -64,7 +64,7 @@ class LossScale:
             self.value, self._good = self.value * 2, 0
 
     def state(self) -> list[float]:
-        """What a commit holds of it."""
+        """The state that a commit holds."""
         return [self.value, self._good]
 
     def load_state(self, state: Sequence[float]) -> None:
@@ -73,7 +73,7 @@ class LossScale:
 
 
 class Stepper:
-    """The model and how a batch goes through it."""
+    """Runs batches through the model."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Stepper:
         self.scale = LossScale(train.amp == "float16")
 
     def forward(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
-        """Predictions and this rank's share of the step's loss; `global_weight` is the weight of all ranks by task."""
+        """Predictions and this rank's share of the step's loss. `global_weight`: weight over all ranks, by task."""
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
@@ -123,14 +123,14 @@ class Stepper:
         return Forward(prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers, has_weight)
 
     def predict(self, batch: Batch, rows: Mapping[str, F32], global_weight: Mapping[str, float]) -> Forward:
-        """As `forward`, by the model as inference has it (no dropout), with nothing kept for a backward pass."""
+        """As `forward`, with the model in inference mode (no dropout) and without autograd."""
         with torch.no_grad(), evaluating(self._model.modules()):
             return self.forward(batch, rows, global_weight)
 
     def _own_losses(
         self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: Batch, global_weight: Mapping[str, float]
     ) -> Tensor | float:
-        """What a model adds by its own `losses`, under the first task's weights."""
+        """The losses that the model's own `losses` adds, weighted as the first task."""
         losses = getattr(self._model, "losses", None)
         first = self._tasks[0].name
         if losses is None or not global_weight[first]:
@@ -139,9 +139,9 @@ class Stepper:
         return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
 
     def backward(self, batch: Batch, forward: Forward) -> tuple[dict[str, Gradients], bool]:
-        """Gradients by table, and whether loss and all of them are finite; dense gradients go to their buffer.
+        """Gradients by table, and whether the loss and these gradients are finite. Autograd adds the dense gradients.
 
-        Those of a step without weight are zeros, on every rank alike; its shows and clicks count.
+        In a step without weight all gradients are 0 on every rank; shows and clicks still count.
         """
         if forward.has_weight:
             (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]

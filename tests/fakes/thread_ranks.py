@@ -58,7 +58,7 @@ class ThreadRanks:
             total = total + other
         flat.copy_(total)
 
-    def copy_from_chief(self, flat):
+    def copy_from_rank_0(self, flat):
         flat.copy_(self._meet(f"copy {tuple(flat.shape)}", flat.detach().clone())[0])
 
     def gather(self, columns: Mapping[str, Any]):

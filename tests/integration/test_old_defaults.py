@@ -49,7 +49,7 @@ def ended(job, generation):
     config = WorkerConfig(job=spec, rank=0, world=1, generation=generation, **where)
     with torch_as_before(), open_trainer(config) as trainer:
         trainer.loop.run()
-        trainer.parts.chief.beginning.joblog.close()
+        trainer.parts.rank0.beginning.joblog.close()
         return digest_of(trainer.parts.shards, trainer.parts.dense, Deadline.after(10))
 
 

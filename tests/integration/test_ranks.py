@@ -24,7 +24,7 @@ flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
 ranks.all_reduce(flat)
 heard = gather_messages(ranks, {"rank": rank, "text": "x" * rank})
 chiefs = torch.from_numpy(rng.integers(0, 256, 1_500_000).astype(np.uint8))
-ranks.copy_from_chief(chiefs)
+ranks.copy_from_rank_0(chiefs)
 columns = ranks.gather({"a": np.arange(rank, dtype=np.float32), "b": np.full(2, rank, np.uint64)})
 said = {
     "sum": ranks.sum(np.array([rank, 1])).tolist(),
@@ -95,7 +95,7 @@ sys.exit(exit_code_of(main))
         "sum(np.array([1]))",
         "all_reduce(torch.ones(5))",
         "broadcast({})",
-        "copy_from_chief(torch.ones(5))",
+        "copy_from_rank_0(torch.ones(5))",
         "gather({})",
     ],
 )

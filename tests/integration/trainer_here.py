@@ -61,7 +61,7 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         if drain_after is not None:
             parts.observer.watch(lambda _: trainer.loop.drain() if parts.progress.num_events == drain_after else None)
         trainer.loop.run()
-        parts.chief.beginning.joblog.close()
+        parts.rank0.beginning.joblog.close()
         digest, told = digest_of(parts.shards, parts.dense, Deadline.after(10)), parts.progress.status()
         return Ended(digest, parts.closer.day, told["metrics"], told["events"], told["learning"], told["event_span_s"])
 

@@ -22,7 +22,7 @@ class TwoRanks(Alone):
             self._said["message"] = message
         return self._said["message"]
 
-    def copy_from_chief(self, flat):
+    def copy_from_rank_0(self, flat):
         if self.rank == 0:
             self._said["flat"] = flat.clone()
         flat.copy_(self._said["flat"])
@@ -41,7 +41,7 @@ def stepped(model, seed):
 def test_a_skipped_step_leaves_buffers_as_they_were():
     model = stepped(normal(), 1)
     buffers, before = Buffers(model, Alone()), {name: value.clone() for name, value in model.state_dict().items()}
-    buffers.keep()
+    buffers.save()
     model(torch.full((2, 3), 3e38))
     assert not torch.isfinite(model[1].running_mean).all()
     buffers.restore()
@@ -51,7 +51,7 @@ def test_a_skipped_step_leaves_buffers_as_they_were():
 def test_a_buffer_that_the_model_replaced_is_restored_too():
     model = Centred()
     buffers = Buffers(model, Alone())
-    buffers.keep()
+    buffers.save()
     model(torch.tensor([4.0]))
     assert model.mean.item() == 2.0
     buffers.restore()
@@ -74,7 +74,7 @@ class Mixed(nn.Module):
 def test_all_ranks_have_the_buffers_of_the_chief_and_parameters_of_their_own():
     said, chief, other = {}, Mixed(1), Mixed(0)
     for rank, model in enumerate((chief, other)):
-        Buffers(model, TwoRanks(rank, said)).share()
+        Buffers(model, TwoRanks(rank, said)).broadcast()
     assert all(torch.equal(chief.state_dict()[name], other.state_dict()[name]) for name in ("flag", "count", "part"))
     assert other.count.item() == 2**40 + 1 and other.flag.all()
     assert other.weight.eq(0).all() and other.own.item() == 0
@@ -82,9 +82,9 @@ def test_all_ranks_have_the_buffers_of_the_chief_and_parameters_of_their_own():
 
 def test_a_buffer_of_another_shape_is_named():
     said = {}
-    Buffers(Mixed(1), TwoRanks(0, said)).share()
+    Buffers(Mixed(1), TwoRanks(0, said)).broadcast()
     with pytest.raises(BuffersDiffer, match="trainer 1 and trainer 0 have buffers of different shapes or types: part"):
-        Buffers(Mixed(1, size=4), TwoRanks(1, said)).share()
+        Buffers(Mixed(1, size=4), TwoRanks(1, said)).broadcast()
 
 
 def test_a_model_without_buffers_tells_nothing():
@@ -93,9 +93,9 @@ def test_a_model_without_buffers_tells_nothing():
             raise AssertionError("no message is needed")
 
     buffers = Buffers(nn.Linear(2, 2), Silent(1, {}))
-    buffers.keep()
+    buffers.save()
     buffers.restore()
-    buffers.share()
+    buffers.broadcast()
 
 
 def test_one_sample_alone_goes_by_the_running_statistics_and_leaves_them():

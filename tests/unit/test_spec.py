@@ -105,7 +105,7 @@ MISTAKES = {
     "train.clip_norm=nan": "train.clip_norm: Input should be a finite number (got nan)",
     "exports.main.gates.calibration=[0.5,inf]": "exports.main.gates.calibration.1: Input should be a finite number "
     "(got inf)",
-    'model={class="a:B",settings={scales=[1.0,-inf]}}': "model.settings: holds a number that is infinite or none",
+    'model={class="a:B",settings={scales=[1.0,-inf]}}': "model.settings: holds a number that is not finite",
     "metrics.window=0s": "metrics.window: is shorter than 1ms (got '0s')",
     "exports.main.delta=0.0001ms": "exports.main.delta: is shorter than 1ms (got '0.0001ms')",
     "exports.main.base=0h": "exports.main.base: is shorter than 1ms (got '0h')",
@@ -179,7 +179,7 @@ MISTAKES = {
     "train.staleness=1": "train: staleness above 0 is not built yet",
     # what does not go together
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
-    "begins; drop one",
+    "begins; remove one",
     "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
