@@ -1,4 +1,4 @@
-"""The one shard inside a trainer's process: no hop, the same kernels in the same order as behind gRPC."""
+"""The one shard inside a trainer's process, without gRPC: the same kernels run in the same order as in a process."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +18,9 @@ from pserver.shard import Batch, Push, Shard
 
 
 class EmbeddedShards:
-    """`pserver.client.Shards` of a job with one trainer.
+    """Implements pserver.client.Shards for a job with one trainer.
 
-    One thread prepares, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EmbeddedShards:
         self._close_digest = ""
         self._num_taken = 0
         self._predicted: Batch | None = None
-        """The last batch pulled that no exchange ends."""
+        """The last pulled batch that is only predicted, so that no exchange releases it."""
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
@@ -93,7 +93,7 @@ class EmbeddedShards:
         return None if following is None else self._shard.rows(_own(following))
 
     def unanswered(self) -> Sequence[int]:
-        """See Shards: there is nobody to wait for."""
+        """See Shards: an embedded shard always answers."""
         return ()
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:

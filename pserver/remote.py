@@ -1,7 +1,8 @@
-"""The shards of a job as processes of their own, behind `pserver.client.Shards`.
+"""The client of shards that are processes of their own: pserver.client.Shards over gRPC.
 
-Keys are split by shard, every shard is asked at once, rows are put together again. Keys of a batch are announced
-when it is prepared, so that row numbers are found while the trainer computes; an exchange names its batches only.
+Keys are split by shard, all shards are called at the same time, and their rows are put together. The keys of a batch
+are announced when it is prepared, so that shards find row numbers while the trainer computes. An exchange then names
+its batches by number only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,30 +33,30 @@ Result = TypeVar("Result")
 Reply = TypeVar("Reply", bound=Message)
 
 ANNOUNCE_S = 120.0
-"""How long a shard may take to find a batch's rows; it waits for nobody."""
+"""Longest time for a shard to find the rows of a batch; it does not wait for ranks."""
 FIRST_BATCH = 1 << 32
-"""Before the numbers of batches: looks have lower ones, for a pull makes a shard forget what was announced before."""
+"""Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
 MAX_MESSAGE_BYTES = 256 << 20
-"""Bound of a message: a step that needs more is refused, naming train.batch_size."""
+"""Largest message. A step that needs more is refused with a hint at train.batch_size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A batch whose keys the shards know."""
+    """A batch whose keys are announced to the shards."""
 
     number: int
     learn: bool
     positions: Mapping[str, Sequence[I32]]
-    """By table, for each shard: which of the batch's keys are its own."""
+    """By table, for each shard: the positions of its keys in the batch."""
     num_keys: Mapping[str, int]
     calls: Sequence[Future[Any]]
-    """The announcement to each shard; to be waited for before the batch is used."""
+    """The announcement to each shard, which must end before the batch is used."""
 
 
 class RemoteShards:
-    """`pserver.client.Shards` over gRPC.
+    """Implements pserver.client.Shards over gRPC.
 
-    One thread prepares, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RemoteShards:
         self._connections = [
             Connection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
         ]
-        # A thread of each shard announces, in order; steps have threads of their own, so they never queue behind.
+        # One thread for each shard announces, in order. Steps use other threads, so they never queue behind it.
         self._announcers = [ThreadPoolExecutor(1, thread_name_prefix="announce") for _ in addresses]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
@@ -103,9 +104,9 @@ class RemoteShards:
         )
 
     def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
-        """`act` of every shard's number, at the same time; the last on this thread, so that none wakes for it.
+        """Call `act` with the number of each shard, all at the same time. The last call runs on this thread.
 
-        Returns or raises when all are done, so that nothing goes on behind the caller's back.
+        Returns or raises only when all calls have ended.
         """
         last = len(self._connections) - 1
         unanswered = self._unanswered if pool is None else set[int]()
@@ -129,7 +130,7 @@ class RemoteShards:
         announcing = [shard for shard, call in enumerate(self._announcing) if not call.done()]
         return sorted(self._unanswered.copy()) or announcing
 
-    def _ask(
+    def _call_all(
         self,
         method: str,
         request: Message,
@@ -137,14 +138,14 @@ class RemoteShards:
         deadline: Deadline,
         pool: ThreadPoolExecutor | None = None,
     ) -> list[Reply]:
-        """The reply of every shard to the same request."""
+        """The replies of all shards to the same request."""
         return self._each(lambda shard: self._connections[shard].call(method, request, reply, deadline), pool)
 
     # --- steps
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
+        self._call_all("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
         self._pass_number = pass_number
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Announced:
@@ -212,7 +213,7 @@ class RemoteShards:
         return rows
 
     def _ready(self, batch: Prepared) -> Announced:
-        """A batch that every shard has made ready."""
+        """The batch, once every shard has found its rows."""
         if not isinstance(batch, Announced):
             raise BadRequest("the batch was prepared by other shards than these")
         self._announcing = batch.calls
@@ -224,7 +225,7 @@ class RemoteShards:
         return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
 
     def _put(self, rows: Mapping[str, F32], batch: Announced, shard: int, reply: pb.RowsReply) -> None:
-        """Put one shard's rows where its keys are."""
+        """Write the rows of one shard to the positions of its keys."""
         parts = wire.rows_from(reply, self._widths)
         for name, rows_UD in rows.items():
             position_P = batch.positions[name][shard]
@@ -235,7 +236,7 @@ class RemoteShards:
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
-        replies = self._ask("ClosePass", request, pb.ClosePassReply, deadline)
+        replies = self._call_all("ClosePass", request, pb.ClosePassReply, deadline)
         return {str(shard): reply.digest for shard, reply in enumerate(replies)}
 
     # --- operations
@@ -244,10 +245,10 @@ class RemoteShards:
         """See Shards."""
         told = wire.operations_json(operations)
         request = pb.OperateRequest(caller=self._caller, version=version, operations_json=told)
-        self._ask("Operate", request, pb.Empty, deadline)
+        self._call_all("Operate", request, pb.Empty, deadline)
 
     def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:
-        """See Shards. Shards that have counted are not asked again while others count."""
+        """See Shards. Shards that have counted are not called again while others count."""
         request = pb.SurveyRequest(caller=self._caller, shrink_json=wire.operations_json([shrink]))
         counted = self._counted.setdefault(shrink, {})
         for shard, connection in enumerate(self._connections):
@@ -257,11 +258,11 @@ class RemoteShards:
                     counted[shard] = found
         if len(counted) < len(self._connections):
             return None
-        self._counted.pop(shrink, None)  # another thread may have asked the same
+        self._counted.pop(shrink, None)  # another thread may have made the same call
         return wire.sum_of_surveys(list(counted.values()))
 
     def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
-        """See Shards. Also tells the "shard"."""
+        """See Shards. The result also has the "shard"."""
         shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
         request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
         reply = self._connections[shard].call("Explain", request, pb.JsonReply, deadline)
@@ -276,18 +277,18 @@ class RemoteShards:
 
     def publish(self, version: int, deadline: Deadline) -> None:
         """See Shards."""
-        self._ask("Publish", pb.PublishRequest(caller=self._caller, version=version), pb.Empty, deadline)
+        self._call_all("Publish", pb.PublishRequest(caller=self._caller, version=version), pb.Empty, deadline)
 
     # --- all rows
 
     def digest(self, deadline: Deadline) -> dict[str, int]:
         """See Shards."""
-        replies = self._ask("Digest", pb.CallerRequest(caller=self._caller), pb.DigestReply, deadline)
+        replies = self._call_all("Digest", pb.CallerRequest(caller=self._caller), pb.DigestReply, deadline)
         return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
 
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
-        replies = self._ask("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
+        replies = self._call_all("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
         return {name: wire.stats_from(replies, name) for name in self._sections}
 
     # --- commits
@@ -295,25 +296,25 @@ class RemoteShards:
     def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
         """See Shards."""
         request = pb.SnapshotRequest(caller=self._caller, version=version, changes_since=changes_since)
-        return sum(reply.num_rows for reply in self._ask("Snapshot", request, pb.SnapshotReply, deadline))
+        return sum(reply.num_rows for reply in self._call_all("Snapshot", request, pb.SnapshotReply, deadline))
 
     def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardPart]:
-        """See Shards. The folder must be one that every shard sees under the same name."""
+        """See Shards. The folder must have the same path on every shard."""
         request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
-        replies = self._ask("WriteSnapshot", request, pb.WriteReply, deadline, self._writers)
+        replies = self._call_all("WriteSnapshot", request, pb.WriteReply, deadline, self._writers)
         return [part for reply in replies for part in wire.parts_from(reply.part_json)]
 
     def settle(self, committed: bool, deadline: Deadline) -> None:
         """See Shards."""
         request = pb.SettleRequest(caller=self._caller, committed=committed)
-        self._ask("Settle", request, pb.Empty, deadline, self._writers)
+        self._call_all("Settle", request, pb.Empty, deadline, self._writers)
 
     def restore(self, folder: Path, parts: Sequence[ShardPart], version: int, deadline: Deadline) -> None:
-        """See Shards. The folder must be one that every shard sees under the same name."""
+        """See Shards. The folder must have the same path on every shard."""
         request = pb.RestoreRequest(
             caller=self._caller, folder=str(folder.absolute()), parts_json=wire.parts_json(parts), version=version
         )
-        self._ask("Restore", request, pb.Empty, deadline)
+        self._call_all("Restore", request, pb.Empty, deadline)
 
     def close(self) -> None:
         """See Shards."""
@@ -324,13 +325,13 @@ class RemoteShards:
 
 
 def _keys_part(tables: Mapping[str, Keys], positions: Mapping[str, Sequence[I32]], shard: int) -> dict[str, Keys]:
-    """The keys that live on a shard."""
+    """The keys of a batch that belong to a shard."""
     mine = {name: positions[name][shard] for name in tables}
     return {name: Keys(keys.keys_U[mine[name]], keys.group_U[mine[name]]) for name, keys in tables.items()}
 
 
 def _gradients_part(batch: Announced, gradients: Mapping[str, Gradients], shard: int) -> dict[str, Gradients]:
-    """One shard's part of a push."""
+    """The part of a push for one shard."""
     parts = {}
     for name, push in gradients.items():
         position_P = batch.positions[name][shard]

@@ -1,7 +1,7 @@
-"""One shard behind gRPC: waits until every rank is in, and answers each once.
+"""One shard behind gRPC: holds the pushes of ranks, waits for the consistency policy, and answers.
 
-What a call means is pserver.ledger's decision, what happens to rows pserver.shard's. Here are the lock, the waiting,
-the batches that ranks announced, and the translation of our errors into status codes.
+pserver.ledger decides what a call means; pserver.shard changes rows. This module has the lock, the waiting, the batches
+that ranks announced, and the translation of our errors into status codes.
 """
 
 import json
@@ -30,9 +30,9 @@ from pserver.shard import Batch, Push, Shard
 from pserver.wire import Loaded
 
 MAX_BATCHES_AHEAD = 2048
-"""Batches that one rank may have announced and not used; one more is refused."""
+"""Most batches that a rank may have announced and not used; one more is refused."""
 ANSWER_S = 0.5
-"""Kept of a caller's deadline to tell it who is late; at most a tenth of what is left."""
+"""Part of a caller's deadline reserved to name the late ranks; at most a tenth of the time left."""
 
 
 class _HasCaller(Protocol):
@@ -64,10 +64,10 @@ def _status_of(error: MillraceError) -> grpc.StatusCode:
             return grpc.StatusCode.INVALID_ARGUMENT
 
 
-def _answered(
+def _guarded(
     call: Callable[["_Servicer", Request, Context], Reply],
 ) -> Callable[["_Servicer", Request, Context], Reply]:
-    """Refuse callers of another generation; turn our errors into status codes."""
+    """Decorator of a call: refuses callers of another generation, and turns our errors into status codes."""
 
     @wraps(call)
     def answer(self: "_Servicer", request: Request, context: Context) -> Reply:
@@ -104,7 +104,7 @@ class _Servicer:
         self._batches: dict[int, dict[int, Batch]] = {rank: {} for rank in range(config.num_ranks)}
 
     def check_caller(self, caller: pb.Caller) -> None:
-        """Raise for a rank that is none of this job's, or of other workers than these."""
+        """Raise for a caller of another generation, or with a rank that the job does not have."""
         config = self._config
         if caller.generation != config.generation:
             raise StaleGeneration(
@@ -115,12 +115,12 @@ class _Servicer:
             raise BadRequest(f"rank {caller.rank} of a job with {config.num_ranks} trainers")
 
     def stop(self) -> None:
-        """Send those who wait away: a process ends when its last call does."""
+        """End all waiting calls, since a process ends only after its last call."""
         with self._turn:
             self._stopping = True
             self._turn.notify_all()
 
-    @_answered
+    @_guarded
     def Hello(self, request: pb.HelloRequest, _context: Context) -> pb.HelloReply:
         config = self._config
         if request.format != wire.FORMAT:
@@ -133,19 +133,19 @@ class _Servicer:
             raise BadRequest(f"shard {config.shard} has other tables or settings than the caller")
         return pb.HelloReply()
 
-    @_answered
+    @_guarded
     def OpenPass(self, request: pb.PassRequest, _context: Context) -> pb.Empty:
         with self._turn:
             if self._ledger.open_pass(request.pass_number) is Verdict.ACT:
                 self._shard.open_pass()
         return pb.Empty()
 
-    @_answered
+    @_guarded
     def Announce(self, request: pb.AnnounceRequest, _context: Context) -> pb.Empty:
         batch = self._shard.resolve(wire.keys_from(request), learn=request.learn)
         with self._announcing:
             mine = self._batches[request.caller.rank]
-            if request.batch in mine:  # a repeat
+            if request.batch in mine:  # repeated
                 self._shard.release(batch)
             elif len(mine) >= MAX_BATCHES_AHEAD:
                 raise BadRequest(f"rank {request.caller.rank} announced {len(mine)} batches and used none of them")
@@ -154,45 +154,45 @@ class _Servicer:
         return pb.Empty()
 
     def _batch(self, rank: int, number: int) -> Batch:
-        """A batch that a rank announced."""
+        """The batch that a rank announced under this number."""
         with self._announcing:
             if number not in self._batches[rank]:
                 raise BadRequest(f"rank {rank} never announced batch {number} to shard {self._config.shard}")
             return self._batches[rank][number]
 
-    def _forget_before(self, rank: int, number: int) -> None:
-        """Let go of the batches that a rank will not come back to."""
+    def _release_before(self, rank: int, number: int) -> None:
+        """Release the batches that a rank does not use any more."""
         with self._announcing:
             mine = self._batches[rank]
-            # A push may still wait to be applied where its rank gave up waiting: its batch is kept until then.
+            # The rank may have stopped waiting for a push that is not applied yet: that batch is kept.
             pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
             for older in [other for other in mine if other < number]:
                 if not any(mine[older] is push.batch for push in pushes):
                     self._shard.release(mine.pop(older))
 
-    @_answered
+    @_guarded
     def Pull(self, request: pb.PullRequest, _context: Context) -> Loaded[pb.RowsReply]:
-        self._forget_before(request.caller.rank, request.batch)
+        self._release_before(request.caller.rank, request.batch)
         return wire.with_rows(self._shard.rows(self._batch(request.caller.rank, request.batch)))
 
-    @_answered
+    @_guarded
     def Exchange(self, request: pb.ExchangeRequest, context: Context) -> pb.RowsReply | Loaded[pb.RowsReply]:
         rank = request.caller.rank
         push = None
         if request.HasField("batch"):
             batch = self._batch(rank, request.batch)
-            self._forget_before(rank, request.batch)
+            self._release_before(rank, request.batch)
             if gradients := wire.gradients_from(request, self._widths):
                 push = Push(batch, gradients, request.batch_samples)
                 self._shard.check(push)
         self._take_push(request.pass_number, request.step, rank, push, _deadline_of(context))
         if not request.HasField("following"):
             return pb.RowsReply()
-        # This rank's next push is what lets rows change again, so no lock is needed to read them.
+        # The policy changes no row of this rank's next step before its next push, so reading needs no lock.
         return wire.with_rows(self._shard.rows(self._batch(rank, request.following)))
 
     def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
-        """Accept a rank's push; return once the policy lets the rank go on."""
+        """Accept the push of a rank; return once the policy allows an answer."""
         with self._turn:
             same_step = (other for (at, _), other in self._pushes.items() if at == step)
             samples = {other.batch_samples for other in (push, *same_step) if other is not None}
@@ -229,7 +229,7 @@ class _Servicer:
                 f"for {self._ledger.missing()}: is that trainer alive, or much slower than the others?"
             )
 
-    @_answered
+    @_guarded
     def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:
         pass_number = request.pass_number
         with self._turn:
@@ -243,56 +243,56 @@ class _Servicer:
                 self._turn.notify_all()
             return pb.ClosePassReply(digest=self._close_digest)
 
-    @_answered
+    @_guarded
     def Operate(self, request: pb.OperateRequest, _context: Context) -> pb.Empty:
-        _check_chief(request)
+        _check_rank_0(request)
         with self._turn:
             if self._ledger.operate(request.version) is Verdict.ACT:
                 self._shard.operate(wire.operations_from(request.operations_json), request.version)
                 self._ledger.has_operated(request.version)
         return pb.Empty()
 
-    @_answered
+    @_guarded
     def Survey(self, request: pb.SurveyRequest, _context: Context) -> pb.JsonReply:
-        _check_chief(request)
+        _check_rank_0(request)
         (shrink,) = wire.operations_from(request.shrink_json)
         if not isinstance(shrink, Shrink):
             raise BadRequest(f"a survey of {shrink.op!r}; only a shrink can be surveyed")
         return pb.JsonReply(json=wire.survey_json(self._shard.survey(shrink)))
 
-    @_answered
+    @_guarded
     def Explain(self, request: pb.ExplainRequest, _context: Context) -> pb.JsonReply:
-        _check_chief(request)
+        _check_rank_0(request)
         told = self._shard.explain(request.table, request.key, request.group)
         return pb.JsonReply(json=json.dumps(told).encode())
 
-    @_answered
+    @_guarded
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
-        _check_chief(request)
+        _check_rank_0(request)
         with self._announcing:  # not the steps' lock: a port takes a moment
             return pb.FeedReply(address=self._shard.feed(request.secret))
 
-    @_answered
+    @_guarded
     def Publish(self, request: pb.PublishRequest, _context: Context) -> pb.Empty:
-        _check_chief(request)
+        _check_rank_0(request)
         with self._turn:
             self._ledger.publish(request.version)
             self._shard.publish(request.version)
         return pb.Empty()
 
-    @_answered
+    @_guarded
     def Digest(self, _request: pb.CallerRequest, _context: Context) -> pb.DigestReply:
         with self._turn:
             tables = {name: value.to_bytes(16, "big") for name, value in self._shard.digest().items()}
         return pb.DigestReply(tables=tables)
 
-    @_answered
+    @_guarded
     def Stats(self, _request: pb.CallerRequest, _context: Context) -> pb.StatsReply:
         return wire.with_stats(self._shard.stats())
 
-    @_answered
+    @_guarded
     def Snapshot(self, request: pb.SnapshotRequest, _context: Context) -> pb.SnapshotReply:
-        _check_chief(request)
+        _check_rank_0(request)
         with self._turn:
             if self._ledger.snapshot(request.version) is Verdict.ACT:
                 since = request.changes_since if request.HasField("changes_since") else None
@@ -300,23 +300,23 @@ class _Servicer:
                 self._ledger.taken(request.version)
             return pb.SnapshotReply(num_rows=self._num_taken)
 
-    @_answered
+    @_guarded
     def WriteSnapshot(self, request: pb.WriteRequest, context: Context) -> pb.WriteReply:
-        _check_chief(request)
+        _check_rank_0(request)
         part = self._shard.stores.write(Path(request.folder), _deadline_of(context))
         return pb.WriteReply(part_json=wire.parts_json([part]))
 
-    @_answered
+    @_guarded
     def Settle(self, request: pb.SettleRequest, context: Context) -> pb.Empty:
-        _check_chief(request)
+        _check_rank_0(request)
         self._shard.stores.settle(request.committed, _deadline_of(context))
         with self._turn:
             self._ledger.settled()
         return pb.Empty()
 
-    @_answered
+    @_guarded
     def Restore(self, request: pb.RestoreRequest, _context: Context) -> pb.Empty:
-        _check_chief(request)
+        _check_rank_0(request)
         with self._turn:
             if self._ledger.restore(request.version) is Verdict.ACT:
                 self._shard.restore(Path(request.folder), wire.parts_from(request.parts_json), request.version)
@@ -324,13 +324,13 @@ class _Servicer:
         return pb.Empty()
 
     def close(self) -> None:
-        """Let go of files; after the last call."""
+        """Close the files; after the last call."""
         self._shard.close()
 
 
-def _check_chief(request: _HasCaller) -> None:
+def _check_rank_0(request: _HasCaller) -> None:
     if request.caller.rank != 0:
-        raise BadRequest(f"rank {request.caller.rank} asks for what only the chief, rank 0, may ask")
+        raise BadRequest(f"rank {request.caller.rank} makes a call that only rank 0 may make")
 
 
 def _deadline_of(context: Context) -> Deadline:
@@ -341,13 +341,13 @@ def _deadline_of(context: Context) -> Deadline:
 
 
 class ShardServer:
-    """A served shard; `close` it, or use it as a context."""
+    """A shard that is served. Call `close`, or use it as a context."""
 
     def __init__(self, config: ShardProcess, socket: Path | None = None) -> None:
         """Bind the unix socket `socket`, or else a free port of loopback, and serve; see millrace.rpc.local_server.
 
-        Each rank waits in at most one call, announces a few batches at a time and may repeat a call, and the chief
-        has a snapshot written meanwhile: the threads.
+        The number of threads: each rank waits in at most one call, announces a few batches at a time and may repeat a
+        call, while rank 0 has a snapshot written.
         """
         self._server, self.address = rpc.local_server(
             config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message, socket=socket
@@ -357,7 +357,7 @@ class ShardServer:
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Stop serving and give the address back; calls in flight get `grace_s` to end."""
+        """Stop serving and free the address. Calls in flight have `grace_s` to end."""
         self._servicer.stop()
         self._server.stop(grace_s).wait()
         self._servicer.close()

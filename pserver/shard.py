@@ -1,7 +1,7 @@
-"""One shard's part of every table: batches made ready, rows read, steps applied, passes closed.
+"""One shard's part of every table: find the rows of batches, read rows, apply pushes, close passes.
 
 The same code runs in a trainer's process (pserver.embedded) and behind gRPC (pserver.server). It does not know how
-many ranks there are or who waits for whom: that is pserver.ledger's decision and the callers' waiting.
+many ranks there are. A consistency policy decides when a push is applied, and the callers wait.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,21 +31,21 @@ from pserver.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch whose keys have row numbers here: what a shard remembers of it until its push."""
+    """A batch with the row numbers of its keys on this shard, kept until its push."""
 
     learn: bool
     rows: Mapping[str, I32]
-    """(U,) row numbers by table, held until they are released; of a batch that is only predicted, and in selective
-    tables, EMPTY for a key without one."""
+    """(U,) row numbers by table, valid until they are released. In a batch that is only predicted, and in tables with
+    admission, a key without a row has EMPTY."""
     keys: Mapping[str, Keys]
-    """By table, where a row may still be made by an earlier step, of another rank or of this one."""
+    """By table in which an earlier step, of any rank, may still create a row."""
     known: dict[str, I32] = field(default_factory=dict)
-    """Of selective tables, since the batch was pulled: the numbers of rows that are."""
+    """Row numbers in tables with admission, as they were when the batch was pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What one rank learnt in a step."""
+    """The push of one rank in a step."""
 
     batch: Batch
     gradients: Mapping[str, Gradients]
@@ -68,8 +68,8 @@ class Shard:
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
     ) -> None:
-        """`live` is where committed rows are kept; without it there are no commits, and rows are in memory only.
-        `groups` are the slot groups of the job's sparse slots, by name; `generation` is that of the workers."""
+        """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
+        `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: Table(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         self._stores = None if live is None else Stores(number, buckets, self.tables, live)
@@ -85,7 +85,7 @@ class Shard:
         return self.tables[name]
 
     def resolve(self, tables: Mapping[str, Keys], *, learn: bool) -> Batch:
-        """Find the rows of a batch's keys; for `learn`, reserve those missing. Any thread, ahead of its step."""
+        """Find the rows of a batch's keys; with `learn`, reserve missing rows. Any thread, ahead of the step."""
         rows, again = {}, {}
         for name, keys in tables.items():
             table = self._table(name)
@@ -97,7 +97,7 @@ class Shard:
         return Batch(learn, rows, again)
 
     def rows(self, batch: Batch) -> dict[str, F32]:
-        """(U, D) rows of a batch as they are now."""
+        """(U, D) the present rows of a batch, by table."""
         found = {}
         for name, rows_U in batch.rows.items():
             table = self.tables[name]
@@ -111,7 +111,7 @@ class Shard:
         return found
 
     def apply(self, pushes: Sequence[Push], version: int) -> None:
-        """Learn from the pushes of one step, given in rank order; they agree on its samples."""
+        """Merge the pushes in the given order and apply them. They must agree on the samples of the step."""
         samples = {push.batch_samples for push in pushes}
         assert len(samples) <= 1, samples
         batch_samples = max(samples, default=0)
@@ -127,7 +127,7 @@ class Shard:
                 table.admit(keys.keys_U, keys.group_U, seen, version)
 
     def check(self, push: Push) -> None:
-        """Raise BadRequest for gradients that do not fit their batch, or come before it was pulled."""
+        """Raise BadRequest for gradients that do not fit their batch, or whose batch was not pulled."""
         for name, gradients in push.gradients.items():
             if name not in push.batch.rows or not push.batch.learn:
                 raise BadRequest(f"gradients of table {name!r}, which the batch did not prepare to learn")
@@ -139,7 +139,7 @@ class Shard:
                 raise BadRequest(f"gradients of table {name!r} have shape {gradients.grads_UD.shape}, not {shape}")
 
     def release(self, batch: Batch) -> None:
-        """Nobody comes back to a batch: its rows need not stay in memory."""
+        """The batch is not used any more: its rows need not stay in memory."""
         for name, rows_U in batch.rows.items():
             self.tables[name].release(rows_U)
 
@@ -149,24 +149,24 @@ class Shard:
             table.open_pass()
 
     def close_pass(self, day: int, version: int) -> str:
-        """Make `version`: rows touched get their day; the digest, in hex, of the rows that its pushes changed."""
-        self._feed.seal()  # from here on rows go that were there at the version before
+        """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
+        self._feed.seal()  # from here on, rows of the version before are deleted
         digest = add(table.close_pass(day) for table in self.tables.values())
         self._feed.closed(version)
         return f"{digest:032x}"
 
     def digest(self) -> dict[str, int]:
-        """Hash over all rows, by table."""
+        """Hash over all rows by table."""
         return {name: table.digest() for name, table in self.tables.items()}
 
     def stats(self) -> dict[str, TableStats]:
         """Counts by table."""
         return {name: table.stats() for name, table in self.tables.items()}
 
-    # --- operations: likewise ----------------------------------------------------------------------------------------
+    # --- operations --------------------------------------------------------------------------------------------------
 
     def operate(self, operations: Sequence[TableOperation], version: int) -> None:
-        """Operations act, in order, at the close of `version`. Raises what stopped an earlier sweep."""
+        """Apply operations in order at the close of `version`. Raises the error that stopped an earlier sweep."""
         self._sweeper.check()
         for operation in operations:
             match operation:
@@ -194,37 +194,37 @@ class Shard:
             self._sweeper.sweep(table)
 
     def survey(self, shrink: Shrink) -> Survey | None:
-        """What a shrink would take; None while a thread counts."""
+        """What a shrink would delete; None while a thread counts."""
         table = self._table(shrink.table)
         return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
 
     def explain(self, table: str, key: int, group: int) -> dict[str, Any]:
-        """All that is known of a key."""
+        """Everything that is known about a key."""
         return self._table(table).explain(key, group)
 
     # --- the live feed -----------------------------------------------------------------------------------------------
 
     def feed(self, secret: str) -> str:
-        """Where subscribers who show `secret` are told of this shard: from the first call on, always there."""
+        """Serve the feed of this shard to subscribers with `secret`; its address. The first call opens the port."""
         if self._feed_server is None:
             self._feed_server = FeedServer(self._feed, secret)
         return self._feed_server.address
 
     def publish(self, version: int) -> None:
-        """Between passes: tell subscribers of `version`, whose operations have acted. Nothing where there are none."""
+        """Between passes: publish `version`, whose operations have acted, to subscribers, if there are any."""
         self._feed.publish(version)
 
-    # --- commits: what may be called when is the caller's matter -----------------------------------------------------
+    # --- commits: the caller keeps the order of calls ----------------------------------------------------------------
 
     @property
     def stores(self) -> Stores:
-        """Raises BadRequest for a shard that keeps its rows in memory only."""
+        """The stores of committed rows. Raises BadRequest for a shard whose rows are only in memory."""
         if self._stores is None:
             raise BadRequest("this shard was started without a folder for committed rows (`live`)")
         return self._stores
 
     def restore(self, folder: Path, parts: Sequence[ShardPart], version: int) -> None:
-        """Begin with this shard's rows of a commit of `version`."""
+        """Load this shard's rows from a commit of `version`."""
         if parts or self._stores is not None:
             self.stores.restore(folder, parts, version)
         self._feed.begin(version)
@@ -233,7 +233,7 @@ class Shard:
                 self._sweeper.sweep(table)
 
     def close(self) -> None:
-        """Let go of files."""
+        """Stop the threads and close the files."""
         self._sweeper.stop()
         if self._feed_server is not None:
             self._feed_server.close()
@@ -242,7 +242,7 @@ class Shard:
 
 
 def _known(push: Push, name: str) -> tuple[I32, Gradients]:
-    """What a push says of rows that are."""
+    """The part of a push for existing rows."""
     gradients = push.gradients[name]
     if name not in push.batch.keys:
         return frozen(push.batch.rows[name]), _frozen(gradients)
@@ -252,7 +252,7 @@ def _known(push: Push, name: str) -> tuple[I32, Gradients]:
 
 
 def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
-    """What a push says of keys without a row; None where it cannot be of any."""
+    """The part of a push for keys without a row; None in tables without admission."""
     if name not in push.batch.keys:
         return None
     keys, absent_U = push.batch.keys[name], push.batch.known[name] == EMPTY

@@ -1,7 +1,7 @@
-"""Calls to one shard: deadline, bounded size, bounded repeats, and our errors instead of gRPC's.
+"""Calls to one shard, with a deadline, a bounded size, bounded retries, and our errors instead of gRPC's.
 
-Every call of the protocol may be repeated, so one that found no peer is, within its deadline. What is called when,
-and on which shards, is pserver.remote's work.
+Every call of the protocol is idempotent, so a call that found no peer is retried within its deadline. pserver.remote
+decides which calls are made, and to which shards.
 """
 
 from typing import TypeVar
@@ -67,18 +67,18 @@ class Connection:
         return retry.call(act, BACKOFF, lambda error: isinstance(error, ShardUnavailable), deadline=deadline)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
 
 def translated(error: grpc.RpcError, peer: str, attempts: int) -> MillraceError:
-    """The error of ours that a failed call stands for."""
+    """Our error for a failed call."""
     code, details = error.code(), str(error.details())
     match code:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return ShardUnavailable(peer, attempts, details)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            # A shard that could still answer says whom it waits for.
+            # A shard that could still answer names the ranks it waits for.
             return StepTimedOut(details if "waited" in details else f"{peer} did not answer in time")
         case grpc.StatusCode.FAILED_PRECONDITION:
             return StaleGeneration(details)

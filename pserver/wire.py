@@ -1,6 +1,6 @@
-"""Messages of shard.proto with the arrays they carry, to bytes and back.
+"""Encodes messages of shard.proto with the arrays they carry, and decodes them.
 
-Arrays go out as the message's last field, `payload`, in one copy; they come back as read-only views of it.
+Arrays are sent as the last field of a message, `payload`, with one copy. They are decoded as read-only views of it.
 """
 
 import json
@@ -20,9 +20,9 @@ from pserver.operations import Survey, TableOperation, message_of, of_message
 from pserver.proto import shard_pb2 as pb
 
 FORMAT = 3
-"""Number of the messages' meaning; both ends must have the same."""
+"""Version of the protocol; both ends must have the same."""
 PAYLOAD_TAG = bytes([15 << 3 | 2])
-"""How protobuf marks field 15, of a length and bytes."""
+"""Protobuf's tag of field 15, which has a length and bytes."""
 SERVICE = pb.DESCRIPTOR.services_by_name["Shard"]
 """The calls of shard.proto."""
 
@@ -42,7 +42,7 @@ class WithPayload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Sent]):
-    """A message and the arrays of its payload, not copied yet."""
+    """A message with the arrays of its payload, which are not copied yet."""
 
     message: Sent
     arrays: Sequence[NDArray[Any]]
@@ -60,7 +60,7 @@ def encoded(outgoing: Message | Loaded[Message]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Protobuf's encoding of a length: seven bits a byte, the lowest first."""
+    """Protobuf's encoding of a length: seven bits in each byte, lowest bits first."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -73,24 +73,24 @@ class Payload:
     """Reads a message's payload from its beginning."""
 
     def __init__(self, message: WithPayload) -> None:
-        """Of a message that has one."""
+        """`message` must have a payload."""
         self._bytes, self._at = message.payload, 0
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """The next array."""
+        """The next array of the payload."""
         count = int(np.prod(shape))
         num_bytes = count * np.dtype(dtype).itemsize
         if self._at + num_bytes > len(self._bytes):
             raise BadRequest(f"a payload of {len(self._bytes)} bytes ends within an array")
         array = np.frombuffer(self._bytes, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += num_bytes
-        if not array.flags.aligned:  # behind an odd number of slot groups; kernels are compiled for aligned arrays
+        if not array.flags.aligned:  # after an odd number of slot groups; kernels need aligned arrays
             array = array.copy()
             array.flags.writeable = False
         return array.reshape(shape)
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that the payload ends here."""
         if self._at != len(self._bytes):
             raise BadRequest(f"a payload of {len(self._bytes)} bytes, {self._at} of them expected")
 
@@ -152,7 +152,7 @@ def rows_from(reply: pb.RowsReply, widths: Mapping[str, int]) -> dict[str, F32]:
 
 
 def tables_json(tables: Mapping[str, TableSection]) -> bytes:
-    """The tables' sections as text that is alike where they are."""
+    """The sections of the tables as text: equal sections give equal text."""
     sections = {name: section.model_dump(mode="json") for name, section in tables.items()}
     return json.dumps(sections, sort_keys=True).encode()
 
@@ -168,7 +168,7 @@ def operations_from(text: bytes) -> list[TableOperation]:
 
 
 def survey_json(survey: Survey | None) -> bytes:
-    """A survey as text; none while it is counted."""
+    """A survey as text; empty while it is counted."""
     return b"" if survey is None else json.dumps(asdict(survey)).encode()
 
 
@@ -176,13 +176,13 @@ def survey_from(text: bytes) -> Survey | None:
     """The inverse of `survey_json`."""
     if not text:
         return None
-    told = documents.parse_object(text, "a survey")
-    below, unseen = ({int(group): count for group, count in told[why].items()} for why in ("below", "unseen"))
-    return Survey(told["rows"], below, unseen)
+    found = documents.parse_object(text, "a survey")
+    below, unseen = ({int(group): count for group, count in found[why].items()} for why in ("below", "unseen"))
+    return Survey(found["rows"], below, unseen)
 
 
 def sum_of_surveys(surveys: Sequence[Survey]) -> Survey:
-    """What the shards of a table count together."""
+    """The sum of the counts of all shards."""
 
     def total(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
         groups = sorted({group for each in counts for group in each})

@@ -1,9 +1,9 @@
-"""Learnt default rows: one row a table for all keys that have none, learnt with the dense part.
+"""Learnt default rows: one row in each table for all keys without a row, learnt with the dense part.
 
-Shards tell which keys have no row, by a mark in place of its weights (pserver.client.absent): in a training batch those
-that are not admitted, in one that is only predicted every key without a row. Here the row takes the marks' place before
-pooling, and the gradients of its readers are summed for it. It is a parameter of trainer.dense.DensePart, which sums it
-over ranks, has it learn, and keeps it; shards drop the same gradients, as they are of no row of theirs.
+Shards return a mark instead of weights for keys without a row (pserver.client.absent): in a training batch for keys
+that are not admitted, in a predicted batch for every key without a row. This module puts the default row in place of
+the marks before pooling, and sums the gradients of the keys that read it. The row is a parameter of the dense strategy,
+which sums its gradient over ranks, updates it and saves it. Shards drop those gradients, since they have no row.
 
 Shapes: U unique keys of a batch in one table, D weights of a row: the first-order weight, if any, then the vector.
 """
@@ -22,14 +22,14 @@ from pserver.client import absent
 from pserver.config import TableSection
 
 PREFIX = "default_row."
-"""Before a table's name: how the dense part's tensors and `millrace import --dense` name its row."""
+"""Prefix before the table's name, in the names of dense tensors and in `millrace import --dense`."""
 
 Readers = Mapping[str, NDArray[np.bool_]]
-"""By table with a learnt default row: (U,) which keys of a batch read it."""
+"""By table with a learnt default row: (U,) whether each key of a batch reads it."""
 
 
 def widths_of(schema: Schema, tables: Mapping[str, TableSection]) -> dict[str, int]:
-    """D of each table that slots use and whose default row is learnt; in one order, however the spec has them."""
+    """D of each table that slots use and whose default row is learnt, sorted by name."""
     used = {slot.sparse.table for slot in schema.sparse}
     return {
         name: int(table.first_order) + table.dim
@@ -39,14 +39,14 @@ def widths_of(schema: Schema, tables: Mapping[str, TableSection]) -> dict[str, i
 
 
 def without_marks(rows_UD: F32, default_D: F32) -> tuple[F32, NDArray[np.bool_]]:
-    """Rows with `default_D` where they are marked, and where that is."""
+    """The rows with `default_D` in place of marked ones, and (U,) which ones were marked."""
     absent_U = absent(rows_UD)
     return np.where(absent_U[:, None], default_D, rows_UD), absent_U
 
 
 @njit(nogil=True, cache=True)
 def sum_chosen(grads_UD, chosen_U, out_D):  # type: ignore[no-untyped-def]
-    """Add the chosen rows in their order: in double precision, rounded once."""
+    """Add the chosen rows in order, in double precision, and round once."""
     total_D = np.zeros(grads_UD.shape[1], np.float64)
     for u in range(len(chosen_U)):
         if chosen_U[u]:
@@ -66,18 +66,18 @@ def sum_chosen_reference(grads_UD: F32, chosen_U: NDArray[np.bool_], out_D: F32)
 
 
 class DefaultRows:
-    """The rows of one job's tables; of tables whose default row is zeros there are none, and nothing is done."""
+    """The default rows of a job's tables. A table whose default row is zeros has none here, at no cost."""
 
     def __init__(self, widths: Mapping[str, int], device: torch.device) -> None:
         self._rows = {name: nn.Parameter(torch.zeros(width, device=device)) for name, width in widths.items()}
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By their names in the dense part."""
+        """The rows by their names in the dense part."""
         return {PREFIX + name: row for name, row in self._rows.items()}
 
     def filled(self, rows: Mapping[str, F32]) -> tuple[Mapping[str, F32], Readers]:
-        """Rows as pulled, by table, to rows as a model reads them; and which keys read a default row."""
+        """From pulled rows by table to rows as the model reads them; and which keys read a default row."""
         if not self._rows:
             return rows, {}
         found, readers = dict(rows), dict[str, NDArray[np.bool_]]()
@@ -87,7 +87,7 @@ class DefaultRows:
         return found, readers
 
     def learn(self, table: str, grads_UD: F32, readers: Readers) -> None:
-        """Add what a table's keys say to the gradient of its default row, times the loss scale as they are."""
+        """Add the gradients of a table's keys to that of its default row. Both still include the loss scale."""
         if table not in readers:
             return
         row, sum_D = self._rows[table], np.empty(grads_UD.shape[1], np.float32)
@@ -100,5 +100,5 @@ class DefaultRows:
 
 
 def saved_rows(tensors: Mapping[str, Tensor], widths: Mapping[str, int]) -> dict[str, F32]:
-    """The rows by table, out of the tensors of trainer.dense.DensePart.tensors."""
+    """The rows by table, from the tensors of a dense strategy."""
     return {name: tensors[f"model.{PREFIX}{name}"].detach().cpu().numpy() for name in widths}

@@ -1,8 +1,8 @@
-"""The chief's part of the live feed: where it is, when a version is told, and what is told beside the rows.
+"""Rank 0's part of the live feed: its addresses, the publishing of versions, and everything except rows.
 
-Rows are told by shards (pserver.feed), on the chief's word and right after it; here are the model's tensors, the time
-of the newest event, and the model as text and as ONNX. Nothing is opened, traced or copied before somebody asks where
-the feed is, and nothing is told while nobody listens.
+Shards publish the rows (pserver.feed) when rank 0 asks them. Rank 0 publishes the dense tensors, the time of the newest
+event, and the description and ONNX graph of the model. Nothing is opened, traced or copied before the first client asks
+for the addresses, and nothing is published without subscribers.
 """
 
 import logging
@@ -33,29 +33,29 @@ from trainer.models.needs import shape_of
 from trainer.saved import Holders
 
 ASK_S = 10.0
-"""How long shards may take to open their ports."""
-TELL_S = 60.0
-"""How long shards may take to copy what changed."""
+"""Longest time for shards to open their ports."""
+PUBLISH_S = 60.0
+"""Longest time for shards to copy the changed rows."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What is told of a job beside its rows; asked for between passes, on the loop's thread."""
+    """Everything in the feed of a job except rows. Callables are called between passes, on the loop's thread."""
 
     job: str
     timeline: str
     generation: int
     tensors: Callable[[], Mapping[str, Tensor]]
-    """The model's state by name."""
+    """Returns the model's tensors by name."""
     model: Callable[[], Mapping[str, Any]]
-    """See trainer.exports.describe."""
+    """Returns the description of trainer.exports.describe."""
     onnx: Callable[[], bytes | None]
-    """A template as trainer.exports.tracing makes it; asked for once. None where there can be none."""
+    """Returns the ONNX template of trainer.exports.tracing, or None if tracing fails; called once."""
     event_time_s: Callable[[], float | None]
     event_times: Callable[[int], Mapping[str, Any] | None] = lambda _version: None
-    """Of the pass that made a version, as trainer.freshness says them; None where they are not known."""
+    """Returns the event times of a version's pass as trainer.freshness reports them; None if they are not known."""
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class Telling:
         model: nn.Module,
         holders: Holders,
     ) -> "Telling":
-        """Of a chief's job: as it would export all of it in float32."""
+        """The content for a job, as a full export in float32 would have it."""
 
         def onnx() -> bytes | None:
             try:
@@ -88,99 +88,99 @@ class Telling:
 
 
 class ChiefFeed:
-    """See module docstring, and pserver.feed_server.Source. `tick` is the loop's; the rest from any thread."""
+    """See module docstring, and pserver.feed_server.Source. `tick` is called by the loop; the rest on any thread."""
 
-    def __init__(self, telling: Telling, shards: Shards) -> None:
-        self._telling, self._shards = telling, shards
+    def __init__(self, content: Telling, shards: Shards) -> None:
+        self._content, self._shards = content, shards
         self._opening = threading.Lock()
         self._server: FeedServer | None = None
         self._shard_addresses: list[str] = []
         self._secret = ""
         self._subscribers = Subscribers()
-        self._strangers: tuple[Subscription, ...] = ()
-        """Those who have not heard of the model."""
-        self._asked = False
-        self._told_version = 0
+        self._new: tuple[Subscription, ...] = ()
+        """Subscriptions that have not received the model yet."""
+        self._again = False
+        self._published_version = 0
         self._model: Mapping[str, Any] | None = None
         self._onnx: bytes | None = None
 
-    # --- where it is -------------------------------------------------------------------------------------------------
+    # --- addresses ---------------------------------------------------------------------------------------------------
 
     def answer(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """Where to subscribe, as trainer.replica.finding takes it. Opens the ports at the first call."""
+        """The addresses for subscribers, in the form of trainer.replica.finding. The first call opens the ports."""
         with self._opening:
             if self._server is None:
                 self._secret = secrets.token_hex(16)
                 self._shard_addresses = self._shards.feed(self._secret, Deadline.after(ASK_S))
                 self._server = FeedServer(self, self._secret)
-            facts = {"job": self._telling.job, "timeline": self._telling.timeline}
+            facts = {"job": self._content.job, "timeline": self._content.timeline}
             return facts | {
-                "generation": self._telling.generation,
+                "generation": self._content.generation,
                 "secret": self._secret,
                 "chief": self._server.address,
                 "shards": list(self._shard_addresses),
             }
 
-    # --- who is told -------------------------------------------------------------------------------------------------
+    # --- subscribers -------------------------------------------------------------------------------------------------
 
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
-        """See Source: who begins to listen hears of the model with the next version told."""
+        """See Source: a new subscriber receives the model with the next published version."""
         with self._opening:
             self._subscribers.add(subscription)
-            self._strangers = (*self._strangers, subscription)
+            self._new = (*self._new, subscription)
         return iter(())
 
     def close(self, subscription: Subscription) -> None:
         """See Source."""
         with self._opening:
             self._subscribers.remove(subscription)
-            self._strangers = tuple(each for each in self._strangers if each is not subscription)
+            self._new = tuple(each for each in self._new if each is not subscription)
 
     def poke(self) -> None:
         """See Source."""
-        self._asked = True
+        self._again = True
 
     def end(self) -> None:
         """See Source."""
         self._subscribers.end()
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    # --- publishing --------------------------------------------------------------------------------------------------
 
     def tick(self, version: int) -> None:
-        """Between passes, after operations: tell who listens of `version`, unless it was told and nobody asks again."""
+        """Between passes, after operations: publish `version`, unless it was published and no subscriber asks again."""
         if not self._subscribers.now() or not version:
             return
         with self._opening:
-            asked, self._asked = self._asked, False
-            strangers, self._strangers = self._strangers, ()
-        if not (asked or strangers) and version == self._told_version:
+            again, self._again = self._again, False
+            new, self._new = self._new, ()
+        if not (again or new) and version == self._published_version:
             return
-        self._shards.publish(version, Deadline.after(TELL_S))
-        self._introduce(strangers)
-        facts = {"event_time_s": self._telling.event_time_s(), "event_times": self._telling.event_times(version)}
-        told = [feed_wire.dense(version, copies_of(self._telling.tensors()), facts)]
+        self._shards.publish(version, Deadline.after(PUBLISH_S))
+        self._send_model(new)
+        facts = {"event_time_s": self._content.event_time_s(), "event_times": self._content.event_times(version)}
+        messages = [feed_wire.dense(version, copies_of(self._content.tensors()), facts)]
         for subscription in self._subscribers.now():
-            subscription.put(told)
-        self._told_version = version
+            subscription.put(messages)
+        self._published_version = version
 
-    def _introduce(self, strangers: tuple[Subscription, ...]) -> None:
-        """Tell of the model who has not heard of it, and everybody where it is told otherwise than before.
+    def _send_model(self, new: tuple[Subscription, ...]) -> None:
+        """Send the model to new subscribers, and its description to all subscribers if it has changed.
 
-        Default rows that are learnt are numbers in what is told of it; its graph stays.
+        The description holds learnt default rows, so it changes with them; the graph does not change.
         """
         if self._model is None:
-            self._onnx = self._telling.onnx()
-        model, told = self._telling.model(), self._telling
-        is_new, self._model = model != self._model, model
-        facts = {"job": told.job, "timeline": told.timeline, "generation": told.generation, "model": model}
+            self._onnx = self._content.onnx()
+        model, content = self._content.model(), self._content
+        is_changed, self._model = model != self._model, model
+        facts = {"job": content.job, "timeline": content.timeline, "generation": content.generation, "model": model}
         for subscription in self._subscribers.now():
-            if subscription in strangers:
+            if subscription in new:
                 subscription.put([feed_wire.introduction(facts, self._onnx)])
-            elif is_new:
+            elif is_changed:
                 subscription.put([feed_wire.introduction(facts, None)])
 
     def shut(self) -> None:
-        """Send what waits, and give the port back."""
+        """Send the queued messages, and close the port."""
         with self._opening:
             server = self._server
         if server is not None:
@@ -188,9 +188,9 @@ class ChiefFeed:
 
 
 @contextmanager
-def open_feed(telling: Telling, shards: Shards, chief: Lead) -> Iterator[ChiefFeed]:
-    """A feed that the chief tells the way to; what waits is sent at the end."""
-    feed = ChiefFeed(telling, shards)
+def open_feed(content: Telling, shards: Shards, chief: Lead) -> Iterator[ChiefFeed]:
+    """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
+    feed = ChiefFeed(content, shards)
     chief.answers["feed"] = feed.answer
     try:
         yield feed
@@ -199,7 +199,7 @@ def open_feed(telling: Telling, shards: Shards, chief: Lead) -> Iterator[ChiefFe
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """The model's own tensors, on the CPU, as they are now."""
+    """Copies of the model's own tensors on the CPU."""
     prefix = "model."
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     return {name: np.array(value.detach().cpu().numpy(), order="C") for name, value in own.items()}

@@ -1,8 +1,7 @@
-"""How long after their time events were learnt, or could be asked about: a pass's event times in few numbers, and
-histograms of them.
+"""Delay between the time of an event and its learning or serving: summaries of event times, and histograms.
 
-For operators alone: in no commit, in no digest, and nothing is decided by it. When something was learnt is the
-close's to say, when it was servable the replica's.
+This is for operators: it is in no commit and no digest, and nothing is decided by it. The close reports when a pass
+was learnt, a replica when it could be served.
 
 Shapes: B samples, K times kept of a pass, G groups of samples.
 """
@@ -19,27 +18,27 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 MAX_GROUPS = 200
-"""Of a pass; a quantile read of them is off by half a per cent of the samples at most."""
+"""Groups of a pass. A quantile computed from them is off by at most half a per cent of the samples."""
 MAX_KEPT = 1 << 16
-"""Times of a pass that one rank keeps; of more, every second, then every fourth, and so on."""
+"""Times of a pass that one rank keeps. Beyond, it keeps every second time, then every fourth, and so on."""
 BOUNDS_S = (
     0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 30, 60, 300, 900, 3600, 7200, 14400,
     86400,
 )  # fmt: skip
-"""Upper bounds of a histogram's buckets; one more has the rest."""
+"""Upper bounds of a histogram's buckets; one more bucket holds the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """Event times of samples: groups of about as many, each told by its oldest, so that no delay is flattered."""
+    """Event times of samples in groups of about equal size. The oldest time stands for a group: delays never shrink."""
 
     oldest_s_G: F64
-    """Unix seconds, rising."""
+    """Unix seconds, ascending."""
     count_G: I64
 
     @classmethod
     def of(cls, time_s_K: F64, count_K: I64) -> "EventTimes":
-        """Of times in any order, each standing for so many samples."""
+        """From times in any order, each of which stands for `count_K` samples."""
         order_K = np.argsort(time_s_K, kind="stable")
         time_s_K, count_K = time_s_K[order_K], count_K[order_K]
         if len(time_s_K) <= MAX_GROUPS:
@@ -51,19 +50,19 @@ class EventTimes:
 
     @classmethod
     def one(cls, time_s: float) -> "EventTimes":
-        """Of one event."""
+        """From one event."""
         return cls(np.array([time_s]), np.array([1], np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence["EventTimes"]) -> "EventTimes":
-        """Of ranks, or of several passes."""
+        """The union of several, for example of all ranks or of several passes."""
         if not parts:
             return cls(np.empty(0), np.empty(0, np.int64))
         return cls.of(np.concatenate([p.oldest_s_G for p in parts]), np.concatenate([p.count_G for p in parts]))
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "EventTimes":
-        """As `message` says it."""
+        """The inverse of `message`."""
         return cls(np.array(message["oldest_s"], np.float64), np.array(message["count"], np.int64))
 
     def message(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class EventTimes:
 
 
 class TimesNote:
-    """Takes down the event times of a pass, batch after batch, within bounds."""
+    """Collects the event times of a pass, batch by batch, in bounded memory."""
 
     def __init__(self) -> None:
         self._kept: list[F64] = []
@@ -80,7 +79,7 @@ class TimesNote:
         self._stride = 1
 
     def add(self, time_s_B: F64) -> None:
-        """Of one batch; every one a number."""
+        """Add the times of one batch; all must be finite."""
         kept = time_s_B[-self._num_seen % self._stride :: self._stride]
         self._num_seen += len(time_s_B)
         self._kept.append(kept)
@@ -90,7 +89,7 @@ class TimesNote:
             self._num_kept, self._stride = len(self._kept[0]), 2 * self._stride
 
     def take(self) -> EventTimes:
-        """What the pass had; forgets it."""
+        """Return the times of the pass, and forget them."""
         if not self._num_kept:
             return EventTimes.joined([])
         edge_K1 = self._num_seen * np.arange(self._num_kept + 1) // self._num_kept
@@ -100,45 +99,45 @@ class TimesNote:
 
 
 class Delays:
-    """A histogram of seconds from events' times to something."""
+    """A histogram of the seconds between events and something that happened to them."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
         self._sum_s = 0.0
 
     def add(self, times: EventTimes, at_s: float) -> None:
-        """It happened to these at `at_s`, unix seconds; of a time that lies ahead the delay is 0."""
+        """Add events to which it happened at `at_s`, unix seconds. The delay of an event in the future is 0."""
         delay_s_G = np.maximum(at_s - times.oldest_s_G, 0.0)
         np.add.at(self._counts, np.searchsorted(BOUNDS_S, delay_s_G), times.count_G)
         self._sum_s += float(delay_s_G @ times.count_G)
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data: `buckets` are as Prometheus has them, upper bound and how many up to there."""
+        """As JSON-able data. `buckets` are as in Prometheus: upper bound, and count up to it."""
         upto = np.cumsum(self._counts).tolist()
         bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
         return {"buckets": [list(each) for each in zip(bounds, upto, strict=True)], "sum_s": self._sum_s}
 
 
 class Freshness:
-    """The chief's: event times of the newest pass, and how long after them all were learnt.
+    """Event times of the newest pass, and the delays with which all passes were learnt. Used on rank 0.
 
-    A stream with an end that lies in the past is a replay: how long ago its events were says nothing, and is not told.
+    A bounded stream of old events is a replay: the age of its events means nothing and is not reported.
     """
 
     def __init__(self, live_from_s: float = -math.inf) -> None:
-        """`live_from_s`: a pass whose newest event is older is a replay's; the start of the run, where the stream has
-        an end."""
+        """`live_from_s`: a pass whose newest event is older belongs to a replay. For a bounded stream this is the start
+        of the run."""
         self._learnt, self._live_from_s, self._any = Delays(), live_from_s, False
         self._version, self._times, self._counts = 0, EventTimes.joined([]), False
 
     def read(self, version: int, messages: Sequence[Mapping[str, Any]], *, counts: bool) -> None:
-        """What ranks say of the pass that becomes `version`; it `counts` where it is learnt, and for the first time."""
+        """Take the times of all ranks for the pass of `version`. It `counts` if it is learnt for the first time."""
         self._version = version
         self._times = EventTimes.joined([EventTimes.of_message(message) for message in messages])
         self._counts = counts and len(self._times.oldest_s_G) > 0 and self._live(float(self._times.oldest_s_G[-1]))
 
     def closed(self, now_s: float) -> dict[str, Any] | None:
-        """The pass is closed; -> the histogram of all since the start, as Delays.message says; None in a replay."""
+        """The pass is closed. Returns the histogram since the start as Delays.message; None in a replay."""
         if self._counts:
             self._learnt.add(self._times, now_s)
             self._counts, self._any = False, True
@@ -152,5 +151,5 @@ class Freshness:
         return newest_s >= self._live_from_s
 
     def of(self, version: int) -> dict[str, Any] | None:
-        """Event times of a version's pass, as EventTimes.message; None where it is not the newest one's."""
+        """Event times of the pass of a version, as EventTimes.message; None unless it is the newest version."""
         return self._times.message() if version == self._version else None

@@ -1,9 +1,9 @@
-"""Pass-wise "infer, then train": a pass's batches are all predicted by the model as it was at the beginning.
+"""Pass-wise "infer, then train": all batches of a pass are predicted by the model at the beginning of the pass.
 
-What Paddle's online trainer prints of a pass, beside the progressive metrics (trainer.metrics), and no part of
-training: rows are only read, the model is as inference has it, and torch's generators are seeded afterwards
-(trainer.loop). Batches wait in memory until they are learnt from, so that nothing is read twice. How many bytes, is
-bounded: of a larger pass the rest is learnt from without being predicted first, and left out of these metrics.
+Paddle's online trainer reports these metrics of a pass; here they are additional to the progressive metrics
+(trainer.metrics). Training is not affected: rows are only read, the model is in inference mode, and torch's generators
+are seeded afterwards (trainer.loop). Batches are kept in bounded memory until they are learnt from, so nothing is read
+twice. Of a pass that does not fit, the rest is learnt without being predicted first and is left out of these metrics.
 """
 
 import logging
@@ -22,11 +22,11 @@ from trainer.step import Stepper
 
 
 class Common(Protocol):
-    """What all ranks know of a step before it begins."""
+    """Facts about a step that all ranks know before it begins."""
 
     @property
     def weight(self) -> Mapping[str, float]:
-        """Weight of the step's samples by task, over all ranks."""
+        """Weight of the step's samples over all ranks, by task."""
         ...
 
     @property
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def num_bytes(batch: Batch) -> int:
-    """About what a batch takes in memory; the same at every run."""
+    """Approximate memory of a batch; the same at every run."""
     samples, total = batch.samples, 0
     for column in samples.sparse.values():
         assert isinstance(column, Ragged)
@@ -55,7 +55,7 @@ def num_bytes(batch: Batch) -> int:
 
 
 def in_turn(shards: Shards, batches: Iterator[Batch], *, learn: bool) -> Iterator[Batch]:
-    """Batches as they come, their keys told to the shards one batch ahead."""
+    """Yield the batches; the keys of each are announced to the shards one batch ahead."""
     last = None
     for batch in batches:
         found = prepared(shards, batch, learn=learn)
@@ -67,7 +67,7 @@ def in_turn(shards: Shards, batches: Iterator[Batch], *, learn: bool) -> Iterato
 
 
 class InferFirst:
-    """See module docstring; the loop's thread, which alone prepares batches where there is one of these."""
+    """See module docstring. Used on the loop's thread, the only one that announces batches where this is in use."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class InferFirst:
         step_s: float,
         clock: StepClock,
     ) -> None:
-        """`step_s`: how long a pull may take."""
+        """`step_s`: longest time of a pull."""
         self._shards, self._stepper, self._observer, self._clock = shards, stepper, observer, clock
         self._max_bytes, self._step_s = metrics.infer_first_memory, step_s
 
     def first(self, batches: Iterator[Batch], agree: Callable[[Batch | None], Common]) -> Iterator[Batch]:
-        """Predict a pass, which is then there to be learnt from: the same batches, in the same order.
+        """Predict a whole pass; return its batches, in the same order, to be learnt from.
 
-        All ranks call `agree` for each step, with the batch they have, until none has any: so nobody begins to learn
-        before everybody has predicted.
+        All ranks call `agree` for each step, with their batch or None, until no rank has one. So no rank begins to
+        learn before every rank has predicted.
         """
         kept: deque[Batch] = deque()
         coming = in_turn(self._shards, self._keep(batches, kept), learn=False)
@@ -110,7 +110,7 @@ class InferFirst:
             yield batch
 
     def _drained(self, kept: deque[Batch], rest: Iterator[Batch]) -> Iterator[Batch]:
-        """What was kept, let go of as it is taken; then what was not."""
+        """Yield the kept batches, releasing each one, and then the rest of the pass."""
         while kept:
             yield kept.popleft()
         left = 0
@@ -119,7 +119,7 @@ class InferFirst:
             yield batch
         if left:
             log.warning(
-                "infer_first: %d samples of the pass were not predicted before it was learnt from, for "
-                "metrics.infer_first_memory was full; their count is less by so many",
+                "infer_first: %d samples of the pass were not predicted before it was learnt from, because "
+                "metrics.infer_first_memory was full; they are missing in its counts",
                 left,
             )

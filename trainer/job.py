@@ -209,8 +209,8 @@ def _keeping(
             committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
             committer = held.enter_context(committing)
             begin_exporting(exporting, chief, committer)
-            telling = Telling.of(config, job, schema, chief, model, holders)
-            feed = held.enter_context(open_feed(telling, shards, chief))
+            content = Telling.of(config, job, schema, chief, model, holders)
+            feed = held.enter_context(open_feed(content, shards, chief))
         yield committer, exporting, feed
 
 
@@ -237,7 +237,7 @@ def _committing(
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
     committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.says = partial(_told, config, chief, committer, changed)
+    holders.progress.says = partial(_status_lines, config, chief, committer, changed)
     try:
         yield committer
     finally:
@@ -291,7 +291,7 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
     return changed
 
 
-def _told(config: WorkerConfig, chief: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
+def _status_lines(config: WorkerConfig, chief: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
     """Rank 0: lines of the status about log, operations, commits and recovery."""
     beginning, chronicle = chief.beginning, chief.chronicle
     return {

@@ -1,4 +1,4 @@
-"""What a trainer notes of each batch before learning it: predictions for the meter, days and times for the close."""
+"""Records each batch before it is learnt: predictions for the metrics, days and event times for the close."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ from trainer.step import Forward
 
 SECONDS_PER_DAY = 86_400
 INFER_FIRST = "infer_first"
-"""In reports, closes and commits: the metrics of trainer.infer_first."""
+"""Key of the metrics of trainer.infer_first in reports, closes and commits."""
 FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
-"""Measures that the log keeps of each close."""
+"""Measures that the log holds for each close."""
 
 
 class Observer:
-    """One rank's; `observe` in each step, the rest at a close."""
+    """The observer of one rank. `observe` and `infer` are called in steps, the rest at a close."""
 
     def __init__(
         self, job: TrainerJob, schema: Schema, halves_folder: Path | None, exclusive: Exclusive = nullcontext
@@ -48,11 +48,11 @@ class Observer:
         self._watchers: tuple[Callable[[Samples], None], ...] = ()
 
     def watch(self, watcher: Callable[[Samples], None]) -> None:
-        """Show it the samples of each batch, too, from here on."""
+        """Call `watcher` with the samples of each batch from now on."""
         self._watchers += (watcher,)
 
     def observe(self, batch: Batch, forward: Forward, step: int) -> None:
-        """Take down a batch."""
+        """Record a batch."""
         for watcher in self._watchers:
             watcher(batch.samples)
         self._signals.add(batch.samples)
@@ -61,7 +61,7 @@ class Observer:
         self._meter.add(self._observed(batch, forward, step))
 
     def infer(self, batch: Batch, forward: Forward, step: int) -> None:
-        """Take down what the model at the beginning of the pass says of a batch, where that is measured."""
+        """Record the predictions of the model at the beginning of the pass, if they are measured."""
         if self._infer_first is not None:
             self._infer_first.add(self._observed(batch, forward, step))
 
@@ -79,42 +79,42 @@ class Observer:
         )
 
     def take_days(self) -> dict[int, int]:
-        """UTC days of the pass's event times, with their counts; forgets them."""
+        """Return the UTC days of the pass's event times with their counts, and forget them."""
         days, self._days = self._days, {}
         return days
 
     def take_signals(self) -> list[str]:
-        """Which inputs of rows' statistics came in the pass (trainer.signals); forgets them."""
+        """Return which inputs of row statistics occurred in the pass (trainer.signals), and forget them."""
         return self._signals.take()
 
     def take_times_s(self) -> tuple[float, float] | None:
-        """Lowest and highest event time of the pass, unix seconds; forgets them."""
+        """Return the lowest and highest event time of the pass, unix seconds, and forget them."""
         times_s, self._times_s = self._times_s, None
         return times_s
 
     def take_times(self) -> EventTimes:
-        """All event times of the pass, in few numbers; forgets them."""
+        """Return a summary of the event times of the pass, and forget them."""
         return self._times.take()
 
     def take_latest_s(self) -> float | None:
-        """Highest event time of the pass, unix seconds; forgets both."""
+        """Return the highest event time of the pass, unix seconds; forget the lowest and the highest."""
         times_s = self.take_times_s()
         return None if times_s is None else times_s[1]
 
     def close_pass(self, ranks: Ranks) -> dict[str, Any]:
-        """Reduce the pass over ranks; on the chief, the metrics of pass, window and life."""
+        """Collective: reduce the pass. Returns the metrics of pass, window and life on rank 0, nothing elsewhere."""
         closed = self._meter.close_pass(ranks)
         if self._infer_first is not None:
             self._infer_first.close_pass(ranks)
         return {} if closed is None else self._report()
 
     def fingerprints(self) -> dict[str, str]:
-        """Chief: hashes of the metrics of the last closed pass, by what they are of."""
+        """Rank 0: hashes of the metrics of the last closed pass, by the kind of metrics."""
         found = {"metrics": self._meter.fingerprint().hex()}
         return found if self._infer_first is None else found | {INFER_FIRST: self._infer_first.fingerprint().hex()}
 
     def state(self) -> MeterState:
-        """Chief, between passes: what a commit holds of the metrics."""
+        """Rank 0, between passes: the state of the metrics that a commit holds."""
         state = self._meter.state()
         if self._infer_first is None:
             return state
@@ -123,7 +123,7 @@ class Observer:
         return MeterState({**state.arrays, **arrays}, {**state.facts, INFER_FIRST: first.facts})
 
     def load_state(self, state: MeterState) -> None:
-        """Go on from a commit, on every rank; what it does not hold begins anew."""
+        """Continue from a commit, on every rank. Metrics that it does not hold start anew."""
         self._meter.load_state(state)
         if self._infer_first is not None and (facts := state.facts.get(INFER_FIRST)) is not None:
             prefix = f"{INFER_FIRST}/"
@@ -135,7 +135,7 @@ class Observer:
         return report if self._infer_first is None else report | {INFER_FIRST: self._infer_first.report()}
 
     def report(self) -> dict[str, Any]:
-        """Chief: the metrics of pass, window, life and halves."""
+        """Rank 0: the metrics of pass, window, life and halves."""
         return self._report() | {"halves": self._meter.halves()}
 
     def _take_times(self, time_s_B: NDArray[np.float64]) -> None:
@@ -151,14 +151,14 @@ class Observer:
         self._times_s = min(times_s[0], low_s), max(times_s[1], high_s)
 
     def _column(self, samples: Samples, slot: str) -> NDArray[Any]:
-        """One value a sample of a meta or sparse slot: a sparse one's first sign, 0 where it has none."""
+        """(B,) values of a meta slot, or the first id of a sparse slot in each sample, 0 if it has none."""
         if self._schema.by_name[slot].kind is SlotKind.META:
             return samples.meta[slot]
         return first_signs(samples.sparse[slot])
 
 
 def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of a report's scope what the log keeps of a close: by task its FIGURES, where they are numbers."""
+    """The part of a report that the log holds for a close: FIGURES by task, if they are finite."""
     return {
         task: {name: found[name] for name in FIGURES if (value := found.get(name)) is not None and math.isfinite(value)}
         for task, found in tasks.items()
@@ -166,7 +166,7 @@ def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, fl
 
 
 def first_signs(column: Ragged) -> NDArray[np.uint64]:
-    """First sign of each sample, 0 where it has none: (B,)."""
+    """(B,) the first id of each sample, 0 if it has none."""
     begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
     signs = np.append(column.values_N, np.uint64(0))
     return np.where(end_B > begin_B, signs[np.minimum(begin_B, len(column.values_N))], np.uint64(0))

@@ -1,4 +1,4 @@
-"""How far the job is, and how fast: what a status says. Clocks here decide nothing."""
+"""Progress and speed of the job, for its status. Clocks here decide nothing."""
 
 import math
 import threading
@@ -13,7 +13,7 @@ from trainer.stalls import StepClock
 from trainer.time_spent import TimeSpent, advice
 
 RATE_WINDOW_S = 10.0
-"""Rates are over the passes closed in the last so many seconds."""
+"""Rates cover the passes that closed within this time."""
 
 
 SAVED = ("version", "num_positions", "num_events", "num_samples", "skipped_steps")
@@ -22,50 +22,50 @@ SAVED = ("version", "num_positions", "num_events", "num_samples", "skipped_steps
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What all ranks read of a pass."""
+    """What all ranks read in a pass."""
 
     num_events: int
     num_samples: int
     num_judged: int
-    """What `rejected` is a part of."""
+    """The number of which `rejected` is a part."""
     rejected: Mapping[str, int]
     day: int | None
-    """Median UTC day of its samples' event times; None without event time."""
+    """Median UTC day of the samples' event times; None without event time."""
 
 
 class Progress:
-    """Counts of one rank's view; the chief's is served. Written by the loop, read by any thread."""
+    """Counts of one rank; those of rank 0 are the job's status. Written by the loop, read by any thread."""
 
     def __init__(self, job: str, *, learning: bool = True, max_step_s: float = math.inf) -> None:
-        """`learning`: whether the job learns from passes; from the first one on, the last pass begun says it.
+        """`learning`: whether the job learns, until the first pass begins; then the current pass tells.
 
-        A step that takes longer than `max_step_s` is told as one that stands still.
+        A step that takes longer than `max_step_s` is reported as stalled.
         """
         self._job = job
         self.step = StepClock(max_step_s)
-        """How long the step in progress takes."""
+        """The clock of the current step."""
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
         self.spent = TimeSpent()
-        """Where the loop's time goes."""
+        """Time that the loop spends on each part of its work."""
         self.step.goes_on = self.spent.goes_on
         self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
         self._said: dict[str, Any] = {}
         self.state = "starting"
         self.current = 0
-        """Pass being trained."""
+        """The pass in progress, or the last one."""
         self.version = 0
-        """Last closed pass."""
+        """The last closed pass."""
         self.num_positions = 0
         """Positions of all closed passes."""
         self.last_planned = 0
-        """Highest number of a plan."""
+        """Highest number that a plan has used."""
         self.planned_positions: dict[str, int] = {}
         self.num_planned = 0
-        """Positions of all passes planned."""
+        """Positions of all planned passes."""
         self.positions: dict[str, int] = {}
         self.says: Callable[[], Mapping[str, Any]] = dict
-        """Further lines of the status, asked for each time."""
+        """Returns further lines of the status; called at each status."""
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
         self.learning = learning
@@ -88,11 +88,11 @@ class Progress:
             self.state = "training"
 
     def used(self, number: int) -> None:
-        """Numbers up to this one were given to plans, of which some may be void: they are not used again."""
+        """Mark the numbers up to this one as used by plans, which may be void: they are not used again."""
         self.last_planned = max(self.last_planned, number)
 
     def closed(self, plan: Plan, reading: Reading, said: Mapping[str, Any]) -> None:
-        """A pass is closed; `said` are further lines of the status."""
+        """A pass is closed. `said`: further lines of the status."""
         with self._lock:
             self.version = plan.number
             self.num_positions += plan.num_positions
@@ -108,14 +108,14 @@ class Progress:
                 self._closes.popleft()
 
     def saved(self) -> dict[str, Any]:
-        """What a commit holds of it."""
+        """The state that a commit holds."""
         return {name: getattr(self, name) for name in SAVED} | {
             "positions": dict(self.positions),
             "rejected": dict(self.rejected),
         }
 
     def load_saved(self, state: Mapping[str, Any]) -> None:
-        """Go on from a commit."""
+        """Continue from a commit."""
         with self._lock:
             for name in SAVED:
                 setattr(self, name, int(state[name]))
@@ -125,7 +125,7 @@ class Progress:
             self._closes = deque([(time.monotonic(), self.num_events, self.num_samples)])
 
     def ended(self) -> None:
-        """The job is done."""
+        """The job has ended."""
         self.state = "done"
 
     @property
@@ -134,7 +134,7 @@ class Progress:
         return time.monotonic() - self._begin_s
 
     def status(self) -> dict[str, Any]:
-        """What the Role service answers."""
+        """The status that the Role service answers."""
         with self._lock:
             first, last = self._closes[0], self._closes[-1]
             elapsed_s = max(last[0] - first[0], 1e-9)

@@ -1,6 +1,6 @@
-"""Which inputs of rows' statistics came in a pass: values of sparse slots, and shows and clicks of tables.
+"""Which inputs of row statistics occurred in a pass: values of sparse slots, and shows and clicks of tables.
 
-A row's score and its last day come from them, so trainer.shrink_guard asks whether one of them has stopped.
+The score and the last day of a row depend on them, so trainer.shrink_guard checks whether one of them has stopped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from pserver.config import TableSection
 from trainer.embedding import TableSlots, tables_of
 
 SLOT, SHOW, CLICK = "slot", "show", "click"
-"""A signal is one of these, a point, and the slot's or the table's name: "slot.user", "click.default"."""
+"""Kinds of signals. A signal is a kind, a dot, and the slot's or table's name: "slot.user", "click.default"."""
 
 
 def signal(kind: str, name: str) -> str:
@@ -22,15 +22,15 @@ def signal(kind: str, name: str) -> str:
 
 
 class SignalsNote:
-    """Takes down which signals came, batch after batch."""
+    """Collects the signals that occur, batch by batch."""
 
     def __init__(self, schema: Schema, tables: Mapping[str, TableSection], click: str | None) -> None:
-        """`click` is the label that counts as a click where a table names none."""
+        """`click`: the label that counts as a click in tables that name none."""
         self._tables: Sequence[TableSlots] = tables_of(schema, tables, click)
         self._came: set[str] = set()
 
     def add(self, samples: Samples) -> None:
-        """Take down a batch."""
+        """Add a batch."""
         for table in self._tables:
             for slot in table.slots:
                 self._note(signal(SLOT, slot.name), len(samples.sparse[slot.name].values_N) > 0)
@@ -43,6 +43,6 @@ class SignalsNote:
             self._came.add(name)
 
     def take(self) -> list[str]:
-        """What came since it was taken last, sorted; forgets it."""
+        """Return the signals since the last call, sorted, and forget them."""
         came, self._came = sorted(self._came), set()
         return came

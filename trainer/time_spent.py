@@ -1,6 +1,6 @@
-"""Where the time of a trainer's loop goes, part by part, and what to do where one part takes most of it.
+"""Time that a trainer's loop spends on each part of its work, and advice where one part takes most of it.
 
-For operators alone: nothing is decided by it. On a GPU, work that is queued counts where its result is waited for.
+This is for operators; nothing is decided by it. On a GPU, queued work counts where the loop waits for its result.
 """
 
 import threading
@@ -16,26 +16,26 @@ T = TypeVar("T")
 
 
 class Part(StrEnum):
-    """What the loop does, or waits for."""
+    """A part of the loop's work, or something it waits for."""
 
     EVENTS = "events"
-    """Waiting for events to come."""
+    """Waiting for events."""
     PIPE = "pipe"
-    """Waiting for samples of the source and the pipe command."""
+    """Waiting for samples from the source and the pipe command."""
     LOADER = "loader"
-    """Waiting for samples to be made into batches."""
+    """Waiting for batches to be made from samples."""
     FORWARD = "forward"
     """Predictions, and their metrics."""
     BACKWARD = "backward"
-    """Gradients, and the dense part's update."""
+    """Gradients, and the update of the dense part."""
     EXCHANGE = "exchange"
-    """Rows to and from shards, sums over trainers, waiting for the slowest of both."""
+    """Rows to and from shards, sums over trainers, and waiting for the slowest of them."""
     CLOSE = "close"
     """Closes of passes."""
     COMMIT = "commit"
-    """Pauses for commits and exports, and waiting for the last ones."""
+    """Pauses for commits and exports, and waiting for the last ones at the end."""
     OTHER = "other"
-    """The rest: the start, for example."""
+    """The rest, for example the start."""
 
 
 PARTS = {
@@ -45,7 +45,7 @@ PARTS = {
     WaitsFor.MODEL: Part.FORWARD,
     WaitsFor.CLOSE: Part.CLOSE,
 }
-"""What a step that waits for something is doing."""
+"""The part to which a step counts, by what it waits for."""
 ADVICE = {
     Part.PIPE: "raise pipe.processes, or make the generator faster (`generate_columns` takes many events at once); "
     "`python -m dataset --spec JOB.TOML --limit 100000` measures source and generator alone",
@@ -59,15 +59,15 @@ ADVICE = {
     Part.CLOSE: "make passes longer: passes.max_events, and passes.wait where events come slowly",
     Part.COMMIT: "commit less often (commit.every), export less often, or use a faster disk",
 }
-"""What to do where a part takes most of the time. Waiting for events asks for nothing."""
+"""Advice where a part takes most of the time. Waiting for events needs none."""
 MUCH = 0.5
-"""Share of the time, but for waiting for events and the rest, from which on a part gets advice."""
+"""A part gets advice from this share of the time, of which waiting for events and OTHER are no part."""
 LEAST_S = 10.0
-"""Of a shorter time nothing is said."""
+"""No advice is given before this time."""
 
 
 class TimeSpent:
-    """Seconds by part. `part` on one thread; `seconds` on any."""
+    """Seconds by part. `part` is used on one thread, `seconds` on any."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -77,7 +77,7 @@ class TimeSpent:
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
-        """Count what is done within to `part`; a part within another one interrupts it."""
+        """A context whose time counts to `part`. A part inside another one interrupts it."""
         self._turn(part)
         try:
             yield
@@ -99,13 +99,13 @@ class TimeSpent:
         self._since_s = now_s
 
     def goes_on(self, waits_for: WaitsFor | None) -> None:
-        """What is done outside of all `part`s is, from here on, what a step waits for; None: no step goes on."""
+        """From now on, time outside every `part` counts to what a step waits for; None: there is no step."""
         with self._lock:
             self._count()
             self._within[0] = Part.OTHER if waits_for is None else PARTS[waits_for]
 
     def loaded(self, batches: Iterator[T], starved_s: Callable[[], float]) -> Iterator[T]:
-        """Batches as they come; waiting for them is the loader's time, or, as far as that was starved, the pipe's.
+        """Yield the batches. Waiting for them counts to the loader, and to the pipe while the loader was starved.
 
         `starved_s`: see dataset.loader.Loader.
         """
@@ -119,14 +119,14 @@ class TimeSpent:
             yield batch
 
     def _move(self, part: Part, to: Part, seconds: float) -> None:
-        """Some of what was counted to one part last was another's."""
+        """Move seconds of the last count from one part to another."""
         with self._lock:
             moved_s = min(seconds, self._last_s)
             self._seconds[part] -= moved_s
             self._seconds[to] += moved_s
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by part, up to now; together all since the start."""
+        """Seconds by part up to now. Their sum is the time since the start."""
         with self._lock:
             running_s = self._clock() - self._since_s
             found = self._seconds | {self._within[-1]: self._seconds[self._within[-1]] + running_s}
@@ -134,7 +134,7 @@ class TimeSpent:
 
 
 def advice(seconds: Mapping[str, float]) -> str:
-    """One sentence about the part that takes most of the time; empty where none does."""
+    """One sentence about the part that takes most of the time; empty if no part does."""
     busy = {part: seconds.get(part, 0.0) for part in ADVICE}
     total_s = sum(busy.values())
     most = max(busy, key=lambda part: busy[part])

@@ -217,7 +217,7 @@ def test_only_the_chief_commits_and_restores(tmp_path):
             lambda: other.write_snapshot(tmp_path, w.soon()),
             lambda: other.settle(True, w.soon()),
         ):
-            with pytest.raises(BadRequest, match="rank 1 asks for what only the chief, rank 0, may ask"):
+            with pytest.raises(BadRequest, match="rank 1 makes a call that only rank 0 may make"):
                 call()
         assert not (tmp_path / "live").exists()
         world.one.restore(tmp_path, [], 0, w.soon())
