@@ -1,7 +1,7 @@
-"""Area under the ROC curve: from a histogram with a bound of its error, exact, and the mean over groups.
+"""Area under the ROC curve: from a histogram with an error bound, exact, and the mean over groups.
 
-The AUC is the chance that a positive has a higher prediction than a negative, ties counting half (Hanley, McNeil
-1982). A histogram takes all pairs within a bucket for ties, so it is off by at most half their share:
+The AUC is the probability that a positive has a higher prediction than a negative; ties count half (Hanley, McNeil
+1982). A histogram treats all pairs within a bucket as ties, so its error is at most half their share:
 `sum_b(positive_b * negative_b) / (2 * positives * negatives)`.
 
 Shapes: N samples, K buckets.
@@ -19,7 +19,7 @@ U64 = NDArray[np.uint64]
 
 @njit(nogil=True, cache=True)
 def count_pairs(negative_K, positive_K):  # type: ignore[no-untyped-def]
-    """Masses, and weights of the pairs won and tied: negatives, positives, won, tied."""
+    """Returns (negatives, positives, won, tied): the masses, and the weights of the pairs that are won and tied."""
     negatives, positives, won, tied = np.int64(0), np.int64(0), 0.0, 0.0
     for k in range(len(negative_K)):
         if positive_K[k]:
@@ -39,7 +39,7 @@ def count_pairs_reference(negative_K: I64, positive_K: I64) -> tuple[int, int, f
 
 
 def histogram_auc(negative_K: I64, positive_K: I64) -> tuple[float, float] | None:
-    """AUC of a histogram and the most it can be off; None where a class is absent."""
+    """AUC of a histogram and its largest error; None if a class is absent."""
     negatives, positives, won, tied = count_pairs(negative_K, positive_K)
     if not negatives or not positives:
         return None
@@ -48,7 +48,7 @@ def histogram_auc(negative_K: I64, positive_K: I64) -> tuple[float, float] | Non
 
 
 def exact_auc(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
-    """AUC over all pairs, each under the product of its weights; None where a class is absent."""
+    """AUC over all pairs, each weighted by the product of its weights; None if a class is absent."""
     order_N = np.argsort(prediction_N, kind="stable")
     positive_N = label_N[order_N] > 0.5
     weight_N = weight_N[order_N].astype(np.float64)
@@ -65,7 +65,7 @@ def exact_auc(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
 
 
 def exact_auc_reference(prediction_N: F32, label_N: F32, weight_N: F32) -> float | None:
-    """The plain twin of `exact_auc`: every pair."""
+    """The plain twin of `exact_auc`, over every pair."""
     won = pairs = 0.0
     rows = [(float(p), label > 0.5, float(w)) for p, label, w in zip(prediction_N, label_N, weight_N, strict=True)]
     for high, is_positive, high_weight in rows:
@@ -78,7 +78,7 @@ def exact_auc_reference(prediction_N: F32, label_N: F32, weight_N: F32) -> float
 
 @njit(nogil=True, cache=True)
 def _sum_groups(group_N, prediction_N, positive_N):  # type: ignore[no-untyped-def]
-    """Sum of AUCs (units of 2**-32) and number of groups with both labels; sorted by group, then prediction."""
+    """Sum of AUCs (units of 2**-32) and number of groups with both labels. Input: sorted by group, then prediction."""
     total, num_groups, begin = np.int64(0), np.int64(0), 0
     while begin < len(group_N):
         end, negatives, positives, twice_won = begin, np.int64(0), np.int64(0), np.int64(0)
@@ -99,9 +99,9 @@ def _sum_groups(group_N, prediction_N, positive_N):  # type: ignore[no-untyped-d
 
 
 def sum_group_aucs(group_N: U64, prediction_N: F32, label_N: F32) -> tuple[int, int]:
-    """Sum of the groups' AUCs in units of 2**-32, and the number of groups that hold both labels.
+    """Sum of the groups' AUCs in units of 2**-32, and the number of groups with both labels.
 
-    Samples within a group count alike, whatever their weight; predictions are finite. Bound: 2**31 groups a call.
+    Weights within a group are ignored. Predictions must be finite. At most 2**31 groups in a call.
     """
     order_N = np.lexsort((prediction_N, group_N))
     total, num_groups = _sum_groups(group_N[order_N], prediction_N[order_N], label_N[order_N] > 0.5)
@@ -109,7 +109,7 @@ def sum_group_aucs(group_N: U64, prediction_N: F32, label_N: F32) -> tuple[int, 
 
 
 def sum_group_aucs_reference(group_N: U64, prediction_N: F32, label_N: F32) -> tuple[int, int]:
-    """The plain twin of `sum_group_aucs`: a dictionary of groups, every pair."""
+    """The plain twin of `sum_group_aucs`: a dictionary of groups, and every pair."""
     groups: dict[int, list[int]] = {}
     for n, group in enumerate(group_N.tolist()):
         groups.setdefault(group, []).append(n)

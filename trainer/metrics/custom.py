@@ -1,7 +1,7 @@
-"""Further metrics: the protocol, and the one place where they are listed.
+"""Additional metrics: their protocol, and the one place where they are listed.
 
-A metric is a vector of integers that batches add to, so that it can be summed over ranks, passes and restarts as the
-built-in ones are. `METRICS` are measured for every task, for the pass, the window and the life.
+A metric is a vector of integers to which batches add, so it can be summed over ranks, passes and restarts like the
+built-in metrics. `METRICS` are measured for every task, for the pass, the window and the life of the job.
 """
 
 from typing import Protocol
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 
 class Metric(Protocol):
-    """One number for a task. Without state of its own: all of it is in the vector."""
+    """One number for a task. All state is in the vector."""
 
     name: str
-    """Its key in reports."""
+    """The key in reports."""
     size: int
-    """Length of its vector."""
+    """Length of the vector."""
 
     def add(
         self,
@@ -29,9 +29,9 @@ class Metric(Protocol):
         ...
 
     def value(self, state_W: NDArray[np.int64]) -> float | None:
-        """What the sums say; None where it is not defined."""
+        """The value of the metric; None if it is not defined."""
         ...
 
 
 METRICS: tuple[Metric, ...] = ()
-"""Add yours here."""
+"""Add your metrics here."""

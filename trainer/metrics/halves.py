@@ -1,8 +1,8 @@
-"""The first and the last half of all samples in training order, measured exactly at the end of a bounded source.
+"""Exact metrics of the first and the last half of all samples, in training order, at the end of a bounded source.
 
-The chief appends each pass to a file, 12 bytes a sample and task and 8 for the group. Memory is bounded by a pass
-until the end, when one half at a time is read: some 60 bytes a sample of the half. Where the disk is full, samples wait
-in memory for a while.
+Rank 0 appends each pass to a file: 12 bytes for each sample and task, and 8 for the group. Memory is bounded by a pass
+until the end. Then one half at a time is read, with some 60 bytes for each of its samples. While the disk is full,
+samples wait in bounded memory.
 """
 
 import logging
@@ -24,10 +24,10 @@ from trainer.metrics.totals import add_samples, carry, empty
 FILE_NAME = "predictions.bin"
 CHUNK = 1 << 20
 MAX_WAITING_BYTES = 64 << 20
-"""Of samples that wait for room on a full disk; beyond, the job stops."""
+"""Most bytes of samples that wait for room on a full disk. Beyond, the job stops."""
 
 Exclusive = Callable[[], AbstractContextManager[None]]
-"""Keeps everybody else who may write to the store away; raises where that is no longer ours to write to."""
+"""A lock of the store against other writers. It raises if a newer generation owns the store."""
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +38,17 @@ class Halves:
     def __init__(
         self, folder: Path, tasks: Sequence[tuple[str, bool]], grouped: bool, exclusive: Exclusive = nullcontext
     ) -> None:
-        """`tasks`: name, and whether its predictions are probabilities. What lies in `folder` is begun anew.
+        """`tasks`: name, and whether the predictions are probabilities. A file in `folder` is overwritten.
 
-        The file is written under `exclusive`: a chief that was replaced must not cut what the new one wrote.
+        The file is written under `exclusive`: a rank 0 that was replaced must not truncate the new one's file.
         """
         self._path, self._tasks, self._grouped = folder / FILE_NAME, tuple(tasks), grouped
         self._type, self._exclusive = row_type(len(tasks), grouped), exclusive
         self.num_samples = 0
         self._num_bytes = 0
-        """Of those in the file."""
+        """Bytes of samples in the file."""
         self._waiting = b""
-        """Those that are not."""
+        """Samples that are not in the file yet."""
         self._lost = False
 
     def append(self, rows_N: NDArray[Any]) -> None:
@@ -67,7 +67,7 @@ class Halves:
                 log.warning("%s: %s; samples of the halves wait in memory", self._path, error.strerror)
 
     def _write(self) -> None:
-        """Put what waits behind what counts of the file."""
+        """Append the waiting samples after the valid part of the file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusive(), self._path.open("r+b" if self._num_bytes else "wb", buffering=0) as file:
             file.truncate(self._num_bytes)
@@ -76,9 +76,9 @@ class Halves:
         self._num_bytes, self._waiting = self._num_bytes + len(self._waiting), b""
 
     def resume(self, num_samples: int) -> None:
-        """Go on after `num_samples`, as saved with a commit; the next append cuts off what was written after them.
+        """Continue after `num_samples`, as a commit has them. The next append truncates the file to them.
 
-        The file is no part of a commit: where it holds less (another machine, a lost disk), halves are not measured.
+        The file is not part of a commit. If it holds less (another machine, a lost disk), halves are not measured.
         """
         self.num_samples, self._waiting = num_samples, b""
         self._num_bytes = num_samples * self._type.itemsize
@@ -89,16 +89,16 @@ class Halves:
 
     @property
     def layout(self) -> list[Any]:
-        """What a sample of the file holds, as JSON: names of tasks, and whether its group. None of it once lost."""
+        """Content of a sample in the file, as JSON: names of tasks, and whether it has a group. Empty once lost."""
         return [] if self._lost else [[name for name, _ in self._tasks], self._grouped]
 
     def lose(self) -> None:
-        """Measure no more: samples so far were kept in another layout, or not at all. What lies there stays."""
+        """Stop measuring: earlier samples were written in another layout, or not at all. The file stays."""
         self._lost = True
         log.warning("%s does not hold all samples with these tasks and groups; halves are not measured", self._path)
 
     def measures(self) -> dict[str, dict[str, Measures]] | None:
-        """{"first": {task: ...}, "last": {task: ...}}; of an odd number the last half has one more. None once lost.
+        """{"first": {task: ...}, "last": {task: ...}}. An odd sample belongs to the last half. None once lost.
 
         Raises Unwritable.
         """
@@ -135,6 +135,6 @@ class Halves:
 
 
 def countable(prediction_N: NDArray[Any], label_N: NDArray[Any], weight_N: NDArray[Any]) -> NDArray[np.bool_]:
-    """Samples that are measured: not masked, and finite."""
+    """(N,) whether a sample is measured: it is finite, and not masked."""
     finite_N: NDArray[np.bool_] = np.isfinite(prediction_N) & np.isfinite(label_N) & np.isfinite(weight_N)
     return finite_N & (weight_N > 0)

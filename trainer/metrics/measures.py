@@ -1,4 +1,4 @@
-"""From totals to the numbers people read. What is not defined (no sample, one class) is None, never NaN."""
+"""Computes the reported measures from totals. A measure that is not defined (no sample, one class) is None."""
 
 import math
 
@@ -32,9 +32,9 @@ BCE_ONLY = ("auc", "auc_error", "gauc", "logloss", "normalized_entropy", "acc")
 def measures(totals_W: I64, is_bce: bool) -> Measures:
     """All measures of one vector of totals.
 
-    Means are weighted. normalized_entropy is the log loss over that of always predicting the mean label (He et al.,
-    "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014); calibration is mean prediction over
-    mean label; auc_error bounds what the histogram's auc is off.
+    Means are weighted. normalized_entropy is the log loss divided by that of a constant prediction of the mean label
+    (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014). calibration is the mean
+    prediction divided by the mean label. auc_error bounds the error of the histogram's auc.
     """
     weight = float(totals_W[WEIGHT]) / WEIGHT_ONE
     label, square = _mean(totals_W, LABEL, weight), _mean(totals_W, SQUARE, weight)
@@ -82,7 +82,7 @@ def _mean(totals_W: I64, pair: int, weight: float) -> float | None:
 
 
 def set_gauc(totals_W: I64, sum_units: int, num_groups: int) -> None:
-    """Add a pass's group AUCs: their sum in units of 2**-32, and their number."""
+    """Add the AUCs of a pass's groups: their sum in units of 2**-32, and their number."""
     totals_W[GAUC] += sum_units // FRACTION_ONE
     totals_W[GAUC + 1] += sum_units % FRACTION_ONE
     totals_W[GROUPS] += num_groups

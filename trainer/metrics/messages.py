@@ -1,4 +1,4 @@
-"""What ranks tell the chief at a close, as columns: text as JSON in bytes, numbers as arrays. Nothing is pickled."""
+"""Messages of ranks to rank 0 at a close, as columns of bytes with JSON. Nothing is pickled."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from trainer.metrics.tensors import TensorTotal
 def columns_of(
     tensors: Mapping[str, TensorTotal], parts: Mapping[int, int], candidates: Mapping[str, Candidates]
 ) -> dict[str, NDArray[Any]]:
-    """One rank's message; the same names and types on every rank, whatever it saw."""
+    """The message of one rank. It has the same names and types on every rank."""
     said = {
         "tensors": {name: total.to_json() for name, total in tensors.items()},
         "parts": {str(part): count for part, count in parts.items()},
@@ -33,7 +33,7 @@ def _said(columns: Columns) -> dict[str, Any]:
 
 
 def merge_tensors(ranks: Sequence[Columns]) -> dict[str, TensorTotal]:
-    """Totals of all ranks' tensors."""
+    """Totals of the tensors of all ranks."""
     merged: dict[str, TensorTotal] = {}
     for columns in ranks:
         for name, row in _said(columns)["tensors"].items():
@@ -42,7 +42,7 @@ def merge_tensors(ranks: Sequence[Columns]) -> dict[str, TensorTotal]:
 
 
 def merge_times(ranks: Sequence[Columns]) -> dict[int, int]:
-    """All ranks' samples by part of the window."""
+    """Number of samples of all ranks by part of the window."""
     merged: dict[int, int] = {}
     for columns in ranks:
         for part, count in _said(columns)["parts"].items():
@@ -51,6 +51,6 @@ def merge_times(ranks: Sequence[Columns]) -> dict[int, int]:
 
 
 def candidates_of(columns: Columns, slot: str) -> Candidates:
-    """What a rank says about the values of a slice."""
+    """A rank's candidates for the values of a slice."""
     rows = _said(columns)["slices"][slot]
     return Candidates({int(v): count for v, count, _ in rows}, {int(v): text for v, _, text in rows})

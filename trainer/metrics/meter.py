@@ -1,10 +1,10 @@
-"""The meter of a job: batches in, metrics of the pass, the window and the life out.
+"""The meter of a job: it turns batches into metrics of the pass, the window and the life of the job.
 
-Every rank adds its batches and closes each pass; what the chief then holds does not depend on how the samples were
-spread over ranks, steps and batches. Sums are `trainer.metrics.totals`; this module composes them.
+Every rank adds its batches and closes each pass. The result on rank 0 does not depend on how samples were distributed
+over ranks, steps and batches. Sums are the work of `trainer.metrics.totals`; this module composes them.
 
-Order of a close, the same on all ranks: one gather (tensors, times, candidates of slices, samples), one sum (values
-of slices, from the chief to all), one sum (totals).
+Order of collectives at a close, on all ranks: one gather (tensors, times, candidates of slices, samples), one sum
+(values of slices, from rank 0 to all), one sum (totals).
 """
 
 import hashlib
@@ -37,14 +37,14 @@ from trainer.metrics.window import TimeCounts, Window, median_part
 
 NUM_BUCKETS = 65_536
 OTHER = "other"
-"""Where a slice's report puts the values that are not measured apart."""
+"""Name in a slice's report of all values without their own metrics."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MeterState:
-    """What a restart needs: saved with a commit."""
+    """The state of a meter in a commit."""
 
     arrays: Mapping[str, I64]
     facts: Mapping[str, Any]
@@ -64,13 +64,13 @@ class Meter:
         exclusive: Exclusive = nullcontext,
         own: Sequence[Metric] = METRICS,
     ) -> None:
-        """`timed`: whether samples have event times. `halves_folder`: where the chief keeps what the two halves need;
-        None: they are not measured. Both are the same on all ranks. `exclusive`: under what it is written."""
+        """`timed`: whether samples have event times. `halves_folder`: rank 0's folder for the samples of the halves;
+        None: halves are not measured. Both are the same on all ranks. `exclusive`: the lock for writing there."""
         self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
         self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
         self._times = TimeCounts(config.window)
         self._part_s = self._times.part_s if timed else None
-        """What the numbers of the window's parts count: so many seconds, or passes."""
+        """Seconds of one part of the window; None: a part is a pass."""
         self._slices = {slot: SliceRows(self._tasks, config.max_slice_values) for slot in config.slices}
         self._max_slice_values = config.max_slice_values
         self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
@@ -78,7 +78,7 @@ class Meter:
         self._samples = SampleBuffer([name for name, _ in self._tasks], self._grouped) if keeps else None
         self._halves = None if halves_folder is None else Halves(halves_folder, self._tasks, self._grouped, exclusive)
         self._pass = self._new_scope()
-        """Of the pass being trained, this rank's; after its close, all ranks'."""
+        """Totals of the current pass on this rank; after its close, those of all ranks."""
         self._life, self._window = Scope.like(self._pass), Window()
         self._num_passes = 0
         self._closed = True
@@ -95,7 +95,7 @@ class Meter:
     # -- batches
 
     def add(self, observed: Observed) -> None:
-        """Add a batch, before it is learnt."""
+        """Add a batch. Must be called before the batch is learnt."""
         self._open()
         num_samples = len(observed.prediction_B[self._tasks[0][0]])
         row_B = np.zeros(num_samples, np.int64)
@@ -121,7 +121,7 @@ class Meter:
     # -- the close
 
     def close_pass(self, reduce: Reduce) -> dict[str, Any] | None:
-        """Close the pass on all ranks; on the chief, the pass's metrics, folded into window and life; else None."""
+        """Close the pass on all ranks. On rank 0, add it to window and life, and return its metrics; None elsewhere."""
         self._open()
         self._pass.carry()
         heard = reduce.gather(self._message())
@@ -145,7 +145,7 @@ class Meter:
         return messages.columns_of(self._pass.tensors, self._times.take(), candidates) | dict(samples)
 
     def _choose(self, heard: Sequence[Columns] | None, reduce: Reduce) -> dict[str, list[int]]:
-        """Ids of the values of each slice, decided by the chief and told to all."""
+        """Ids of the values of each slice, chosen by rank 0 and sent to all."""
         if not self._slices:
             return {}
         table = np.zeros((len(self._slices), 1 + self._max_slice_values), np.int64)
@@ -173,7 +173,7 @@ class Meter:
         self._pass.carry()
 
     def _exact(self, rows_N: NDArray[Any]) -> None:
-        """What needs every sample: AUCs of groups, and the file of the halves."""
+        """Compute what needs every sample: AUCs of groups, and the file of the halves."""
         for task, (name, is_bce) in enumerate(self._tasks):
             if self._grouped and is_bce:
                 columns = [rows_N[f"{column}{task}"] for column in ("prediction", "label", "weight")]
@@ -188,7 +188,7 @@ class Meter:
         self._window.add(median_part(parts) if self._timed else self._num_passes, self._pass)
         self._life.merge(self._pass)
 
-    # -- what the chief tells
+    # -- reports of rank 0
 
     def report(self) -> dict[str, Any]:
         """{"pass": {task: measures}, "window": ..., "life": ..., "tensors": {"pass": {tensor: ...}, ...}}."""
@@ -201,11 +201,11 @@ class Meter:
         return self._of(self._pass)
 
     def halves(self) -> dict[str, dict[str, Measures]] | None:
-        """{"first": {task: measures}, "last": ...}, exact; None where they are not measured."""
+        """{"first": {task: measures}, "last": ...}, exact; None if halves are not measured."""
         return None if self._halves is None else self._halves.measures()
 
     def fingerprint(self) -> bytes:
-        """Digest of the last closed pass, 32 bytes: equal where all its sums are."""
+        """Digest of the last closed pass, 32 bytes: equal if all its sums are equal."""
         digest = hashlib.sha256()
         for name, rows_RW in sorted(self._pass.totals.items()):
             digest.update(name.encode() + b"\0" + rows_RW.astype("<i8").tobytes())
@@ -236,7 +236,7 @@ class Meter:
     # -- restarts
 
     def state(self) -> MeterState:
-        """Window and life, between two passes, on the chief."""
+        """The state of window and life, on rank 0 between passes."""
         assert self._closed, "a pass is open"
         packed = {"life": Packed.of(self._life)}
         packed |= {f"window/{number}": part for number, part in self._window.parts.items()}
@@ -259,7 +259,7 @@ class Meter:
         return MeterState(arrays, facts)
 
     def load_state(self, state: MeterState) -> None:
-        """Go on from a saved state, on every rank; what it holds in other sizes or not at all begins anew."""
+        """Continue from a saved state, on every rank. Metrics that it lacks, or has in other sizes, start anew."""
         facts, kept = state.facts, self._kept(state.facts["sizes"])
         self._pass, self._closed = self._new_scope(), True
         self._load_scopes(state, kept)
@@ -272,7 +272,7 @@ class Meter:
             self._load_halves(self._halves, facts)
 
     def _kept(self, saved: Mapping[str, list[int]]) -> set[str]:
-        """Names of totals that go on; of the others it is said that they do not."""
+        """Names of totals that continue. The others are logged."""
         own = self._sizes()
         kept = {name for name, size in own.items() if saved.get(name) == size}
         if others := sorted({*own, *saved} - kept):
@@ -282,7 +282,7 @@ class Meter:
     def _load_scopes(self, state: MeterState, kept: set[str]) -> None:
         facts, arrays = state.facts, state.arrays
         self._life, self._window = Scope.like(self._pass), Window()
-        same_parts = facts.get("part_s", self._part_s) == self._part_s  # of before it was saved: taken as the same
+        same_parts = facts.get("part_s", self._part_s) == self._part_s  # older states lack it: taken as the same
         if not same_parts:
             log.warning("metrics.window or event_time changed: the window of the metrics begins anew")
         nothing = np.zeros(0, np.int64)
@@ -298,7 +298,7 @@ class Meter:
                 self._window.parts[int(scope.removeprefix("window/"))] = part
 
     def _load_halves(self, halves: Halves, facts: Mapping[str, Any]) -> None:
-        before = halves.layout if facts["sizes"] == self._sizes() else []  # where it was not saved yet
+        before = halves.layout if facts["sizes"] == self._sizes() else []  # older states lack it
         if facts["halves"] and facts.get("halves_of", before) != halves.layout:
             halves.lose()
         halves.resume(int(facts["halves"]))

@@ -1,4 +1,4 @@
-"""One batch as the metrics see it, before it is learnt; and values of a column as 64-bit ids.
+"""The metrics' view of a batch before it is learnt, and column values as 64-bit ids.
 
 Shapes: B samples.
 """
@@ -22,18 +22,18 @@ class Observed:
     """One batch of one rank."""
 
     step: int
-    """Number of the step within its pass: with the rank, the sample's place in training order."""
+    """Number of the step within its pass. Step and rank determine the place in training order."""
     prediction_B: Mapping[str, F32]
     """By task: probability (loss "bce") or value ("mse")."""
     label_B: Mapping[str, F32]
     weight_B: Mapping[str, F32]
-    """0 = masked out: not counted, whatever its label."""
+    """0: masked out, not counted."""
     time_s_B: NDArray[np.float64] | None = None
-    """Event time, unix seconds; NaN where there is none."""
+    """Event times, unix seconds; NaN if there is none."""
     group_B: U64 | None = None
-    """Group of each sample, for the mean AUC of groups; see `ids_of`."""
+    """Group of each sample, for the mean AUC of groups, as ids (`ids_of`)."""
     slices: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """By slot of `metrics.slices`: its values, as the batch carries them."""
+    """Values by slot of `metrics.slices`, as in the batch."""
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Any shape; "loss" is the loss of each sample."""
 
@@ -42,9 +42,9 @@ _id_of_text = lru_cache(maxsize=65_536)(lambda text: sign_of_text(str(text).enco
 
 
 def ids_of(values_B: NDArray[Any]) -> U64:
-    """Values of a meta slot as ids: equal values have equal ids.
+    """Values of a meta slot as ids. Equal values have equal ids.
 
-    uint64 as they are, int64 by their bits, floats by the bits of their float64 (-0 as 0), text by the fixed hash.
+    uint64 values are their own ids, int64 use their bits, floats those of their float64 (-0 as 0), text a fixed hash.
     """
     if values_B.dtype == np.uint64:
         return values_B

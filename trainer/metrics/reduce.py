@@ -1,4 +1,4 @@
-"""What metrics need of the other ranks. `trainer.ranks.Ranks` is one; `LocalReduce` is the twin for one rank."""
+"""The collectives that metrics need. `trainer.ranks.Ranks` has them; `LocalReduce` is the version for one rank."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,11 +11,11 @@ class Reduce(Protocol):
     """Every rank makes the same calls in the same order, with the same names, types and, in `sum`, sizes."""
 
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sum over ranks, given to all of them."""
+        """Sum over ranks, on all of them."""
         ...
 
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """Columns of all ranks on the chief, by rank; None elsewhere."""
+        """On rank 0 the columns of all ranks, by rank; None elsewhere."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Predictions of a pass, sample by sample: what exact group AUCs and the two halves need.
+"""Predictions of all samples of a pass, for exact AUCs of groups and for the two halves.
 
-A rank keeps them until the close; the chief puts those of all ranks in training order (step, then rank). A masked
-sample keeps its place, with weight 0. Shapes: B samples of a batch, N of a pass.
+A rank keeps them until the close. Rank 0 puts those of all ranks in training order (step, then rank). A masked sample
+keeps its place, with weight 0. Shapes: B samples of a batch, N of a pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def row_type(num_tasks: int, grouped: bool) -> np.dtype[Any]:
-    """One sample: prediction, label and weight of each task, and its group."""
+    """The type of one sample: prediction, label and weight of each task, and the group."""
     fields: list[tuple[str, str]] = []
     for task in range(num_tasks):
         fields += [(f"prediction{task}", "<f4"), (f"label{task}", "<f4"), (f"weight{task}", "<f4")]
@@ -24,7 +24,7 @@ def row_type(num_tasks: int, grouped: bool) -> np.dtype[Any]:
 
 
 class SampleBuffer:
-    """Rows of the pass on one rank; 12 bytes a sample and task, and 8 for the group."""
+    """Samples of the pass on one rank: 12 bytes for each sample and task, and 8 for the group."""
 
     def __init__(self, tasks: Sequence[str], grouped: bool) -> None:
         self._tasks = tuple(tasks)
@@ -34,7 +34,7 @@ class SampleBuffer:
         self._steps: list[tuple[int, int]] = []
 
     def add(self, observed: Observed) -> None:
-        """Keep a batch; its arrays are copied."""
+        """Add a batch. Its arrays are copied."""
         num_samples = len(observed.prediction_B[self._tasks[0]])
         rows_B = np.empty(num_samples, self._type)
         for task, name in enumerate(self._tasks):
@@ -48,7 +48,7 @@ class SampleBuffer:
         self._steps.append((observed.step, num_samples))
 
     def take(self) -> Columns:
-        """Columns to gather, and forget them."""
+        """Return the columns to gather, and forget them."""
         rows_N = np.concatenate(self._batches) if self._batches else np.empty(0, self._type)
         steps = np.array(self._steps, np.int64).reshape(-1, 2)
         self._batches, self._steps = [], []

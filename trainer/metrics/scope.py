@@ -1,7 +1,7 @@
-"""What is summed over one stretch of the stream: a pass, a part of the window, the job's life.
+"""Totals of one stretch of the stream: a pass, a part of the window, or the life of the job.
 
-A scope holds vectors of integers by name (see `trainer.metrics.totals`) and totals of tensors. Scopes merge by
-addition. `Packed` is the form in which many of them are kept: the numbers that are not 0.
+A scope holds vectors of integers by name (see `trainer.metrics.totals`) and totals of tensors. Scopes are merged by
+addition. `Packed` is the compact form for storage: only the numbers that are not 0.
 """
 
 from collections.abc import Mapping
@@ -18,24 +18,24 @@ class Scope:
     """Totals of one stretch."""
 
     totals: dict[str, I64]
-    """(R, W) by name; the sizes of a name never change."""
+    """(R, W) by name. The size of an entry never changes."""
     carried: frozenset[str]
-    """Names of those with the layout of `trainer.metrics.totals`."""
+    """Names of the entries with the layout of `trainer.metrics.totals`."""
     tensors: dict[str, TensorTotal] = field(default_factory=dict)
 
     @classmethod
     def like(cls, other: "Scope") -> "Scope":
-        """Nothing yet, in the sizes of another."""
+        """An empty scope with the sizes of another."""
         return cls({name: np.zeros_like(rows_RW) for name, rows_RW in other.totals.items()}, other.carried)
 
     def clear(self) -> None:
-        """Back to nothing."""
+        """Set everything to 0."""
         for rows_RW in self.totals.values():
             rows_RW.fill(0)
         self.tensors.clear()
 
     def merge(self, other: "Scope") -> None:
-        """Add another of the same sizes."""
+        """Add another scope of the same sizes."""
         for name, rows_RW in other.totals.items():
             self.totals[name] += rows_RW
         self.merge_tensors(other.tensors)
@@ -57,12 +57,12 @@ class Packed:
     """A scope without its zeros."""
 
     entries: Mapping[str, tuple[I64, I64]]
-    """By name: where, and what."""
+    """By name: positions and values."""
     tensors: Mapping[str, TensorTotal]
 
     @classmethod
     def of(cls, scope: Scope) -> "Packed":
-        """Pack; later changes of `scope` do not show."""
+        """Pack a copy of `scope`."""
         entries = {}
         for name, rows_RW in scope.totals.items():
             flat = rows_RW.reshape(-1)
@@ -72,7 +72,7 @@ class Packed:
         return cls(entries, tensors)
 
     def add_to(self, scope: Scope) -> None:
-        """Add to a scope of the sizes it was packed from."""
+        """Add to a scope of the same sizes as the packed one."""
         for name, (at, values) in self.entries.items():
             scope.totals[name].reshape(-1)[at] += values
         scope.merge_tensors(self.tensors)

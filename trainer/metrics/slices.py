@@ -1,10 +1,10 @@
 """Metrics for each value of a slot with few values.
 
-Which values are measured apart is decided at a close, over all ranks: the most frequent ones of the pass (ties: lower
-id), until `max_values` are known; then that stays. All others are "other". Until the close a rank keeps candidates
-apart: at most `max_candidates` of them, those whose ids have the lowest hashes. What one rank drops by that rule the
-ranks together would have dropped too, so the outcome is the same for any number of ranks and any order, and a value
-that is chosen has been measured from its first sample of the pass on.
+At a close the ranks decide together which values have their own metrics: the most frequent ones of the pass (ties:
+lower id), until `max_values` are known; these then stay. All others are "other". Until the close a rank measures
+candidates: at most `max_candidates`, those whose ids have the lowest hashes. A value that one rank drops by this rule
+would be dropped by all ranks together, so the result does not depend on the number of ranks or on order, and a chosen
+value has been measured from its first sample of the pass.
 
 Shapes: B samples, U distinct ids, R rows (0 is "other"), W length of a vector.
 """
@@ -25,12 +25,12 @@ WIDTH = HEADER + 2 * NUM_BUCKETS
 
 
 def max_candidates(max_values: int) -> int:
-    """Candidates of a rank and slot: 64 KiB each for each task."""
+    """Most candidates of a rank and slot; each takes 64 KiB for each task."""
     return min(4 * max_values, max_values + 128)
 
 
 def hash_of(ids_U: U64) -> U64:
-    """An order among ids that has nothing to do with their meaning."""
+    """Hashes of ids: an order that does not depend on their meaning."""
     hash_U = np.empty_like(ids_U)
     keys_of(ids_U, -1, hash_U)
     return hash_U
@@ -38,14 +38,14 @@ def hash_of(ids_U: U64) -> U64:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What ranks tell the chief at a close: values not known yet, with their numbers of samples."""
+    """Values of a rank that are not known yet, with their numbers of samples and texts; sent to rank 0 at a close."""
 
     count: Mapping[int, int]
     text: Mapping[int, str]
 
 
 def choose(known: Sequence[int], heard: Sequence[Candidates], max_values: int) -> list[int]:
-    """Ids to measure apart from now on: the known ones in their order, then new ones."""
+    """Ids with their own metrics from now on: the known ones in their order, then new ones."""
     count: dict[int, int] = {}
     for candidates in heard:
         for value, samples in candidates.count.items():
@@ -56,13 +56,13 @@ def choose(known: Sequence[int], heard: Sequence[Candidates], max_values: int) -
 
 
 class SliceRows:
-    """One slot's rows on one rank during a pass."""
+    """The rows of one slot on one rank during a pass."""
 
     def __init__(self, tasks: Sequence[tuple[str, bool]], max_values: int) -> None:
-        """`tasks`: name, and whether its predictions are probabilities."""
+        """`tasks`: name, and whether the predictions are probabilities."""
         self._tasks, self._max_values = tuple(tasks), max_values
         self.known: list[int] = []
-        """Row r + 1 of what `take` gives is of id `known[r]`."""
+        """Row r + 1 of the result of `take` belongs to id `known[r]`."""
         self._reset()
 
     def _reset(self) -> None:
@@ -73,7 +73,7 @@ class SliceRows:
         self._free: list[int] = []
         self._num_rows = len(self.known) + 1
         self._highest = (0, 0)
-        """Highest hash among the candidates, and whose it is."""
+        """Highest hash among the candidates, and its id."""
 
     def add(
         self,
@@ -96,7 +96,7 @@ class SliceRows:
     def _find_candidates(self, ids_U: U64, values_U: NDArray[Any], count_U: I64) -> None:
         limit = max_candidates(self._max_values)
         hash_U = hash_of(ids_U)
-        # Once full, only ids with a lower hash than the highest kept one can still come in.
+        # Once full, only ids with a hash below the highest one can still become candidates.
         low_U = np.flatnonzero(hash_U <= np.uint64(self._highest[0] if len(self._count) == limit else MASK))
         for u in low_U.tolist():
             value, hashed = int(ids_U[u]), int(hash_U[u])
@@ -128,16 +128,16 @@ class SliceRows:
         self._free.append(row)
 
     def know(self, known: Sequence[int]) -> None:
-        """Begin anew with these values measured apart."""
+        """Reset, with these values as the known ones."""
         self.known = list(known)
         self._reset()
 
     def candidates(self) -> Candidates:
-        """What the chief is told at a close."""
+        """The candidates, for rank 0 at a close."""
         return Candidates(dict(self._count), dict(self._text))
 
     def take(self, known: Sequence[int]) -> dict[str, I64]:
-        """Totals of the pass by task, (max_values + 1, W) each, for the values now known; and forget them."""
+        """Return (max_values + 1, W) totals of the pass by task for the values known now, and reset."""
         found: dict[str, I64] = {}
         for name, totals_RW in self._totals.items():
             rows_RW = empty(self._max_values + 1, NUM_BUCKETS)

@@ -1,7 +1,7 @@
 """Sum, max, min and mean of the tensors a model names, and of the loss.
 
-Sums are pairs of integers as in `trainer.metrics.totals`, so they do not depend on order; values that are not finite
-are counted and left out, values beyond +-2**40 are clamped in the sum.
+Sums are integers as in `trainer.metrics.totals`, so they do not depend on order. Values that are not finite are
+counted and left out. Values beyond +-2**40 are clamped in the sum.
 """
 
 import math
@@ -21,7 +21,7 @@ class TensorTotal:
     count: int = 0
     not_finite: int = 0
     units: int = 0
-    """Sum in units of 2**-32; a Python integer, so nothing overflows."""
+    """Sum in units of 2**-32: a Python integer, which does not overflow."""
     max: float = -math.inf
     min: float = math.inf
 
@@ -41,14 +41,14 @@ class TensorTotal:
         self.min = min(self.min, float(finite.min()))
 
     def merge(self, other: "TensorTotal") -> None:
-        """Add another's values."""
+        """Add the values of another."""
         self.count += other.count
         self.not_finite += other.not_finite
         self.units += other.units
         self.max, self.min = max(self.max, other.max), min(self.min, other.min)
 
     def measures(self) -> dict[str, float | int | None]:
-        """What is reported."""
+        """The reported measures."""
         found: dict[str, float | int | None] = {"sum": None, "mean": None, "max": None, "min": None}
         if self.count:
             total = self.units / FRACTION_ONE
@@ -58,7 +58,7 @@ class TensorTotal:
         return found
 
     def to_json(self) -> list[Any]:
-        """Exact, and JSON: the range is null where nothing was seen."""
+        """Exact, as JSON. The range is null if there were no values."""
         seen = self.count > 0
         return [
             self.count,

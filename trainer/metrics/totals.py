@@ -1,16 +1,16 @@
-"""The integers that most metrics are made of: sums over samples and a histogram of predictions, in one vector.
+"""The integers from which most metrics are computed: sums over samples and a histogram of predictions, in a vector.
 
 A vector has HEADER counters, then 2 x buckets masses (weight of negatives by bucket, then of positives). Everything
 is an int64, so totals of batches, ranks and passes add up to the same bits in any order.
 
-- Weights are fixed point, WEIGHT_ONE = 2**20 to one: resolution 1e-6 (a smaller positive weight counts as that),
-  clamped at 2**20. A total overflows beyond 2**43 samples of weight 1.
-- A weighted value is a pair: its floor in one counter, its fraction times 2**32 in the next, so its resolution is
-  2e-10. One sample's value is clamped at +-2**40; `carry` moves whole units out of the fractions, which overflow
-  after 2**31 samples without it. A total overflows beyond 2**63.
-- What was clamped is counted, and so is what was not finite, which is measured nowhere else.
+- Weights are fixed point with WEIGHT_ONE = 2**20 for 1: the resolution is 1e-6 (smaller positive weights are rounded
+  up to it), and weights are clamped at 2**20. A total overflows beyond 2**43 samples of weight 1.
+- A weighted value is a pair of counters: its floor, then its fraction times 2**32, so the resolution is 2e-10. The
+  value of one sample is clamped at +-2**40. `carry` moves whole units out of the fractions, which would overflow after
+  2**31 samples. A total overflows beyond 2**63.
+- Clamped values are counted. Values that are not finite are counted and not measured.
 
-A sample with weight 0 (masked out) leaves no trace. Shapes: B samples, R rows (one vector each), W length of a vector.
+A sample with weight 0 (masked out) is ignored. Shapes: B samples, R rows (one vector each), W length of a vector.
 """
 
 import math
@@ -31,11 +31,11 @@ FRACTION_ONE = 1 << 32
 MAX_WEIGHT = float(1 << 20)
 MAX_VALUE = float(1 << 40)
 EPSILON = 1e-7
-"""Probabilities are held this far from 0 and 1 in the log loss: a sample costs 16.1 at most."""
+"""Probabilities keep this distance from 0 and 1 in the log loss: the loss of a sample is at most 16.1."""
 
 
 def empty(num_rows: int, num_buckets: int) -> I64:
-    """Totals of nothing: (R, W)."""
+    """(R, W) totals of no samples."""
     return np.zeros((num_rows, HEADER + 2 * num_buckets), np.int64)
 
 
@@ -54,7 +54,7 @@ def _add_value(totals_W, pair, value):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def add_samples(prediction_B, label_B, weight_B, row_B, is_bce, totals_RW):  # type: ignore[no-untyped-def]
-    """Add samples (float32) to the rows (int64) of `totals_RW` that `row_B` names."""
+    """Add each sample (float32) to row `row_B[b]` of `totals_RW` (int64)."""
     num_buckets = (totals_RW.shape[1] - HEADER) // 2
     for b in range(len(prediction_B)):
         if not weight_B[b] > 0:
@@ -135,18 +135,18 @@ def add_samples_reference(
 
 
 def carry(totals_RW: I64) -> None:
-    """Move whole units from the fractions to the wholes, in place; the value of every pair stays."""
+    """Move whole units from the fractions to the wholes, in place. The value of every pair stays the same."""
     wholes_RP, fractions_RP = totals_RW[:, FIRST_PAIR:HEADER:2], totals_RW[:, FIRST_PAIR + 1 : HEADER : 2]
     wholes_RP += fractions_RP >> 32
     fractions_RP &= FRACTION_ONE - 1
 
 
 def pair_value(totals_W: I64, pair: int) -> float:
-    """Value of a pair."""
+    """The value of a pair of counters."""
     return float(totals_W[pair]) + float(totals_W[pair + 1]) / FRACTION_ONE
 
 
 def masses(totals_W: I64) -> tuple[I64, I64]:
-    """Histogram: weight of negatives and of positives by bucket."""
+    """The histogram: weight of negatives and of positives by bucket."""
     num_buckets = (len(totals_W) - HEADER) // 2
     return totals_W[HEADER : HEADER + num_buckets], totals_W[HEADER + num_buckets :]

@@ -1,7 +1,7 @@
-"""The sliding window: at most 24 packed parts, the newest of which decides which are kept.
+"""The sliding window of the metrics: at most 24 packed parts. Parts too old for the newest one are dropped.
 
-With event time a part is a 24th of the window's length, and a pass belongs to the part of its samples' median time;
-without, each pass is a part of its own. Which part that is, is decided here; what is in it, is not looked at.
+With event time, a part is a 24th of the window's length, and a pass belongs to the part of its samples' median time.
+Without event time, each pass is a part of its own. This module does not look into the parts.
 """
 
 import math
@@ -14,7 +14,7 @@ from trainer.metrics.scope import Packed, Scope
 
 NUM_PARTS = 24
 MAX_PARTS_COUNTED = 65_536
-"""Distinct parts of which a rank counts samples in a pass; samples of further ones do not vote for the median."""
+"""Most distinct parts that a rank counts in a pass; samples of further parts are ignored for the median."""
 
 
 class TimeCounts:
@@ -39,13 +39,13 @@ class TimeCounts:
                 self._counts[part] = self._counts.get(part, 0) + count
 
     def take(self) -> dict[int, int]:
-        """Counts by part, and forget them."""
+        """Return the counts by part, and forget them."""
         counts, self._counts = self._counts, {}
         return counts
 
 
 def median_part(counts: Mapping[int, int]) -> int | None:
-    """The part of the lower median sample; None where no sample has a time."""
+    """The part of the lower median sample; None if no sample has a time."""
     middle, seen = math.ceil(sum(counts.values()) / 2), 0
     for part in sorted(counts):
         seen += counts[part]
@@ -61,7 +61,7 @@ class Window:
         self.parts: dict[int, Packed] = {}
 
     def add(self, part: int | None, scope: Scope) -> None:
-        """Add a pass to `part`; None, without a time of its own, joins the newest. Too old a pass is left out."""
+        """Add a pass to `part`; a pass without a time (None) joins the newest part. A too old pass is ignored."""
         newest = max(self.parts, default=0 if part is None else part)
         part = newest if part is None else part
         newest = max(newest, part)
@@ -77,7 +77,7 @@ class Window:
             del self.parts[old]
 
     def total(self, like: Scope) -> Scope:
-        """All parts together."""
+        """The sum of all parts."""
         total = Scope.like(like)
         for part in self.parts.values():
             part.add_to(total)

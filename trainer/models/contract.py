@@ -1,12 +1,12 @@
-"""The contract between the trainer and a model: what goes in, what comes out.
+"""The contract between the trainer and a model: its inputs and outputs.
 
-A model is a torch module built as `Class(shape, settings)` and called with `Inputs`. It returns one *logit* (loss
-"bce") or value (loss "mse") per task under the task's name, (B,) each, and any other tensors it wants measured under
-other names. It holds dense parameters only: rows of embedding tables come in as tensors and learn by themselves.
+A model is a torch module that is built as `Class(shape, settings)` and called with `Inputs`. It returns one *logit*
+(loss "bce") or value (loss "mse") for each task under the task's name, (B,) each, and other tensors to measure under
+other names. It holds only dense parameters: rows of embedding tables are inputs, and shards update them.
 
-A module may declare `Settings`, a `millrace.config.Section`: its settings from the spec are then checked and given as
-one; without it they are given as a plain dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
-further losses per sample, (B,) each, added to the tasks' under the sample's weight.
+A module may declare `Settings`, a `millrace.config.Section`: the settings in the spec are then checked and passed as an
+instance of it; otherwise they are a dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
+further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight.
 
 Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample.
 """
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
-    """One sparse slot as a model sees it."""
+    """The shape of one sparse slot."""
 
     name: str
     dim: int
-    """Length of its vector; 0 = none."""
+    """Length of its vector; 0: no vector."""
     first_order: bool
     """Whether its rows have a first-order weight."""
     max_len: int = 1
-    """Longest sequence; only for slots that are not pooled."""
+    """Longest sequence, for slots that are not pooled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All a model needs to know to be built."""
+    """Everything that a model needs to be built, except its settings."""
 
     pooled: tuple[SlotShape, ...]
     """Sparse slots with pooling, in the order of the spec."""
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def dense_size(self) -> int:
-        """C: all dense slots side by side."""
+        """C: total size of all dense slots."""
         return sum(size for _, size in self.dense)
 
 
@@ -56,27 +56,27 @@ class SequenceInput:
     """A sparse slot that is not pooled."""
 
     vectors_BLD: "Tensor"
-    """Zeros behind the end."""
+    """Zeros after the end of a sequence."""
     first_order_BL: "Tensor"
     mask_BL: "Tensor"
-    """bool: True where there is a sign."""
+    """bool: True where there is an id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One batch, on the model's device."""
+    """The inputs of one batch, on the model's device."""
 
     vectors: "Mapping[str, Tensor]"
-    """(B, D) by pooled slot; D may differ between tables."""
+    """(B, D) by pooled slot. D may differ between tables."""
     vectors_BFD: "Tensor | None"
-    """All pooled slots stacked; None where their dims differ, (B, 0, 0) where there are none."""
+    """All pooled slots stacked; None if their dims differ, (B, 0, 0) if there are none."""
     first_order_BF: "Tensor"
-    """Pooled first-order weights of the slots that have one; (B, 0) where there are none."""
+    """Pooled first-order weights of the slots that have them; (B, 0) if there are none."""
     sequences: Mapping[str, SequenceInput]
     dense_BC: "Tensor"
-    """(B, C); dense slots side by side in the order of the spec."""
+    """(B, C): dense slots in the order of the spec."""
 
     @property
     def num_samples(self) -> int:
-        """B; while a model is traced for export a traced number, which `int` would make a constant."""
+        """B. While a model is traced for export this is a traced number; `int` would turn it into a constant."""
         return self.dense_BC.shape[0]

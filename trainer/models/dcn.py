@@ -12,7 +12,7 @@ from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
 from trainer.models.settings import DcnSettings
 
 
-class CrossLayer(nn.Module):
+class VectorCrossLayer(nn.Module):
     """x0 * (w . x) + b + x (equation 3)."""
 
     def __init__(self, width: int) -> None:
@@ -34,7 +34,7 @@ class Dcn(nn.Module):
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
         width = self._stacked.width
-        self.cross = nn.ModuleList([CrossLayer(width) for _ in range(settings.cross_layers)])
+        self.cross = nn.ModuleList([VectorCrossLayer(width) for _ in range(settings.cross_layers)])
         self.deep = Mlp(width, settings.hidden, settings.dropout)
         self.heads = Heads(width + self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.first_order = FirstOrder(shape)

@@ -12,7 +12,7 @@ from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
 from trainer.models.settings import DcnV2Settings
 
 
-class CrossLayer(nn.Module):
+class MatrixCrossLayer(nn.Module):
     """x0 * (W x + b) + x, with W = U V where a rank is given (equations 1 and 2)."""
 
     def __init__(self, width: int, low_rank: int | None) -> None:
@@ -38,7 +38,7 @@ class DcnV2(nn.Module):
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
         width = self._stacked.width
         self._parallel = settings.structure == "parallel" and bool(settings.hidden)
-        self.cross = nn.ModuleList([CrossLayer(width, settings.low_rank) for _ in range(settings.cross_layers)])
+        self.cross = nn.ModuleList([MatrixCrossLayer(width, settings.low_rank) for _ in range(settings.cross_layers)])
         self.deep = Mlp(width, settings.hidden, settings.dropout)
         trunk = self.deep.width + (width if self._parallel else 0)
         self.heads = Heads(trunk, len(shape.tasks), settings.towers, settings.dropout)

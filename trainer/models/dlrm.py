@@ -1,4 +1,4 @@
-"""Deep learning recommendation model: inner products of all pairs of vectors, the dense part among them.
+"""Deep learning recommendation model: inner products of all pairs of vectors, including that of the dense part.
 
 Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019,
 arXiv:1906.00091). Beyond the paper, first-order weights are added to the logit where the tables have them.
@@ -26,7 +26,7 @@ class Dlrm(nn.Module):
         row_P, column_P = torch.tril_indices(num_fields, num_fields, offset=-1)
         self.register_buffer("pair_P", row_P * num_fields + column_P, persistent=False)
         num_dense = dim if self.bottom is not None else 0
-        # One field alone has no pair: it is then taken as it is.
+        # A single field has no pair: it is used as it is.
         self._alone = num_fields == 1
         width = dim if self._alone else num_dense + len(row_P)
         self.top = Mlp(width, settings.hidden, settings.dropout)

@@ -1,6 +1,6 @@
-"""Whether a user's model class can be there, without running its module: its file is found and read.
+"""Checks that a user's model class exists, without running its module: the file is found and parsed.
 
-Building the class is trainer.models.registry's work. No torch here.
+Building the class is the work of trainer.models.registry. This module does not import torch.
 """
 
 import ast
@@ -15,11 +15,11 @@ from millrace.errors import SpecError
 
 KEY = "model.class"
 MAX_BYTES = 4 << 20
-"""A longer file is not read: whether its class is there shows when it is imported."""
+"""A larger file is not parsed. A missing class is then reported at import."""
 
 
 def split_class(path: str) -> tuple[str, str]:
-    """Module and class of "package.module:Class". Raises SpecError where it has another form."""
+    """Module and class of "package.module:Class". Raises SpecError for another form."""
     module_name, _, class_name = path.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise SpecError(f'{path!r} is not of the form "package.module:Class"', KEY)
@@ -27,7 +27,7 @@ def split_class(path: str) -> tuple[str, str]:
 
 
 def check_class(path: str, folder: Path) -> None:
-    """Raise SpecError where no module of this name is in `folder` or installed, or where its file has no such class."""
+    """Raise SpecError if the module is neither in `folder` nor installed, or if its file has no such class."""
     module_name, class_name = split_class(path)
     spec = _find(module_name, folder)
     if spec is None:
@@ -47,12 +47,12 @@ def check_class(path: str, folder: Path) -> None:
 
 
 def _find(module_name: str, folder: Path) -> ModuleSpec | None:
-    """The module as an import would find it; packages above it are not run."""
+    """Find the module as an import would, without running its parent packages."""
     top, *rest = module_name.split(".")
     spec = PathFinder.find_spec(top, [str(folder), *sys.path])
     if spec is None:
         try:
-            spec = importlib.util.find_spec(top)  # by other finders, such as those of editable installs
+            spec = importlib.util.find_spec(top)  # other finders, such as those of editable installs
         except (ImportError, ValueError):
             return None
     for part in rest:
@@ -63,7 +63,7 @@ def _find(module_name: str, folder: Path) -> ModuleSpec | None:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Names that the file binds anywhere, "*" for an import of everything."""
+    """All names that the file binds; "*" for a star import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

@@ -1,7 +1,7 @@
 """Factorization machine of second order.
 
-Rendle, "Factorization Machines" (ICDM 2010). Pairs of sparse slots meet by their vectors; dense values enter the
-linear part only.
+Rendle, "Factorization Machines" (ICDM 2010). Pairs of sparse slots interact by their vectors; dense values
+enter only the linear part.
 """
 
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Parts that models share: inputs side by side, first-order terms, perceptrons, heads of tasks.
+"""Layers that models share: concatenated inputs, first-order terms, perceptrons, task heads.
 
 Shapes: B samples, F pooled slots, D length of a vector, L longest sequence, C dense values, W width of the stacked
 input, H width of a trunk, T tasks.
@@ -14,18 +14,18 @@ from trainer.models.needs import some_values, vectors_of_one_length
 
 
 def mean_over_sequence(values_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-    """Mean over the places that hold a sign: (B, L, D), (B, L) -> (B, D); zeros for an empty sequence."""
+    """Mean over the places that hold an id: (B, L, D), (B, L) -> (B, D); zeros for an empty sequence."""
     share_BL = mask_BL / mask_BL.sum(1, keepdim=True).clamp(min=1)
     return torch.bmm(share_BL.to(values_BLD.dtype).unsqueeze(1), values_BLD).squeeze(1)
 
 
 def sequence_vector(sequence: SequenceInput) -> Tensor:
-    """A sequence as one vector, its masked mean: (B, D)."""
+    """(B, D) the masked mean of a sequence."""
     return mean_over_sequence(sequence.vectors_BLD, sequence.mask_BL)
 
 
 class StackedInput:
-    """Everything side by side: pooled vectors in the order of the spec, means of sequences, dense values."""
+    """All inputs concatenated: pooled vectors in the order of the spec, means of sequences, dense values."""
 
     def __init__(self, shape: Shape) -> None:
         some_values(shape, "this model")
@@ -39,7 +39,7 @@ class StackedInput:
         return _side_by_side(self.parts(inputs))
 
     def parts(self, inputs: Inputs) -> list[Tensor]:
-        """The same in parts, for `Mlp.over`: without a copy where all vectors are stacked already."""
+        """The same in parts, for `Mlp.over`, without a copy if all vectors are stacked already."""
         parts: list[Tensor] = []
         if inputs.vectors_BFD is not None and self._pooled:
             parts.append(inputs.vectors_BFD.flatten(1))
@@ -56,7 +56,7 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Fields:
-    """All slots as vectors of one length, for models that let them meet: pooled ones, then means of sequences."""
+    """All slots as vectors of one length, for models with interactions: pooled slots, then means of sequences."""
 
     def __init__(self, shape: Shape, model: str) -> None:
         slots = shape.pooled + shape.sequences
@@ -76,7 +76,7 @@ class Fields:
 
 
 class TaskScale(nn.Module):
-    """One term for all tasks: as it is for one task, scaled by a learnt factor (1 at first) for several."""
+    """A term that all tasks share. With several tasks it is scaled by a learnt factor for each, 1 at first."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class TaskScale(nn.Module):
 
 
 class FirstOrder(nn.Module):
-    """The sum of a sample's first-order weights, those of a sequence by their mean; nothing where no table has them."""
+    """The sum of a sample's first-order weights; a sequence adds its mean. Nothing if no table has such weights."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class FirstOrder(nn.Module):
 
 
 class Wide(nn.Module):
-    """The linear model: first-order weights, a linear map of the dense values (zeros at first), a bias."""
+    """The linear model: first-order weights, a linear map of the dense values (initially zeros), a bias."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Wide(nn.Module):
 
 
 class Mlp(nn.Sequential):
-    """Linear, ReLU, dropout, for each width; no layers give the input back."""
+    """Linear, ReLU, dropout for each width. Without layers, the output is the input."""
 
     def __init__(self, width: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
         layers: list[nn.Module] = []
@@ -147,9 +147,9 @@ class Mlp(nn.Sequential):
         self.width = width
 
     def over(self, parts: Sequence[Tensor]) -> Tensor:
-        """The perceptron on parts of its input: the first layer is a sum over them, which saves making them one.
+        """The perceptron on parts of its input. The first layer is a sum over the parts, so they are not concatenated.
 
-        Beside the copy itself this saves its gradient, which autograd would copy out of the whole again.
+        This saves the copy, and the copy of its gradient that autograd would make.
         """
         if len(parts) == 1 or not len(self):
             output: Tensor = self(_side_by_side(parts))
@@ -166,7 +166,7 @@ class Mlp(nn.Sequential):
 
 
 class Heads(nn.Module):
-    """From the shared trunk to one logit a task: one linear map, or a tower of layers each (Caruana 1997)."""
+    """From the shared trunk to one logit for each task: a linear map, or a tower of layers (Caruana 1997)."""
 
     def __init__(self, width: int, num_tasks: int, towers: Sequence[int] = (), dropout: float = 0.0) -> None:
         super().__init__()
@@ -193,5 +193,5 @@ def pairwise_sum(fields_BFD: Tensor) -> Tensor:
 
 
 def by_task(logits_BT: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-    """What a model returns: (B,) under the name of each task."""
+    """The return value of a model: (B,) under the name of each task."""
     return dict(zip(tasks, logits_BT.unbind(1), strict=True))

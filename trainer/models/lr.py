@@ -1,7 +1,7 @@
 """Logistic regression, or linear regression under loss "mse".
 
-Richardson, Dominowska, Ragno, "Predicting Clicks" (WWW 2007). One weight a sign, one a dense value, a bias; a table
-of dim = 0 is enough.
+Richardson, Dominowska, Ragno, "Predicting Clicks" (WWW 2007). One weight for each id, one for each dense value, and a
+bias; tables with dim = 0 are enough.
 """
 
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
-"""What a model needs of the slots: checked with the spec, and again when the model is built. No torch here.
+"""Requirements of models on the slots, checked with the spec and when a model is built. Does not import torch.
 
-Each raises SpecError, naming the slot or key and what to change.
+Each check raises SpecError, which names the slot or key and what to change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ Need = Callable[[Shape, str], None]
 
 
 def shape_of(schema: Schema, tables: Mapping[str, TableSection], tasks: Sequence[str]) -> Shape:
-    """All that a model is built from, by its spec."""
+    """The shape from which a model is built."""
 
     def shape(slot: Slot) -> SlotShape:
         table = tables[slot.sparse.table]
@@ -30,13 +30,13 @@ def shape_of(schema: Schema, tables: Mapping[str, TableSection], tasks: Sequence
 
 
 def some_slot(shape: Shape, model: str) -> None:
-    """There is a slot to learn from."""
+    """Require a slot to learn from."""
     if not shape.pooled and not shape.sequences and not shape.dense_size:
         raise SpecError(f"{model} needs a sparse or dense slot to learn from", "slots")
 
 
 def some_values(shape: Shape, model: str) -> None:
-    """There is a vector or a dense value."""
+    """Require a vector or a dense value."""
     if not sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size:
         raise SpecError(
             f"{model} needs vectors or dense values: there is no dense slot and every table has dim = 0", "model.name"
@@ -44,7 +44,7 @@ def some_values(shape: Shape, model: str) -> None:
 
 
 def vectors_of_one_length(shape: Shape, model: str) -> None:
-    """There are sparse slots, and all have vectors of one length."""
+    """Require sparse slots whose vectors all have one length."""
     slots = shape.pooled + shape.sequences
     if not slots:
         raise SpecError(f"{model} needs at least one sparse slot", "model.name")
@@ -62,7 +62,7 @@ def vectors_of_one_length(shape: Shape, model: str) -> None:
 
 
 def first_order(shape: Shape, model: str) -> None:
-    """Every sparse slot has first-order weights: without, a linear model would not see it."""
+    """Require first-order weights for every sparse slot: a linear model reads nothing else."""
     missing = [repr(slot.name) for slot in shape.pooled + shape.sequences if not slot.first_order]
     if missing:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Whether what a model returned is what the contract asks for; a user's own module is where it matters."""
+"""Checks the outputs of a model against the contract, above all those of a user's own module."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,9 +8,9 @@ from millrace.errors import SpecError
 
 
 def check_outputs(outputs: object, tasks: Sequence[str], num_samples: int) -> Mapping[str, Tensor]:
-    """`outputs` of a model, known to hold a (B,) tensor for each task. Raises SpecError. Cheap enough for each step."""
+    """`outputs`, checked to hold a (B,) tensor for each task. Raises SpecError. Cheap enough for each step."""
     if not isinstance(outputs, Mapping):
-        raise SpecError(f"the model returned a {type(outputs).__name__}; asked for is {{task: logits}}", "model")
+        raise SpecError(f"the model returned a {type(outputs).__name__}; expected is {{task: logits}}", "model")
     for task in tasks:
         output = outputs.get(task)
         if not isinstance(output, Tensor):
@@ -18,7 +18,7 @@ def check_outputs(outputs: object, tasks: Sequence[str], num_samples: int) -> Ma
             raise SpecError(f"the model returned no tensor for task {task!r}, but {named}", "model")
         if tuple(output.shape) != (num_samples,):
             raise SpecError(
-                f"the model's {task!r} has shape {tuple(output.shape)}; asked for is one value a sample, "
+                f"the model's {task!r} has shape {tuple(output.shape)}; expected is one value for each sample, "
                 f"({num_samples},)",
                 "model",
             )

@@ -1,6 +1,6 @@
-"""Names to models: Millrace's own, and a user's module by "package.module:Class".
+"""The registry of models: Millrace's own by name, and a user's module by "package.module:Class".
 
-Checking a spec needs no torch, so neither does importing this module; a model is imported when it is built.
+Checking a spec must not need torch, so this module does not import it. A model is imported when it is built.
 To add a model: one file beside this one, its settings in `settings.py`, one line in `MODELS`.
 """
 
@@ -35,7 +35,7 @@ class Entry:
     """"module:Class"."""
     settings: type[Section]
     needs: tuple[Need, ...]
-    """What it asks of the slots."""
+    """Its requirements on the slots."""
 
 
 VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
@@ -52,9 +52,9 @@ MODELS: Mapping[str, Entry] = {
 
 
 def check_section(section: ModelSection, shape: "Shape") -> None:
-    """Raise SpecError where the name is unknown, its settings are wrong, or the slots lack what it needs.
+    """Raise SpecError if the name is unknown, its settings are wrong, or the slots do not fit.
 
-    Of a user's class only the form is seen; `finding.check_class` looks for it.
+    For a user's class only the form is checked; `finding.check_class` looks for the class.
     """
     if section.name is None:
         split_class(section.class_path or "")
@@ -66,7 +66,7 @@ def check_section(section: ModelSection, shape: "Shape") -> None:
 
 
 def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
-    """The model of a spec, built; a user's module is found from `folder`, the spec's. Raises SpecError."""
+    """Build the model of a spec. A user's module is imported from `folder`, the spec's folder. Raises SpecError."""
     if section.name is not None:
         check_section(section, shape)
         entry = _entry(section.name)

@@ -1,6 +1,6 @@
-"""Settings of Millrace's own models: what may stand in [model.settings].
+"""Settings of Millrace's own models: the keys of [model.settings].
 
-No torch here, so that a spec is checked without it. The models themselves are one file each beside this one.
+This module does not import torch, so that a spec is checked without it. Each model is a file beside this one.
 """
 
 from typing import Annotated, Literal
@@ -24,14 +24,14 @@ class FmSettings(Section):
 
 
 class DeepSettings(Section):
-    """What every model with a multi-layer perceptron takes."""
+    """Settings of every model with a multi-layer perceptron."""
 
     hidden: Hidden = (128, 64)
     """Widths of the layers, each followed by ReLU."""
     dropout: Dropout = 0.0
-    """Share of each layer's outputs dropped while training; predictions taken before learning see it too."""
+    """Share of each layer's outputs that is dropped in training, also in the predictions before learning."""
     towers: Hidden = ()
-    """Widths of layers that each task has for itself, on top of the shared ones."""
+    """Widths of each task's own layers, on top of the shared ones."""
 
 
 class WideDeepSettings(DeepSettings):
@@ -53,7 +53,7 @@ class DcnSettings(DeepSettings):
     """dcn."""
 
     cross_layers: Layers = 2
-    """Number of cross layers: the highest degree of interactions less one."""
+    """Number of cross layers: the highest degree of interactions minus one."""
 
 
 class DcnV2Settings(DcnSettings):
@@ -62,11 +62,11 @@ class DcnV2Settings(DcnSettings):
     low_rank: Width | None = None
     """Rank of each cross layer's matrix; full unless set."""
     structure: Literal["parallel", "stacked"] = "parallel"
-    """"parallel": cross and deep part side by side; "stacked": the deep part reads what the cross part gives."""
+    """"parallel": cross and deep part side by side; "stacked": the deep part reads the output of the cross part."""
 
 
 class DlrmSettings(DeepSettings):
     """dlrm."""
 
     bottom: Hidden = (64,)
-    """Widths of the layers that dense values pass before they meet the vectors, less the last: the vectors' length."""
+    """Widths of the layers for dense values, without the last one, which has the length of the vectors."""
