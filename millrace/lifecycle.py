@@ -1,4 +1,4 @@
-"""How a process of Millrace starts and ends: signals raise a flag, exit codes mean something."""
+"""The start and end of a process of Millrace: signals raise a flag, exit codes have a meaning."""
 
 import os
 import signal
@@ -15,26 +15,26 @@ from millrace.printable import say
 
 
 class ExitCode(IntEnum):
-    """What the end of a process tells its launcher.
+    """The exit code of a process, which decides whether it is restarted.
 
-    A bug is not 1, as Python has it: what would come again must be told apart from what may not.
+    A bug is not 1, as in Python: errors that would come again differ from those that may not.
     """
 
     DRAINED = 0
-    """All is done."""
+    """All work is done."""
     FAILED = 1
-    """An error told to people that would come again: a wrong stream, a damaged log. Never restarted."""
+    """An error with a message for people, which would come again: a wrong stream, a damaged log. Never restarted."""
     BAD_CONFIG = 2
     """The job spec is wrong. Never restarted."""
     BUG = 70
-    """An exception nobody caught (sysexits.h: EX_SOFTWARE). Restarted: it may hang on how things fell in time."""
+    """An exception nobody caught (sysexits.h: EX_SOFTWARE). Restarted: it may depend on timing."""
     RETRY = 75
-    """A peer or broker was away, or time ran out (EX_TEMPFAIL). Restarted."""
+    """A peer or broker was unavailable, or a deadline passed (EX_TEMPFAIL). Restarted."""
 
 
 @contextmanager
 def on_stop_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Each SIGINT and SIGTERM calls `act`, which only notes it down; the old handlers come back at the end.
+    """Call `act` on each SIGINT and SIGTERM; the old handlers come back at the end. `act` only sets a flag.
 
     Main thread only.
     """
@@ -59,10 +59,10 @@ def stop_flag() -> Iterator[threading.Event]:
 
 
 def end_with_parent() -> None:
-    """Kill this process and its process group as soon as its standard input closes.
+    """Kill this process and its group as soon as its standard input closes.
 
-    The launcher holds the other end and never writes, so it closes when the launcher is gone, however it died.
-    The process must lead a group of its own.
+    The launcher holds the other end and never writes: it closes when the launcher is gone, however that ended.
+    The process must lead its group.
     """
 
     def watch() -> None:
@@ -74,7 +74,7 @@ def end_with_parent() -> None:
 
 
 def exit_code_of(main: Callable[[], None]) -> int:
-    """Run `main`; print an error made for people as such, and return the exit code it asks for.
+    """Run `main` and return the exit code. A MillraceError is printed as a message for people.
 
     Any other exception is a bug: its traceback is printed.
     """
@@ -83,7 +83,7 @@ def exit_code_of(main: Callable[[], None]) -> int:
     except MillraceError as error:
         say(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except Exception:  # noqa: BLE001  # the rim of every process: nothing is swallowed, the end says what it was
+    except Exception:  # noqa: BLE001  # the outermost frame of a process: printed, and reported by the exit code
         say(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         return ExitCode.BUG
     return ExitCode.DRAINED

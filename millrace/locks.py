@@ -1,4 +1,4 @@
-"""A lock between processes, on a file, with a bound on the wait. What it guards is its users' to say."""
+"""A lock between processes, on a file, with a bound on the wait. Its users define what it guards."""
 
 import fcntl
 import time
@@ -10,32 +10,32 @@ from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded
 
-_LOOK_AGAIN_S = 0.005
+_POLL_S = 0.005
 
 
 @contextmanager
 def locked(path: Path, deadline: Deadline) -> Iterator[int]:
     """Hold the lock on the file `path`, made if absent, against every other holder, in this process or another.
 
-    -> the file's descriptor: a process that inherits it holds the lock, too, from its first instant on. The lock ends
-    with those that hold it, however they end. Raises DeadlineExceeded where another kept it too long, and Unwritable
-    where it cannot be made.
+    -> the file's descriptor. A process that inherits it holds the lock, too, from its start. The lock ends with the
+    processes that hold it, however they end. Raises DeadlineExceeded where another held it too long, and Unwritable
+    where the file cannot be made.
     """
     with writing(path):
         lock = path.open("a")
     with lock as file:
-        while not _taken(file.fileno()):
+        while not _acquired(file.fileno()):
             if deadline.passed():
                 raise DeadlineExceeded(
-                    f"{path} is locked by another process, which did not let go in time: a worker of this job that is"
-                    " stopped or waits for its disk; `fuser` names it, end it or let it go on"
+                    f"{path} is locked by another process, which did not release it in time: a worker of this job that"
+                    " is stopped or waits for its disk; `fuser` names it, end it or let it continue"
                 )
-            time.sleep(min(_LOOK_AGAIN_S, deadline.left_s()))
-        yield file.fileno()  # closing the file lets go
+            time.sleep(min(_POLL_S, deadline.left_s()))
+        yield file.fileno()  # closing the file releases the lock
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock on the file `path` now."""
+    """Whether a process holds the lock on the file `path` now."""
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -46,7 +46,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _taken(file: int) -> bool:
+def _acquired(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,11 +1,12 @@
 """A pre-loaded parent that forks workers, so that one starts in milliseconds: `python -P -m millrace.nursery`.
 
-It imports what workers need and starts nothing: no thread of ours, no channel, no GPU, so that its forks are sound.
-(OpenBLAS and jemalloc do keep a thread each from their import on; both look after themselves in pthread_atfork.)
+It imports the modules that workers need and starts no thread, channel or GPU of ours: a fork copies one thread only.
+(OpenBLAS and jemalloc each keep a thread from their import on; both handle forks through pthread_atfork.)
+
 Requests come over a Unix socket, one datagram each: `{"id", "module", "argv", "cwd"}` with the descriptors of standard
-input and of output. It answers `{"id", "pid"}` with a pidfd, or `{"id", "error"}`; later `{"id", "code"}`, once the
-process and all its group are gone, and where it was the last, all that any of them left behind. It ends with the other
-end of the socket, and its children end with it.
+input and of output. The answer is `{"id", "pid"}` with a pidfd, or `{"id", "error"}`. `{"id", "code"}` follows once the
+process and its group are gone; after the last worker, also once everything is gone that any of them left behind. The
+forkserver ends when the other end of the socket closes, and its children end with it.
 
 The launcher's side is service.launcher.nursery.
 """
@@ -35,16 +36,16 @@ from millrace.deadline import Deadline
 from millrace.process import kill_group, wait_until_gone
 
 MAX_MESSAGE_BYTES = 64 << 10
-"""Bound of a request; a longer one is a bug."""
+"""Longest request; a longer one is a bug."""
 GROUP_S = 10.0
 """Longest wait for the rest of a killed group. The launcher ends a nursery that is silent for as long."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Of prctl(2): the signal a process gets when its parent dies; orphans below us become our children."""
+"""Options of prctl(2): the signal at the parent's death; adoption of the orphans below this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a child is to become: `python -m module *argv`."""
+    """The program of a child: `python -m module *argv`."""
 
     id: int
     module: str
@@ -53,11 +54,11 @@ class Request:
 
 
 class Nursery:
-    """The parent's side: forks, waits, tells. Single-threaded."""
+    """Forks children, waits for them, and reports. Single-threaded."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._children: dict[int, int] = {}  # request's id by process number
+        self._children: dict[int, int] = {}  # id of the request, by process number
         self._woken, wake = socket.socketpair()
         self._woken.setblocking(False)
         wake.setblocking(False)
@@ -67,9 +68,9 @@ class Nursery:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self, *, wait: bool) -> tuple[Request, list[int]] | None:
-        """Serve requests: those that are there, or, with `wait`, until the launcher is gone.
+        """Serve the requests that are there or, with `wait`, all requests until the launcher is gone.
 
-        Returns None in this process, and in a child the request with its descriptors.
+        Returns None in this process; in a child, the request with its descriptors.
         """
         while True:
             ready, _, _ = select.select([self._control, self._woken], [], [], None if wait else 0)
@@ -79,8 +80,8 @@ class Nursery:
                 message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
                 if not message:
                     self._end()
-                told = documents.parse_object(message, "the launcher's request")
-                request = Request(told["id"], told["module"], tuple(told["argv"]), told["cwd"])
+                raw = documents.parse_object(message, "the launcher's request")
+                request = Request(raw["id"], raw["module"], tuple(raw["argv"]), raw["cwd"])
                 if self._fork(request):
                     return request, descriptors
                 for descriptor in descriptors:
@@ -94,24 +95,24 @@ class Nursery:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell({"id": request.id, "error": f"cannot fork: {error.strerror}"})
+            self._report({"id": request.id, "error": f"cannot fork: {error.strerror}"})
             return False
         if pid == 0:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != nursery:  # it died before it could be asked for that
+            if os.getppid() != nursery:  # the parent died before the prctl
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             for ours in (self._control, self._woken, self._wake):
                 ours.close()
             return True
         self._children[pid] = request.id
-        pidfd = os.pidfd_open(pid)  # before it can be reaped, so its number is its own
-        self._tell({"id": request.id, "pid": pid}, pidfd)
+        pidfd = os.pidfd_open(pid)  # the child is not reaped yet, so its number is its own
+        self._report({"id": request.id, "pid": pid}, pidfd)
         os.close(pidfd)
         return False
 
     def _reap(self) -> None:
-        """Tell of children that are gone, when their groups are; orphans are let go while any worker lives."""
+        """Report children that are gone with their groups. While a worker lives, adopted orphans are only reaped."""
         try:
             while self._woken.recv(4096):
                 pass
@@ -128,26 +129,26 @@ class Nursery:
             number = self._children.pop(pid)
             if not self._children:
                 _kill_adopted()
-            self._tell({"id": number, "code": code})
+            self._report({"id": number, "code": code})
 
-    def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
+    def _report(self, message: dict[str, Any], *descriptors: int) -> None:
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
         except BrokenPipeError:
             self._end()
 
     def _end(self) -> None:
-        """The launcher is gone: so is everything here, stopped processes too."""
+        """The launcher is gone: end every process below this one, also stopped ones."""
         for pid in self._children:
             kill_group(pid)
         _kill_adopted()
-        os._exit(0)  # what libraries say of their own end is nobody's
+        os._exit(0)  # without the messages that libraries print at their end
 
 
 def load_kernels() -> None:
-    """Load what Numba has in its cache for the modules imported so far; what it has not stays for the workers.
+    """Load the kernels of the imported modules from Numba's cache. Workers compile those that are not in it.
 
-    Its dispatchers have no public way to ask for that, so the list of signatures is read where they keep it.
+    Dispatchers have no public call for this, so the signatures are read from their private index.
     """
     if "numba" not in sys.modules:
         return
@@ -163,7 +164,7 @@ def load_kernels() -> None:
 
 
 def become(request: Request, descriptors: Sequence[int]) -> None:
-    """In a child: run the request's module as `python -m` would. Raises what it raises, SystemExit as a rule."""
+    """In a child: run the module as `python -m` would. Raises what the module raises, usually SystemExit."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the launcher runs in the background
@@ -173,26 +174,26 @@ def become(request: Request, descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     os.chdir(request.cwd)
-    atexit.register(gc.unfreeze)  # else libraries that count what is theirs complain at the end
+    atexit.register(gc.unfreeze)  # else libraries that count their objects complain at the end
     setproctitle.setproctitle(" ".join(("python -m", request.module, *request.argv)))
     sys.argv = [request.module, *request.argv]
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 def _kill_adopted() -> None:
-    """End all our children. Workers are gone or dying: the others are what those started and left behind.
+    """End all children of this process. The workers are gone or dying; the others are orphans that they left behind.
 
-    Such may lead sessions of their own, as pipe commands do. While any worker lives, an orphan may be at work for it.
+    Orphans may lead sessions of their own, as pipe commands do. While a worker lives, an orphan may work for it.
     """
     while pids := _children():
         for pid in pids:
             kill_group(pid)
         for pid in pids:
-            os.waitpid(pid, 0)  # then its own children are ours, for the next round
+            os.waitpid(pid, 0)  # its own children become ours, for the next round
 
 
 def _children() -> list[int]:
-    """Process numbers of our children: each stays its own until we wait for it."""
+    """Process numbers of our children. A number is not used again until we wait for its process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -211,7 +212,7 @@ def main() -> None:
     """See module docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the socket to the launcher")
-    parser.add_argument("--preload", nargs="*", default=[], help="modules; requests are served after each")
+    parser.add_argument("--preload", nargs="*", default=[], help="modules to import; requests are served after each")
     arguments = parser.parse_args()
     nursery = Nursery(socket.socket(fileno=arguments.socket))
     child = None
@@ -222,7 +223,7 @@ def main() -> None:
             break
     if child is None:
         gc.collect()
-        gc.freeze()  # children share what is loaded, and never look through it
+        gc.freeze()  # children share the loaded objects, and their collectors skip them
         child = nursery.serve(wait=True)
     assert child is not None, "serving ends in a child only"
     become(*child)

@@ -1,7 +1,7 @@
-"""Which of many like events are written down: the first, the tenth, the hundredth. Pure but for what it remembers.
+"""Limits the log lines of repeated events: the first, the tenth, the hundredth of a kind is logged.
 
-A stranger chooses how often a refusal or a warning comes: what is written of it must be bounded, and still tell who
-tried, and how much. The audit log and the log of every server use it.
+A stranger decides how often a refusal or a warning occurs, so its lines must be bounded and still say who tried, and
+how often. The audit log and the log of every server use it. No clock: the time is an argument.
 """
 
 import threading
@@ -10,23 +10,23 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 QUIET_S = 600.0
-"""After so long without one of its kind, the next is a first again."""
+"""After so long without an event of its kind, the next one counts as a first."""
 BURST, PER_S = 100.0, 1 / 60
-"""Of all kinds so many are written at once, and then one a minute: half a million lines a year, at most."""
+"""Lines of all kinds together: so many at once, then one a minute; at most half a million a year."""
 MAX_KINDS = 4096
-"""Remembered at a time; beyond it the one is forgotten that came longest ago."""
+"""Most kinds remembered; beyond it the one that occurred longest ago is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tries that are left."""
+    """A token bucket: tries that are left."""
 
     tries: float
     at_s: float
-    """When there were so many."""
+    """The time of this count."""
 
     def after_failure(self, now_s: float, capacity: float, per_s: float) -> tuple["Bucket", float]:
-        """The bucket after one more failure, and the seconds until the next is allowed: 0 where this one was."""
+        """The bucket after one more failure, and the seconds until the next try is allowed; 0: this one was."""
         tries = min(capacity, self.tries + max(0.0, now_s - self.at_s) * per_s)
         if tries >= 1:
             return Bucket(tries - 1, now_s), 0.0
@@ -35,16 +35,16 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is to be written of an event."""
+    """What the log line of an event reports."""
 
     times: int
-    """How often it came, this time included, without a pause of QUIET_S."""
+    """How often it occurred, this time included, without a pause of QUIET_S."""
     left_out: int
-    """Of any kind: so many lines were not written since the last one, there being too many."""
+    """Lines of any kind that were left out since the last one, because there were too many."""
 
 
 class Occurrences:
-    """See module docstring. Any thread."""
+    """Counts events by kind. Any thread."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
@@ -52,7 +52,7 @@ class Occurrences:
         self._lock = threading.Lock()
 
     def note(self, kind: Hashable, now_s: float) -> Told | None:
-        """One more of `kind`; what is to be written of it, if anything."""
+        """Count one more of `kind`; what to log, or None."""
         with self._lock:
             times, last_s = self._kinds.pop(kind, (0, now_s))
             times = 1 if now_s - last_s > QUIET_S else times + 1
@@ -70,5 +70,5 @@ class Occurrences:
 
 
 def is_told(times: int) -> bool:
-    """Whether that many is 1, 10, 100, ..."""
+    """Whether `times` is 1, 10, 100, ..."""
     return str(times).strip("0") == "1"

@@ -1,8 +1,7 @@
-"""How urgent a thread is: work done ahead stands behind all others until someone waits for it; long work rests; who
-answers people goes first.
+"""The priority of threads: prefetching runs last until somebody waits for it, long work pauses, answers run first.
 
-Why: the threads of a matrix product wait for the slowest of them, so a thread that shares their cores for a few
-milliseconds delays every step. Linux only, and only where the process may take the word back (as root, or with
+Why: the threads of a matrix product wait for the slowest of them, so a thread that takes a core for a few milliseconds
+delays every step. This works on Linux, where the process may raise a lowered priority again (as root, or with
 RLIMIT_NICE): a thread that could not would starve on a busy machine. Elsewhere nothing happens.
 """
 
@@ -16,14 +15,14 @@ from pathlib import Path
 
 POLICIES = ("SCHED_IDLE", "SCHED_OTHER")
 AHEAD = -10
-"""Niceness of what goes first: of ten milliseconds that it and another want, it has nine."""
+"""Niceness of a thread that runs first: it gets nine of ten milliseconds that it and another thread want."""
 AUTOGROUP = Path("/proc/self/autogroup")
-"""Of this process's session: where the kernel shares cores among sessions, a thread's niceness counts within one."""
+"""The niceness of this session. Where the kernel groups by session, a thread's niceness counts only within its own."""
 
 
 @cache
 def can_yield() -> bool:
-    """Whether a thread of this process may step back, and forth again; tried once, on a thread that then ends."""
+    """Whether a thread may lower its priority and raise it again; tried once, on a thread that then ends."""
     if not all(hasattr(os, policy) for policy in POLICIES):
         return False
     allowed: list[bool] = []
@@ -43,7 +42,7 @@ def can_yield() -> bool:
 
 
 class Yielding:
-    """The urgency of one thread; made anywhere, `begin` called by the thread itself, the others by any."""
+    """The priority of one thread. That thread calls `begin`; any thread calls the others."""
 
     def __init__(self) -> None:
         self._thread_id: int | None = None
@@ -51,20 +50,20 @@ class Yielding:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """This thread is the one."""
+        """Take this thread as the one to manage."""
         self._thread_id = threading.get_native_id() if can_yield() else None
 
     def end(self) -> None:
-        """The thread is about to end: its id may be given to another."""
+        """The thread is about to end: the system may reuse its id."""
         with self._lock:
             self._thread_id = None
 
     def ahead(self) -> None:
-        """Nobody waits for the thread: all others go first."""
+        """Nobody waits for the thread: it runs after all others."""
         self._set(True)
 
     def awaited(self) -> None:
-        """Somebody waits for the thread: it is as urgent as any."""
+        """Somebody waits for the thread: it has normal priority."""
         self._set(False)
 
     def _set(self, is_ahead: bool) -> None:
@@ -76,25 +75,25 @@ class Yielding:
 
 
 class Pace:
-    """Lets one thread's long work rest now and then, for a share of the time that it worked.
+    """Pauses in one thread's long work, each for a share of the time that the thread worked.
 
-    Where training has every core, whatever runs beside it holds up all threads of a matrix product, niced or not.
+    Where training uses every core, other work delays all threads of a matrix product, whatever its niceness.
     """
 
     def __init__(self, share: float) -> None:
         self._share, self._rested_s = share, time.thread_time()
 
     def rest(self) -> None:
-        """Sleep for the share of what this thread worked since its last rest."""
+        """Sleep for the share of this thread's work since its last rest."""
         time.sleep(self._share * (time.thread_time() - self._rested_s))
         self._rested_s = time.thread_time()
 
 
 @contextmanager
 def ahead_of_others() -> Iterator[None]:
-    """This thread, those that it starts, and its session go first meanwhile, where that is allowed.
+    """This thread, the threads that it starts, and its session run first meanwhile, where that is allowed.
 
-    Why: an answer that takes two milliseconds waits for fifty where training has every core.
+    Why: an answer that takes two milliseconds waits for fifty where training uses every core.
     """
     try:
         before = os.getpriority(os.PRIO_PROCESS, 0)  # Linux: of this thread
@@ -114,7 +113,7 @@ def ahead_of_others() -> Iterator[None]:
 
 
 def _nice_of_session() -> int | None:
-    """None where sessions share nothing out."""
+    """None where the kernel does not group by session."""
     try:
         return int(AUTOGROUP.read_text().rpartition(" ")[2])
     except (OSError, ValueError):

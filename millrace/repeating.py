@@ -1,4 +1,4 @@
-"""Something done again and again on a thread of its own."""
+"""A function called repeatedly on a thread of its own."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(act: Callable[[], None], every_s: float, name: str) -> Iterator[None]:
-    """`act` is called every so often as long as the context lasts, on a thread of this name; it raises nothing."""
+    """Call `act` every `every_s` seconds, on a thread of this name, while the context lasts. `act` must not raise."""
     over = threading.Event()
 
     def run() -> None:

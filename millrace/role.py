@@ -1,6 +1,6 @@
-"""The Role service: how a worker is, a request to end, one to commit, and what else a chief is asked, over gRPC.
+"""The Role service over gRPC: a worker's status, requests to drain and to commit, and operations of rank 0.
 
-Every worker serves it; the launcher, the API and commands ask. What a status holds is the worker's business.
+Every worker serves it; the launcher, the API and commands call it. The worker decides what its status holds.
 """
 
 import json
@@ -18,19 +18,19 @@ from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2
 
 CLOSE_S = 1.0
-"""How long a call in flight may take to end when its server closes; then it is cut off."""
+"""Longest wait for a call in flight when its server closes; then it is cut off."""
 MAX_WORKERS = 4
-"""Calls answered at a time: an answer to `Operate` may wait for the shards, and a status must not wait for that."""
+"""Calls answered at a time. An answer to `Operate` may wait for the shards; a status must not wait for it."""
 
 SERVICE = role_pb2.DESCRIPTOR.services_by_name["Role"]
 
 Reply = TypeVar("Reply", bound=Message)
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""What a chief answers to what is asked of it, both as JSON; raises MillraceError for people."""
+"""Takes an operation and returns its answer, both as JSON. Raises MillraceError."""
 
 
 class _Servicer:
-    """The service's calls, each on a thread of the server."""
+    """The calls of the service, each on a thread of the server."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _Servicer:
 
 
 def finite(value: Any) -> Any:
-    """`value` for JSON: numbers that are none (an AUC without positives) become null."""
+    """`value` for JSON: numbers that are not finite (an AUC without positives) become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -77,7 +77,7 @@ def finite(value: Any) -> Any:
 
 
 class RoleServer:
-    """A served Role; `close` it, or use it as a context."""
+    """A running server. `close` it, or use it as a context."""
 
     def __init__(self, server: grpc.Server, address: str) -> None:
         self._server = server
@@ -85,7 +85,7 @@ class RoleServer:
         """See millrace.rpc.local_server."""
 
     def close(self) -> None:
-        """Stop serving and give the socket back."""
+        """Stop serving and release the socket."""
         self._server.stop(CLOSE_S).wait()
 
     def __enter__(self) -> "RoleServer":
@@ -103,10 +103,10 @@ def serve_role(
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
 ) -> RoleServer:
-    """Serve the Role on a unix socket beside `address_file`, then write its address there.
+    """Serve the Role on a unix socket beside `address_file`, then write its address to that file.
 
-    They are called on threads of the server: all but `answer` return at once, `drain` and `commit` only raise a flag. A
-    worker that leads no commits has no `commit`, one that leads no job no `answer`.
+    The callables run on threads of the server. All but `answer` return at once; `drain` and `commit` only raise a flag.
+    Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer`.
     """
     server, address = rpc.local_server(secret, max_workers=MAX_WORKERS, socket=sockets.beside(address_file))
     rpc.add_service(server, SERVICE, _Servicer(status, drain, commit, answer))
@@ -116,14 +116,14 @@ def serve_role(
 
 
 class RoleClient:
-    """Asks one worker. Any thread may call. Raises Unavailable, DeadlineExceeded, Refused."""
+    """Calls one worker. Any thread. Raises Unavailable, DeadlineExceeded, Refused."""
 
     def __init__(self, address: str, secret: str) -> None:
         self._address, self._secret = address, secret
         self._channel = rpc.open_channel(address)
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
-        """How the worker is, as it says."""
+        """The worker's status."""
         reply = self._call("Status", role_pb2.StatusRequest(), role_pb2.StatusReply, deadline)
         return documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
 
@@ -132,13 +132,13 @@ class RoleClient:
         self._call("Drain", role_pb2.DrainRequest(), role_pb2.DrainReply, deadline)
 
     def commit(self, deadline: Deadline) -> None:
-        """Ask the chief to make the state after its pass durable. Raises Refused where the worker leads no commits."""
+        """Ask rank 0 for a commit after its pass. Raises Refused where the worker leads no commits."""
         self._call("Commit", role_pb2.CommitRequest(), role_pb2.CommitReply, deadline)
 
     def operate(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """Ask the chief something.
+        """Send rank 0 an operation; its answer.
 
-        Raises NotYet where it is to be asked again, MillraceError where it says no: SpecError, if the wish is wrong.
+        Raises NotYet where the call should be repeated, SpecError for a wrong request, else MillraceError.
         """
         asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
         told = self._call("Operate", asked, role_pb2.OperateReply, deadline).reply_json
@@ -150,7 +150,7 @@ class RoleClient:
         return answer
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
     def _call(self, method: str, request: Message, reply: type[Reply], deadline: Deadline) -> Reply:

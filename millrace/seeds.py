@@ -1,4 +1,4 @@
-"""Every random choice has a seed derived from the job's and from what it is for."""
+"""Seeds: every random choice has one, derived from the job's seed and from its purpose."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""A worker as a process: `python -m MODULE --config FILE`, where FILE is its configuration as JSON."""
+"""The process of a worker: `python -m MODULE --config FILE`, where FILE is its configuration as JSON."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from millrace.errors import SpecError
 
 
 def main(description: str | None, start: Callable[[Path], None]) -> NoReturn:
-    """Read the command line, `start` with the path of the configuration, and end with the exit code of that."""
+    """Read the command line, call `start` with the path of the configuration, and exit with its exit code."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--config", type=Path, required=True, metavar="FILE")
     path = arguments.parse_args().config
@@ -21,7 +21,7 @@ def main(description: str | None, start: Callable[[Path], None]) -> NoReturn:
 
 
 def config_of(path: Path, model: type[Model]) -> Model:
-    """The file as a `model`. Raises SpecError."""
+    """The file at `path`, read and checked as a `model`. Raises SpecError."""
     try:
         raw = documents.read_object(path)
     except (OSError, ValueError) as error:
@@ -30,7 +30,7 @@ def config_of(path: Path, model: type[Model]) -> Model:
 
 
 def begin(name: str) -> None:
-    """Speak as `name`, and end with the launcher that started this process."""
+    """Log as `name`, and end with the launcher that started this process."""
     logs.setup(name)
-    if os.getpgrp() == os.getpid():  # a launcher started us; in a shell, standard input is a person's
+    if os.getpgrp() == os.getpid():  # started by a launcher; in a shell, standard input belongs to a person
         lifecycle.end_with_parent()

@@ -1,4 +1,4 @@
-"""What is wrong with a job although it goes on: pure, from its chief's status, for every way in which it is shown."""
+"""Alarms: what is wrong with a job that still runs. Pure, from the chief's status, for every display."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -7,36 +7,36 @@ from service.status import Status
 
 
 class Alarm(StrEnum):
-    """What an alarm is about; one text at a time for each."""
+    """The kinds of alarms. Each has at most one text at a time."""
 
     COMMITS = "commits"
     """Commits fail: a restart would go ever further back, and the job ends after `commit.max_failing`."""
     LOG = "log"
     """The log cannot be written: training waits, and the job ends after `commit.max_failing`."""
     STALLED = "stalled"
-    """A step stands still: a process that it needs does not answer, and after `train.step_deadline` all start anew."""
+    """A step is stalled: a process that it needs does not answer. After `train.step_deadline` all workers restart."""
     MIRROR = "mirror"
-    """The mirror is not written to, or falls behind."""
+    """The mirror cannot be written, or falls behind."""
     FORKED = "forked"
-    """A pass trained again came out otherwise, or libraries or hardware are others than the commit was made with."""
+    """A replayed pass gave other results, or the commit was made with other libraries or hardware."""
     SHRINK = "shrink"
-    """A shrink would take too many rows of a table, and waits for an operator."""
+    """A shrink would delete too many rows of a table, and waits for an operator."""
     DAMAGE = "damage"
     """Commits were damaged, and an older one was restored."""
 
     EXPORTS = "exports"
-    """Exports fail, or the command after one: serving has an older model than it should."""
+    """Exports, or the commands after them, fail: serving has an older model than it should."""
     GATES = "gates"
-    """An export is complete and did not pass its gates: nothing points to it."""
+    """A complete export did not pass its gates: nothing points to it."""
 
     @property
     def grave(self) -> bool:
-        """Whether the job ends if nobody does something."""
+        """Whether the job ends unless somebody acts."""
         return self in (Alarm.COMMITS, Alarm.LOG)
 
 
 def alarms(status: Status) -> dict[Alarm, str]:
-    """Every alarm that is on. A text changes only where what is wrong does."""
+    """Every active alarm with its text. A text changes only when its cause changes."""
     return dict(_found(status))
 
 
@@ -56,18 +56,18 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
         tables = "; ".join(held_text(table, facts) for table, facts in held.items())
         yield Alarm.SHRINK, f"a shrink waits, for it would take too much: {tables}"
     if damaged := status.texts("passed_over"):
-        told = "; ".join(f"{name}: {how}" for name, how in damaged.items())
-        yield Alarm.DAMAGE, f"damaged commits were passed over: {told}"
+        commits = "; ".join(f"{name}: {how}" for name, how in damaged.items())
+        yield Alarm.DAMAGE, f"damaged commits were passed over: {commits}"
     streams = status.exports()
-    if troubled := [text for stream, told in streams.items() if (text := _export_trouble(stream, told))]:
+    if troubled := [text for stream, export in streams.items() if (text := _export_trouble(stream, export))]:
         yield Alarm.EXPORTS, "; ".join(troubled)
-    gates = {stream: told.raw.get("failed_gates") for stream, told in streams.items()}
+    gates = {stream: export.raw.get("failed_gates") for stream, export in streams.items()}
     if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
 
 
 def _stall(status: Status, stalled: Status) -> str:
-    """Which pass stands still, since when at least, and what for."""
+    """The stalled pass, for how long at least, and what it waits for."""
     match stalled.text("waits_for"):
         case "pipe":
             why = "no samples come from the source or the pipe command"
@@ -85,15 +85,15 @@ def _stall(status: Status, stalled: Status) -> str:
 
 
 def held_text(table: str, held: Status) -> str:
-    """A shrink that waits: what it would take, why it waits, and what lets it go on."""
+    """A shrink that waits: its share of the rows, the reason, and the command that allows it."""
     why = held.text("why")
     of = f"table {table}, {held.number('fraction') or 0:.1%} of its rows"
     return f"{of}{why and f', since {why}'}: `{held.text('command')}` lets them go"
 
 
-def _export_trouble(stream: str, told: Status) -> str:
-    if failing := told.text("failing"):
-        return f"exports of {stream} fail, {told.text('name') or 'none'} is the last complete one: {failing}"
-    if error := told.text("command_error"):
-        return f"the command after export {told.text('name')} of {stream} failed: {error}"
+def _export_trouble(stream: str, export: Status) -> str:
+    if failing := export.text("failing"):
+        return f"exports of {stream} fail, {export.text('name') or 'none'} is the last complete one: {failing}"
+    if error := export.text("command_error"):
+        return f"the command after export {export.text('name')} of {stream} failed: {error}"
     return ""

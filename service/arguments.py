@@ -1,4 +1,4 @@
-"""Arguments that many commands have."""
+"""Arguments that several commands share."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The defaults that a job file takes: those that its store began with. What sets of defaults are: trainer.defaults."""
+"""Chooses the set of defaults for a job file: the one that its store began with. trainer.defaults has the sets."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,15 +15,15 @@ from trainer.respec import flat
 
 
 def as_begun(job: LoadedJob) -> LoadedJob:
-    """The job with the defaults that its store began with; its file may name another set. Raises SpecError."""
+    """The job with the defaults that its store began with, unless its file names another set. Raises SpecError."""
     logged = None if job.raw.get("defaults") else newest_spec(job.store)
     return job if logged is None else with_defaults(job, logged.get("defaults", FIRST))
 
 
 def newest_spec(store: Path) -> Mapping[str, Any] | None:
-    """The spec of the newest commit, or of the log where there is none; None where the store holds nothing of a run.
+    """The spec of the newest commit, or of the log where there is no commit; None where the store holds no run.
 
-    A path that can be no folder holds nothing: the store's claim refuses it. Raises LogDamaged, LogTooNew.
+    A path that cannot be a folder holds no run; the claim of the store refuses it. Raises LogDamaged, LogTooNew.
     """
     commits = Commits(store)
     try:
@@ -38,21 +38,21 @@ def newest_spec(store: Path) -> Mapping[str, Any] | None:
 
 
 def told_once(job: LoadedJob) -> str | None:
-    """Which old defaults hold for keys that the file leaves out, where the store does not hold every default yet.
+    """A note about old defaults in force for keys missing in the file; None where there is nothing to note.
 
-    From the next commit on it does.
+    It is made until the store has a commit that holds every default.
     """
     logged = newest_spec(job.store)
-    if logged is None or "defaults" in logged or not (kept := kept_defaults(job)):
+    if logged is None or "defaults" in logged or not (old := kept_defaults(job)):
         return None
     return (
-        "this store began with older defaults, which go on for keys that the job file leaves out: "
-        f"{', '.join(kept)}; to change one that may change, write it into the job file"
+        "this store began with older defaults, which stay in force for keys that the job file leaves out: "
+        f"{', '.join(old)}; to change one that may change, write it into the job file"
     )
 
 
 def kept_defaults(job: LoadedJob) -> list[str]:
-    """Defaults that hold because the store began with them, as "key = value (a new store: value)"."""
+    """Defaults in force because the store began with them, as "key = value (a new store: value)"."""
     newest = dict(flat(with_defaults(job, NEWEST_DEFAULTS).full))
-    kept = [(key, value) for key, value in flat(job.full) if key != "defaults" and newest.get(key) != value]
-    return [f"{key} = {value} (a new store: {newest.get(key, 'nothing')})" for key, value in kept]
+    old = [(key, value) for key, value in flat(job.full) if key != "defaults" and newest.get(key) != value]
+    return [f"{key} = {value} (a new store: {newest.get(key, 'nothing')})" for key, value in old]

@@ -1,6 +1,6 @@
-"""What the sections of a spec say about each other: pure checks, each naming the key, what is wrong and what may stand.
+"""Checks between the sections of a spec. Pure. Each error names the key, what is wrong, and what is allowed.
 
-The first mistake found is raised as SpecError. What a section can tell by itself, it checks itself.
+The first error is raised as SpecError. Checks within one section belong to that section.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,16 +18,16 @@ from trainer.models.needs import shape_of
 from trainer.models.registry import check_section
 
 RESERVED_COLUMNS = ("event", "error")
-"""Columns of the arrow protocol's answers that are no slots."""
+"""Columns of the answers in the arrow protocol that are not slots."""
 
 NUMBER = ("float", "uint64", "int64")
 
 
 def check_references(job: TrainerJob) -> None:
-    """Raise SpecError at the first section that names what is not there, or what cannot serve it."""
+    """Raise SpecError at the first reference to something that does not exist or does not fit."""
     schema = Schema.of(job.slots)
     if not schema.sparse and not schema.dense:
-        raise SpecError("all slots are meta: the model would be fed nothing", "slots")
+        raise SpecError("all slots are meta: the model would have no input", "slots")
     _check_tasks(job, schema)
     _check_sample_and_metrics(job, schema)
     _check_tables(job, schema)
@@ -40,7 +40,7 @@ def check_references(job: TrainerJob) -> None:
 
 
 def _number_slot(schema: Schema, name: str, path: str) -> None:
-    """`name` must be a meta slot that holds a number."""
+    """Raise SpecError unless `name` is a meta slot that holds a number."""
     slot = _slot(schema, name, path, (SlotKind.META,))
     assert isinstance(slot.entry, MetaSlot)
     if slot.entry.type not in NUMBER:
@@ -48,7 +48,7 @@ def _number_slot(schema: Schema, name: str, path: str) -> None:
 
 
 def _slot(schema: Schema, name: str, path: str, kinds: Collection[SlotKind]) -> Slot:
-    """The slot `name`, which must be of one of `kinds`."""
+    """The slot `name`. Raises SpecError unless it is of one of `kinds`."""
     fitting = [slot.name for slot in schema.slots if slot.kind in kinds]
     wanted = " or ".join(kind.value for kind in kinds)
     slot = schema.by_name.get(name)
@@ -108,8 +108,8 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
 def _check_exports(job: TrainerJob) -> None:
     if job.exports and not job.train.learn:
         raise SpecError(
-            "with train.learn = false the model never changes, so each export would be the last one again; leave "
-            "exports out (--set exports={})",
+            "with train.learn = false the model never changes, so all exports would be equal; leave exports out "
+            "(--set exports={})",
             "exports",
         )
     timed = next(iter(job.sources.values())).event_time.kind != "none"
@@ -124,14 +124,17 @@ def _check_exports(job: TrainerJob) -> None:
         if stream.delta_threshold > 0:
             if clearing is not None:
                 raise SpecError(
-                    f"stream {clearing!r} has one above 0 already, and its exports begin the count anew; only one may",
+                    f"stream {clearing!r} has one above 0 already, and its exports reset the count; only one may",
                     f"{path}.delta_threshold",
                 )
             clearing = name
 
 
 def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
-    """Raise SpecError where streams export to no place, or two to one; relative ones start at the spec's `folder`."""
+    """Raise SpecError for an impossible destination of exports, or one that two streams share.
+
+    Relative paths start at `folder`.
+    """
     known: dict[Destination, str] = {}
     for name, stream in job.exports.items():
         try:
@@ -142,7 +145,7 @@ def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
         if other != name:
             ours, theirs = (other, name) if stream.path is None else (name, other)
             raise SpecError(
-                f"leads to {place}, as stream {theirs!r} does: each needs a place of its own, for its current.json",
+                f"leads to {place}, as stream {theirs!r} does: each needs its own destination, for its current.json",
                 f"exports.{ours}.path",
             )
 
@@ -150,7 +153,7 @@ def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
 def _check_pipe(job: TrainerJob, schema: Schema) -> None:
     if job.pipe.protocol is Protocol.ARROW:
         for name in _overlap(RESERVED_COLUMNS, schema.by_name):
-            raise SpecError(f"slot {name!r}: the arrow protocol keeps this name for itself; rename the slot", "slots")
+            raise SpecError(f"slot {name!r}: the arrow protocol reserves this name; rename the slot", "slots")
         for slot in schema.sparse:
             if slot.sparse.weighted and (name := f"{slot.name}.weight") in schema.by_name:
                 raise SpecError(f"slot {name!r} has the name of the weights of slot {slot.name!r}; rename it", "slots")
@@ -172,4 +175,4 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
         _number_slot(schema, time.slot, f"{path}.slot")
     check_event_time(time, job.pipe.protocol, schema, path)
     if time.kind == "record" and isinstance(source, FilesSource):
-        raise SpecError('lines of files carry no time of their own; name a field or a slot, or kind = "none"', path)
+        raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)

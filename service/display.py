@@ -1,6 +1,6 @@
 """The live display of a run on a terminal: figures above, the workers' last lines below.
 
-`render` is pure; `LiveShow` draws it again and again. Plain text for everything else is service.lines' work.
+`render` is pure; `LiveShow` draws it repeatedly. service.lines makes plain text.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from service.status import Status
 
 REFRESH_PER_S = 4
 LOG_LINES = 8
-"""Lines of output shown; older ones are forgotten."""
+"""Lines of output shown; older ones are dropped."""
 
 STYLES = {
     "training": "green",
@@ -36,7 +36,7 @@ STYLES = {
 
 
 def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
-    """One picture of a run."""
+    """The display of a run at one moment."""
     state = status.text("state", "starting")
     learning = "" if status.raw.get("learning", True) else " · predicts only"
     title = f"[bold]{status.text('job')}[/] · [{STYLES.get(state, 'cyan')}]{state}[/]{learning}"
@@ -46,7 +46,7 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
         parts.append(metrics)
     if spent := time_text(status):
         parts.append(Text(f"time: {spent}", style="dim"))
-    parts += [Text(export_line(stream, told), style="dim") for stream, told in status.exports().items()]
+    parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports().items()]
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
     if restarts := restarts_text(status):
@@ -85,7 +85,7 @@ def _figures(status: Status) -> Table:
 
 
 def _metrics(status: Status) -> Table | None:
-    """AUC and log loss of each task, over the window and the job's life."""
+    """AUC and log loss of each task, over the window and over the job's life."""
     window, life = status.metrics("window"), status.metrics("life")
     if not window and not life:
         return None
@@ -104,19 +104,19 @@ def _metrics(status: Status) -> Table | None:
 
 
 class LiveShow:
-    """A picture that is redrawn in place on a terminal."""
+    """A display that is redrawn in place on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
 
     def on_line(self, worker: str, text: str) -> None:
-        """Keep a worker's line for the next picture."""
+        """Keep a worker's line for the next drawing."""
         self._lines.append(printable(labelled(worker, text)))
 
     @contextmanager
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Draw until the context ends; the last picture stays."""
+        """Draw until the context ends; the last drawing stays."""
 
         def picture() -> RenderableType:
             return render(Status(status()), tuple(self._lines))

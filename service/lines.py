@@ -1,4 +1,4 @@
-"""A job's progress and its end as lines of plain text: pure, for terminals and logs alike."""
+"""A job's progress and its end as lines of plain text, for terminals and logs. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,16 +7,16 @@ from service.alarms import alarms, held_text
 from service.status import Status
 
 MAX_SLOTS = 20
-"""Slots of a table that a summary names; the report has all."""
+"""Most slots of a table in a summary; the report has all."""
 
 
 def count(value: float | None) -> str:
-    """A count with thousands apart, or a dash."""
+    """A count with separators of thousands, or a dash."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def pending_text(table: Mapping[str, Any]) -> str:
-    """What an export's manifest says of a table's rows that were kept back, and by which thresholds."""
+    """The rows of a table that an export kept back, and by which thresholds, from its manifest."""
     by = ", ".join(f"{count(rows)} by {name}" for name, rows in table.get("pending_by", {}).items())
     return f"{count(table['pending'])} pending{by and f' ({by})'}"
 
@@ -27,7 +27,7 @@ def ratio(value: float | None) -> str:
 
 
 def progress_line(status: Status) -> str:
-    """One line: where a job stands."""
+    """The progress of a job in one line."""
     parts = [
         status.text("state", "starting"),
         f"pass {count(status.number('pass'))}",
@@ -40,7 +40,7 @@ def progress_line(status: Status) -> str:
     ]
     if (committed := status.part("commit").number("version")) is not None:
         parts.append(f"committed {count(committed)}")
-    if exported := [f"{stream} {count(told.number('version'))}" for stream, told in status.exports().items()]:
+    if exported := [f"{stream} {count(export.number('version'))}" for stream, export in status.exports().items()]:
         parts.append(f"exported {', '.join(exported)}")
     life = status.metrics("life")
     for task, window in status.metrics("window").items():
@@ -55,7 +55,7 @@ def progress_line(status: Status) -> str:
 
 
 def news(status: Status, before: Status | None) -> Iterator[str]:
-    """What a status tells that the one before did not: alarms that went on or off, then where the job stands."""
+    """Changes since the status before: alarms that began or ended, then progress."""
     now, then = alarms(status), {} if before is None else alarms(before)
     yield from (f"ALARM {text}" for alarm, text in now.items() if then.get(alarm) != text)
     yield from (f"alarm over: {text}" for alarm, text in then.items() if alarm not in now)
@@ -64,25 +64,25 @@ def news(status: Status, before: Status | None) -> Iterator[str]:
         yield line
 
 
-def export_line(stream: str, told: Status) -> str:
-    """One line: what of a stream of exports is there, and what is being made."""
+def export_line(stream: str, export: Status) -> str:
+    """The newest export of a stream, and the one in progress, in one line."""
     parts = [f"exports {stream}: none yet"]
-    if name := told.text("name"):
-        parts = [f"exports {stream}: {name}", f"{age(told.number('age_s'))} ago"]
-    if making := told.text("making"):
+    if name := export.text("name"):
+        parts = [f"exports {stream}: {name}", f"{age(export.number('age_s'))} ago"]
+    if making := export.text("making"):
         parts.append(f"making {making}")
     return ", ".join(parts)
 
 
 def restarts_text(status: Status) -> str:
-    """How often the workers were started again, and why; empty where they were not."""
+    """The number of restarts and the last reason; empty where there was none."""
     if not (restarts := status.number("restarts")):
         return ""
     return f"restarts {count(restarts)} (last: {status.text('last_death', '-')})"
 
 
 def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """A finished run, from the chief's report."""
+    """A finished run as lines, from the chief's report."""
     status = Status(report)
     yield f"events    {count(status.number('events'))}"
     yield f"samples   {count(status.number('samples'))}"
@@ -127,7 +127,7 @@ def _size_text(rows: float | None, size: float | None) -> str:
 
 
 def time_text(status: Status) -> str:
-    """Shares of the time by part, the largest first; empty where it is not known."""
+    """Shares of the time by part, the largest first; empty where they are not known."""
     seconds = status.counts("time_s")
     total_s = sum(seconds.values())
     parts = sorted(seconds, key=lambda part: (-seconds[part], part)) if total_s else []
@@ -135,7 +135,7 @@ def time_text(status: Status) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago, in the unit a person would use."""
+    """An age in a unit that suits people."""
     if seconds is None:
         return "-"
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -145,10 +145,10 @@ def age(seconds: float | None) -> str:
 
 
 def count_s(seconds: float | None) -> str:
-    """Seconds, or a dash."""
+    """Seconds with their unit, or a dash."""
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
 def labelled(worker: str, text: str) -> str:
-    """A line of output with its worker's name, unless its own head names it."""
+    """A line of output with its worker's name, unless its beginning has it."""
     return text if f"{worker}:" in text[:48] else f"{worker}| {text}"

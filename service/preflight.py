@@ -1,6 +1,6 @@
-"""What a job's start needs of this machine: looked at by `spec check`, and by a run before any worker starts.
+"""Checks of this machine for the start of a job, made by `spec check` and by a run before any worker starts.
 
-Nothing is started, written or connected to. What the spec says in itself is service.checks' matter.
+Nothing is started, written or connected to. service.checks checks the spec itself.
 """
 
 from dataset.config import FilesSource, KafkaSource
@@ -17,18 +17,18 @@ from trainer.models.finding import check_class
 from trainer.recovery import replay_first
 
 LIST_S = 60.0
-"""How long listing the files of a source may take."""
+"""Longest time to list the files of a source."""
 
 
 def check_job(job: LoadedJob) -> str | None:
-    """Raise SpecError where a run of the job would be refused at its start, as far as can be told without torch.
+    """Raise SpecError where a run would be refused at its start; a note where its data is missing, else None.
 
-    That leaves a GPU that is not there, and tensors of the model that [predict] names. Data may still come: where it
-    is missing, that is told, not raised.
+    Without torch, a missing GPU and the tensors that [predict] names are not checked. Missing data is no error: it may
+    still arrive.
     """
     job, missing = as_begun(job), None
     if _check_start(job, fresh=False):
-        replay_first(job.store, job.full)  # raises where rows do not survive what has changed
+        replay_first(job.store, job.full)  # raises where the rows do not fit the changed spec
     else:
         try:
             _check_files(job)
@@ -39,26 +39,26 @@ def check_job(job: LoadedJob) -> str | None:
 
 
 def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
-    """Raise SpecError before a run begins. Its data, and what has changed since the last run, are seen by the run."""
+    """Raise SpecError before a run begins. The run itself checks its data and changes since the last run."""
     _check_start(job, fresh=fresh)
     check_before(job, fresh=fresh)
 
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
-    """Whether the run goes on with what the store holds."""
+    """Whether the run continues one that the store holds."""
     prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
     ((name, source),) = job.spec.sources.items()
     if isinstance(source, KafkaSource):
-        from dataset.kafka_client import consumer_options  # it loads kafka-python
+        from dataset.kafka_client import consumer_options  # imports kafka-python
 
         consumer_options(source.options, job.folder, f"sources.{name}.options")
     return check_free(job.store, job.spec.name, fresh=fresh)
 
 
 def _check_files(job: LoadedJob) -> None:
-    """Of a job that begins, not from a mirror: one that goes on knows its files, and they may be gone."""
+    """For a new job without a mirror: one that continues knows its files, and they may be deleted by now."""
     ((_, source),) = job.spec.sources.items()
     if isinstance(source, FilesSource) and not source.follow and job.spec.store.mirror is None:
         spec, deadline = job.spec, Deadline.after(LIST_S)

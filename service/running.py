@@ -1,4 +1,4 @@
-"""One job in the foreground: claims its store, launches its workers, shows how it goes, tells how it ended."""
+"""`millrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
 
 import sys
 import threading
@@ -21,21 +21,21 @@ from service.status import Status
 from service.store import REPORT
 
 LINE_EVERY_S = 2.0
-"""How often plain text says where the job stands."""
+"""How often progress is printed as plain text."""
 
 
 GetStatus = Callable[[], Mapping[str, Any]]
 
 
 class Show(Protocol):
-    """How a run is shown while it goes on: a context that takes the workers' lines of output."""
+    """Shows a run: takes the workers' lines of output, and the status while a context lasts."""
 
     def on_line(self, worker: str, text: str) -> None:
         """Take one line of a worker's output. Any thread."""
         ...
 
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Show what `status` answers, again and again, until the context ends."""
+        """Show `status()` repeatedly until the context ends."""
         ...
 
 
@@ -50,10 +50,10 @@ class PlainShow:
         self._print(labelled(worker, text))
 
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Print progress and alarms from a thread, where they have changed."""
-        return _Ticking(lambda last: self._tell(Status(status()), last), self._every_s)
+        """Print progress and alarms on a thread, where they have changed."""
+        return _Ticking(lambda last: self._print_news(Status(status()), last), self._every_s)
 
-    def _tell(self, status: Status, last: Status | None) -> Status:
+    def _print_news(self, status: Status, last: Status | None) -> Status:
         for line in news(status, last):
             self._print(line)
         return status
@@ -63,7 +63,7 @@ class PlainShow:
 
 
 class _Ticking:
-    """Calls `act` with its own last answer every `every_s` on a thread, as long as the context lasts."""
+    """Calls `act` with its last return value, every `every_s` on a thread, while the context lasts."""
 
     def __init__(self, act: Callable[[Status | None], Status], every_s: float) -> None:
         self._act, self._every_s = act, every_s
@@ -81,14 +81,14 @@ class _Ticking:
         last: Status | None = None
         while not self._done.wait(self._every_s):
             last = self._act(last)
-        self._act(last)  # how it ended
+        self._act(last)  # the end
 
 
 def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
     """Run `job` to its end; returns the exit code.
 
-    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError, before any worker starts and the store is
-    touched, where the pipe command, the store or that address cannot be used.
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError where the pipe command, the store or that
+    address cannot be used, before any worker starts or the store is changed.
     """
     job = job if fresh else as_begun(job)
     check_run(job, fresh=fresh)
@@ -111,7 +111,7 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
 def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], AbstractContextManager[None]]]:
     """Hold the address, then serve the API there for a run.
 
-    What that takes is loaded here: most commands serve nothing, and all would start in twice the time.
+    The modules for it are imported here: most commands serve nothing, and all would need twice the time to start.
     """
     from service.api.app import Terms, app
     from service.api.problems import problem_of
@@ -133,7 +133,10 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
 
 
 def tell_end(outcome: Outcome, launcher: LocalLauncher, report: Mapping[str, Any], path: Path) -> int:
-    """Say how the run ended, on standard output if well, else on standard error with the first death's last lines."""
+    """Print the end of a run; the exit code.
+
+    A drained run goes to standard output, any other to standard error with the last lines of the first dead worker.
+    """
     if outcome.code == ExitCode.DRAINED:
         say(f"done: {outcome.reason}")
         for line in summary_lines(report) if report else ():

@@ -1,6 +1,6 @@
 """The job spec: composes the sections that the packages declare, and loads a spec from its file.
 
-What sections say about each other is checked by service.checks; each section checks itself.
+Each section checks itself; service.checks checks them against each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,31 +21,31 @@ from trainer.predict.config import PredictionRequest
 
 
 class Job(TrainerJob):
-    """A job, as a user writes it."""
+    """A job file, as a user writes it."""
 
     cluster: ClusterSection = ClusterSection()
-    """Processes."""
+    """The processes of the job."""
     predict: PredictionRequest | None = None
-    """What the newest version predicts once the stream has ended and all is trained."""
+    """The prediction that the newest version makes once the stream has ended and all is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A spec that has passed every check, and where it lies."""
+    """A spec that has passed every check, with its folders."""
 
     spec: Job
     raw: dict[str, Any]
-    """As the user wrote it, overrides applied, with "***" for secrets that are written out in it."""
+    """The spec as the user wrote it, with overrides applied and "***" for secrets written in it."""
     folder: Path
     """The spec's folder, absolute: relative paths start there."""
     store: Path
     """The store's folder, absolute; it need not exist."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Those secrets, by the path of their key: for private files of workers, and nothing else."""
+    """Those secrets, by the path of their key. Only private files of workers may hold them."""
 
     @classmethod
     def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
-        """The job of a spec with its secrets, which has passed every check as `spec`."""
+        """The job of `whole`, a spec with its secrets, which was checked as `spec`."""
         return cls(spec=spec, raw=without_secrets(whole), folder=folder, store=store, secrets=secrets_of(whole))
 
     def whole(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class LoadedJob:
         return dict(with_secrets(self.raw, self.secrets))
 
     def under(self, logged: Mapping[str, Any], store: Path) -> "LoadedJob":
-        """The job under a spec that its log holds, in `store`; the log has no secrets, so they are those of now."""
+        """The job under a spec from its log, in `store`. The log has no secrets; the present ones are used."""
         whole = with_secrets_of(logged, self.whole())
         return LoadedJob.of(validate(Job, whole), whole, self.folder, store)
 
     @property
     def full(self) -> dict[str, Any]:
-        """The spec with every default written out: what workers are given, and logs and commits hold."""
+        """The spec with every default written out, as workers, logs and commits have it."""
         cluster = self.spec.cluster.model_dump(mode="json")
         return in_full({**self.raw, "cluster": cluster}, unset=self.spec.defaults or NEWEST_DEFAULTS)
 
@@ -85,9 +85,9 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
 
 
 def with_defaults(job: LoadedJob, number: int) -> LoadedJob:
-    """The job with the defaults of that set for keys that its file leaves out. Raises SpecError.
+    """The job with set `number` of the defaults for keys that its file leaves out. Raises SpecError.
 
-    Settings of the model stay as they are written: outputs of predictions are known by them.
+    The model's settings stay as written: predictions are identified by them.
     """
     full = {**in_full(job.raw, unset=number), "model": job.raw["model"]}
     return replace(job, spec=validate(Job, with_secrets(full, job.secrets)))

@@ -1,6 +1,6 @@
-"""What the chief says of itself, as display and API read it: tolerant, for a key may be missing or null.
+"""Reads the chief's status for displays and the API. A key may be missing or null.
 
-The chief makes it (trainer); `Status` only names its parts.
+The chief (trainer) makes the status; `Status` only names its parts.
 """
 
 from collections.abc import Mapping
@@ -22,26 +22,26 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One answer of the chief."""
+    """One status of the chief."""
 
     raw: Mapping[str, Any]
 
     def text(self, key: str, default: str = "") -> str:
-        """A top-level text."""
+        """The text at a top-level key."""
         value = self.raw.get(key)
         return printable(value) if isinstance(value, str) else default
 
     def number(self, key: str) -> Number | None:
-        """A top-level number."""
+        """The number at a top-level key."""
         return _number(self.raw.get(key))
 
     def flag(self, key: str) -> bool | None:
-        """A top-level truth value."""
+        """The boolean at a top-level key."""
         value = self.raw.get(key)
         return value if isinstance(value, bool) else None
 
     def part(self, key: str) -> "Status":
-        """What is told below a top-level key; nothing, where it tells nothing."""
+        """The part at a top-level key; an empty one where it is missing."""
         return Status(_mapping(self.raw.get(key)))
 
     def parts(self, key: str) -> "dict[str, Status]":
@@ -53,7 +53,7 @@ class Status:
         return {printable(str(name)): printable(str(text)) for name, text in _mapping(self.raw.get(key)).items()}
 
     def counts(self, key: str) -> dict[str, Number]:
-        """A top-level mapping of names to numbers, without those that are none."""
+        """A top-level mapping of names to numbers, without values that are no numbers."""
         pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())
         return {str(name): value for name, value in pairs if value is not None}
 
@@ -63,9 +63,9 @@ class Status:
         return sum(counts.values()) if counts else None
 
     def exports(self) -> "dict[str, Status]":
-        """What is told of each stream of exports."""
-        told = self.part("operations").part("exporting")
-        return {str(stream): told.part(stream) for stream in told.raw}
+        """The status of each stream of exports."""
+        exporting = self.part("operations").part("exporting")
+        return {str(stream): exporting.part(stream) for stream in exporting.raw}
 
     def metrics(self, span: str) -> dict[str, dict[str, Number]]:
         """Metrics of "window", "life" or "pass": numbers by task and name."""

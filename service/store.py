@@ -1,6 +1,6 @@
-"""The store's folder as the launcher sees it: whose it is, whose run it holds, and clearing it.
+"""The folder of a job's store: its marker, its lock, the run that it holds, and its removal.
 
-What workers write into it is theirs; nothing here reads it.
+Nothing here reads the files of workers.
 """
 
 import json
@@ -18,44 +18,44 @@ from millrace.errors import DeadlineExceeded, SpecError
 from millrace.locks import is_locked, locked
 
 MARKER = "millrace.json"
-"""The file that says: this folder is a store. Without it nothing in a folder is ever removed."""
+"""The file that marks a folder as a store. Nothing in a folder without it is ever removed."""
 FORMAT = 1
-"""Number of a store's layout; a program that meets a newer one says so and leaves it alone."""
+"""Number of a store's layout. A store with a newer one is refused and left alone."""
 MAX_MARKER_BYTES = 1 << 20
-"""The longest marker, or note of a run, that is read."""
+"""Longest MARKER or RUN file."""
 LOCK = job_client.LOCK
-"""Held, as long as it lives, by the launcher whose run this is."""
-LOOK_S = 0.2
-"""How long who only looks whether it is held may keep it, see `in_use`."""
+"""The lock that the launcher of the run holds as long as it lives."""
+CHECK_S = 0.2
+"""Longest time that `in_use` may hold the lock while it checks it."""
 RUN = "run.json"
-"""Which job was started here, and when: written before anything else of a run, and the first to be removed."""
+"""The name of the job and its start. Of a run it is written first and removed first."""
 REPORT = "report.json"
-"""What the chief writes at the end; gone once the run goes on."""
+"""The chief's report at the end of a run; removed when the run continues."""
 WORKERS = job_client.WORKERS
-"""Private files of the running workers; gone when they are."""
+"""Private files of the running workers; removed with them."""
 LIVE = "live"
-"""The shards' rows while they work on them, a folder each and generation: what is told is in log and commits."""
+"""The rows that shards work on: a folder for each shard and generation. Log and commits hold what is durable."""
 RERUNS = "reruns"
 """Stores of reruns by number, and where commits that are verified are opened."""
 OUTPUT = "output"
-"""What the workers of a job that the service hosts print, see service.hosting.output."""
+"""The output of the workers of a hosted job; see service.hosting.output."""
 PAUSED = "paused"
-"""While it is there the chief plans no pass of events (trainer.planner)."""
+"""While this file exists, the chief plans no pass of events (trainer.planner)."""
 LETTERS = "dead_letters"
-"""Events that were rejected, see dataset.dead_letters."""
+"""Rejected events; see dataset.dead_letters."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", "holds", LIVE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED),
 )
-"""All that a run leaves in its store, and all that `--fresh` removes."""
+"""All files that a run leaves in its store, and all that `--fresh` removes."""
 
 
 @contextmanager
 def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
-    """Hold `store`, made if absent, for `job`: the run it holds goes on; `fresh` removes it and begins a new one.
+    """Hold `store`, made if absent, for `job`. Its run continues; `fresh` removes it and begins a new one.
 
-    Raises SpecError where the folder is no store, is in use, or holds another job's run and `fresh` is not asked for.
+    Raises SpecError where the folder is no store, is in use, or holds another job's run without `fresh`.
     """
     _make(store)
     with _locked(store, ""):
@@ -64,7 +64,7 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
         check_no_links(store)
         if (store / RUN).exists():
             _check_name(store, job)
-            (store / REPORT).unlink(missing_ok=True)  # it tells of an end that is none
+            (store / REPORT).unlink(missing_ok=True)  # the run has not ended after all
         else:
             _check_empty(store)
             _write(store / RUN, {"job": job, "started": datetime.now(UTC).isoformat(timespec="seconds")})
@@ -72,7 +72,7 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
 
 
 def check_run(store: Path, job: str) -> None:
-    """Raises SpecError where `store` holds no run of `job`."""
+    """Raise SpecError where `store` holds no run of `job`."""
     if not (store / MARKER).exists() or not (store / RUN).exists():
         raise SpecError(f"{store} holds no run; `millrace run` begins one", "store.path")
     _check_marker(store)
@@ -82,19 +82,19 @@ def check_run(store: Path, job: str) -> None:
 
 @contextmanager
 def stopped(store: Path, job: str) -> Iterator[None]:
-    """Hold the store of a job that was run and does not run now; none begins meanwhile.
+    """Hold the store of a job that does not run, so that no run begins meanwhile.
 
-    Raises SpecError where it runs, or the store holds no run of it.
+    Raises SpecError where the job runs, or the store holds no run of it.
     """
     check_run(store, job)
-    with _locked(store, "; this can be done while it is stopped only"):
+    with _locked(store, "; this is possible only while it is stopped"):
         yield
 
 
 def remove(store: Path, job: str) -> None:
-    """Remove the run that `store` holds, and with it the folder, unless there is something else in it.
+    """Remove the run in `store`, and the folder unless it holds other files.
 
-    A folder that is no store is left alone. Raises SpecError where it is in use, or holds another job's run.
+    A folder that is no store is left alone. Raises SpecError where it is in use or holds another job's run.
     """
     if not (store / MARKER).exists():
         return
@@ -119,14 +119,14 @@ def in_use(store: Path) -> bool:
 def _locked(store: Path, hint: str) -> Iterator[None]:
     with ExitStack() as held:
         try:
-            held.enter_context(locked(store / LOCK, Deadline.after(LOOK_S)))
+            held.enter_context(locked(store / LOCK, Deadline.after(CHECK_S)))
         except DeadlineExceeded:
-            raise SpecError(f"{store} is in use by a run that is still going on{hint}", "store.path") from None
+            raise SpecError(f"{store} is in use by a run that has not ended{hint}", "store.path") from None
         yield
 
 
 def _make(store: Path) -> None:
-    """Make sure that `store` is a folder with our marker, for its owner only; one with other things is left alone."""
+    """Make `store` a folder with a marker, for its owner only. A folder with other files is refused."""
     check_no_link(store / MARKER)
     check_no_link(store / LOCK)
     with _usable(store):
@@ -134,15 +134,15 @@ def _make(store: Path) -> None:
         if not (store / MARKER).exists():
             _check_bare(store)
             _write(store / MARKER, {"kind": "store", "format": FORMAT})
-        with suppress(PermissionError):  # a volume that somebody else has made for us
+        with suppress(PermissionError):  # a volume that another user made
             store.chmod(0o700)
     _check_marker(store)
 
 
 def check_free(store: Path, job: str, *, fresh: bool) -> bool:
-    """Whether a start of `job` goes on with a run that `store` holds.
+    """Whether a start of `job` would continue a run in `store`. Nothing is made or removed.
 
-    Raises SpecError where `claimed` would, but for a store that is in use. Nothing is made or removed.
+    Raises SpecError where `claimed` would, except for a store that is in use.
     """
     with _usable(store):
         above = next(path for path in (store, *store.parents) if path.exists())
@@ -181,15 +181,15 @@ def _check_bare(store: Path) -> None:
 
 
 def clear_live(store: Path) -> None:
-    """Remove the live rows of generations that are gone. Call it while none runs."""
-    shutil.rmtree(store / LIVE, ignore_errors=True)  # what stays is in nobody's way: a generation's are its own
+    """Remove the live rows of old generations. Call it while no generation runs."""
+    shutil.rmtree(store / LIVE, ignore_errors=True)  # files that stay do no harm: each generation has its own
 
 
 def check_no_links(store: Path) -> None:
-    """Raise Linked where something of a store, or of one of its folders, is a symbolic link.
+    """Raise Linked where a file of a store, or in one of its folders, is a symbolic link.
 
-    But WORKERS, which may be the launcher's own link to a private folder: it replaces whatever lies there, and follows
-    nothing (service.launcher.run_folder). Files of LETTERS are replaced, never followed, by all who write or read them.
+    WORKERS may be the launcher's own link to a private folder: the launcher replaces it and never follows it
+    (service.launcher.run_folder). Files in LETTERS are replaced, never followed, by all readers and writers.
     """
     for name in (name for name in (MARKER, LOCK, *MADE_BY_A_RUN) if name != WORKERS):
         path = check_no_link(store / name)
@@ -201,16 +201,16 @@ def check_no_links(store: Path) -> None:
 
 
 def _check_marker(store: Path) -> None:
-    """Raise SpecError where the marker is damaged, of something else, or of a newer layout."""
+    """Raise SpecError where the marker is damaged, not of a store, or of a newer layout."""
     path = store / MARKER
     whole = json.dumps({"kind": "store", "format": FORMAT})
     try:
-        told = documents.read_object(path, MAX_MARKER_BYTES)
+        marker = documents.read_object(path, MAX_MARKER_BYTES)
     except (OSError, documents.NotReadable) as error:
         raise SpecError(f"{error}: {whole}", "store.path") from error
-    number = told.get("format")
-    if told.get("kind") != "store" or type(number) is not int or number < 1:
-        raise SpecError(f"{path} is damaged, or no store's; a store's holds {whole}", "store.path")
+    number = marker.get("format")
+    if marker.get("kind") != "store" or type(number) is not int or number < 1:
+        raise SpecError(f"{path} is damaged or not of a store; the marker of a store holds {whole}", "store.path")
     if number > FORMAT:
         raise SpecError(
             f"{path} is of format {number}, and this Millrace reads format {FORMAT}; run the newer one, or choose "
@@ -236,7 +236,7 @@ def _check_name(store: Path, job: str) -> None:
 
 
 def _check_empty(store: Path) -> None:
-    """Without a RUN there must be nothing of a run: a clearing that was cut short would be taken for all there is."""
+    """Raise SpecError where files of a run exist without RUN: an interrupted removal must not pass for a whole run."""
     if left := [name for name in MADE_BY_A_RUN if (store / name).exists()]:
         raise SpecError(
             f"{store} holds parts of a run ({', '.join(left)}) but no {RUN}; put that back, or give --fresh",
@@ -254,6 +254,6 @@ def _clear(store: Path) -> None:
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
-    """Write `content` as JSON, whole or not at all. Raises Unwritable."""
+    """Write `content` as JSON, atomically. Raises Unwritable."""
     with writing(path):
         write_whole(REAL, path, json.dumps(content).encode())

@@ -1,7 +1,7 @@
-"""A job that begins with all that another one knew at a commit: rows, dense weights, metrics, places in the stream.
+"""Forks a job: another job begins with its whole state at a commit: rows, dense weights, metrics, stream positions.
 
-Unlike `millrace import`, which brings a model into a job of its own stream, a fork is of the same spec and goes on
-with the same events. The commit's files are never changed, so both stores share them by hard links.
+`millrace import` brings a model into a job with its own stream. A fork has the same spec and continues with the same
+events. The files of a commit never change, so both stores share them by hard links.
 """
 
 import os
@@ -18,16 +18,16 @@ from service.store import claimed
 from trainer.commits import FOLDER, Commit, CommitDamaged, Commits, sync_tree, write_manifest
 
 LEASE = "predict0"
-"""Who keeps the commit meanwhile, as service.past.choosing names them."""
+"""The holder of the commit meanwhile; names are those of service.past.choosing."""
 UNFINISHED = ".forking"
-"""Ends the name of the commit's folder until it is whole; nobody takes it for one."""
+"""Suffix of the commit's folder until it is complete. Such a folder counts as no commit."""
 
 
 def fork(store: Path, name: str, twin: LoadedJob) -> Commit:
-    """Have `twin`, whose store is empty, begin at the commit `name` of the job in `store`; the commit as it has it.
+    """Copy the commit `name` of the job in `store` to the empty store of `twin`; the new commit.
 
-    Its next run begins a timeline there, as one does at a commit that came from a mirror. Raises SpecError,
-    CommitDamaged, Unwritable, and MillraceError where the commit was pruned.
+    The next run of `twin` begins a timeline there, as after a fetch from a mirror. Raises SpecError, CommitDamaged,
+    Unwritable, and MillraceError where the commit was pruned.
     """
     commits = Commits(store)
     with leased(commits, name, LEASE), claimed(twin.store, twin.spec.name, fresh=False) as theirs:
@@ -37,7 +37,7 @@ def fork(store: Path, name: str, twin: LoadedJob) -> Commit:
 
 
 def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
-    """1. The files, under an unfinished name. 2. The manifest, which says whose it is now. 3. The rename: it exists."""
+    """1. Link the files under an unfinished name. 2. Write the new job's manifest. 3. Rename: the commit exists."""
     unfinished, there = store / FOLDER / f"{commit.name}{UNFINISHED}", store / FOLDER / commit.name
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(unfinished):
@@ -49,7 +49,7 @@ def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
         for folder in (path for path in unfinished.rglob("*") if path.is_dir()):
             REAL.sync_folder(folder)
         write_manifest(unfinished, _manifest(commit, twin))  # 2
-        REAL.make_folder(store / "log")  # whoever reads commits takes the lock in it
+        REAL.make_folder(store / "log")  # readers of commits take the lock in it
         REAL.rename(unfinished, there)  # 3
         sync_tree(there.parent)
     return Commits(store).read(commit.name)
@@ -62,7 +62,7 @@ def _manifest(commit: Commit, twin: LoadedJob) -> Mapping[str, Any]:
 
 
 def _shared(path: Path, target: Path) -> None:
-    """The same file under another name; a copy, where the two are on different disks."""
+    """Link `path` as `target`; copy it where the two are on different disks."""
     try:
         os.link(path, target)
     except OSError:

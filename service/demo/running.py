@@ -1,6 +1,6 @@
-"""The demo from its first line to its last: a service of its own in this process, two jobs in it, until both end.
+"""Runs the demo: a service of its own in this process with two jobs, until both have ended.
 
-What the jobs are is service.demo.plan's, what is seen of them service.demo.showing's.
+The jobs are defined in service.demo.plan and shown by service.demo.showing.
 """
 
 import importlib.util
@@ -40,55 +40,55 @@ from service.store import MARKER, REPORT, remove
 from trainer.commits import Commits, order_of
 
 LISTEN = "127.0.0.1:8080"
-"""Where the page is, if that is free."""
-LOOK_S = 0.1
+"""Address of the page, if it is free."""
+POLL_S = 0.1
 LINES = 4
-"""Of the workers' output, shown on a terminal."""
+"""Lines of the workers' output that a terminal shows."""
 GONE_S = 10.0
-"""How long launchers that were killed may take to be gone."""
+"""Longest wait for launchers that were killed."""
 PARTS = ("jobs", "predicting", "records.db", "service.lock", "trash", "kept")
-"""What a service keeps in its root; files beside the records' begin with their name."""
+"""Names in the root of a service. Files of the database begin with records.db."""
 
 
 def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, root: Path) -> int:
-    """Show the demo until its stream ends, or a signal; the exit code. Main thread only. Raises SpecError.
+    """Run the demo until its stream ends, or a signal; the exit code. Main thread only. Raises SpecError.
 
-    1. All is checked, then `root` is begun anew. 2. The service answers. 3. The job begins; its twin, once it knows
-    something. 4. Both have ended.
+    1. Check everything, then empty `root`. 2. Start the service. 3. Start the job, and its twin after some passes.
+    4. Wait until both have ended.
     """
     job = demo_job(root, events, overrides, time.time())  # 1
     check_command(job.spec.pipe, job.folder)
     address = listen or free_address(LISTEN)
     begin_anew(root)
-    logging.getLogger("service.hosting.supervisor").setLevel(logging.ERROR)  # what it does is seen in the picture
+    logging.getLogger("service.hosting.supervisor").setLevel(logging.ERROR)  # the display shows what it does
     with stop_requests() as asked, served(service_of(root, address, job)) as service:  # 2
         print(page_line(service.url), flush=True)
         demo = Demo(service.host, job)
         try:
-            demo.begin()  # before it is looked at
+            demo.begin()  # before the display reads its status
             with shown(demo.standing, Console()) as tick:
                 demo.run(asked, tick)  # 3, 4
         finally:
             demo.end()
-        return demo.told_end()
+        return demo.print_end()
 
 
 @dataclass
 class Requests:
-    """How often the demo was asked to end."""
+    """Counts the requests to end the demo."""
 
     number: int = 0
     wake: threading.Event = field(default_factory=threading.Event)
 
     def one_more(self) -> None:
-        """Ask."""
+        """Count a request."""
         self.number += 1
         self.wake.set()
 
 
 @contextmanager
 def stop_requests() -> Iterator[Requests]:
-    """SIGINT, SIGTERM, and that the terminal was closed, counted. Main thread only."""
+    """Count SIGINT, SIGTERM and SIGHUP (a closed terminal). Main thread only."""
     asked = Requests()
     with on_stop_signal(asked.one_more):
         before = signal.signal(signal.SIGHUP, lambda *_: asked.one_more())
@@ -99,18 +99,18 @@ def stop_requests() -> Iterator[Requests]:
 
 
 class Demo:
-    """The two jobs. `standing` may be called on any thread."""
+    """The two jobs. `standing` is for any thread."""
 
     def __init__(self, host: Host, job: LoadedJob) -> None:
         self._host, self._job, self._twin = host, job, twin_of(job)
         self._frozen = ""
 
     def begin(self) -> None:
-        """Make the job that learns. Raises SpecError."""
+        """Create the job that learns. Raises SpecError."""
         self._host.create(NewJob(spec=self._job.whole(), base=self._job.folder), NAME)
 
     def run(self, asked: Requests, tick: Callable[[], None]) -> None:
-        """Until both have ended. A first request stops them, a second one kills them."""
+        """Wait until both have ended. A first request stops them, a second one kills them."""
         done = 0
         while not self._over():
             tick()
@@ -119,27 +119,27 @@ class Demo:
                 self._stop() if done == 1 else self._kill()
             elif not done:
                 self._freeze()
-            asked.wake.wait(LOOK_S)
+            asked.wake.wait(POLL_S)
             asked.wake.clear()
 
     def standing(self) -> Standing:
-        """Where the two stand now."""
+        """The present status of both."""
         lines = [labelled(line.worker, line.text) for line in self._host.log_lines(NAME, None, -1, LINES)]
         twin = self._host.status(TWIN) if self._frozen else None
         return Standing(self._host.status(NAME), twin, self._frozen, lines)
 
     def end(self) -> None:
-        """Have no process left, whatever happened."""
+        """End both jobs, so that no process is left."""
         self._stop()
         deadline = Deadline.after(STOP_S + GONE_S)
         while not self._over():
             if deadline.passed():
                 self._kill()
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
-    def told_end(self) -> int:
-        """Say how it ended; the exit code."""
+    def print_end(self) -> int:
+        """Print how the demo ended; the exit code."""
         for job in self._jobs():
             if job.outcome is not None and job.outcome.code != ExitCode.DRAINED:
                 say(f"{job.name}:", *job.outcome.lines, sep="\n  ", file=sys.stderr)
@@ -153,7 +153,7 @@ class Demo:
         report = read_report(self._job.store / REPORT)
         for line in summary_lines(report) if report else ():
             print(line)
-        print(*told_race(standing), sep="\n")
+        print(*race_lines(standing), sep="\n")
         return ExitCode.DRAINED
 
     def _jobs(self) -> list[HostedJob]:
@@ -163,7 +163,7 @@ class Demo:
         return all(job.phase in AT_REST for job in self._jobs())
 
     def _freeze(self) -> None:
-        """Begin the twin where there is a commit of enough passes."""
+        """Start the twin once there is a commit of enough passes."""
         if self._frozen:
             return
         names = (name for name in Commits(self._job.store).names() if order_of(name)[1] >= FREEZE_AFTER)
@@ -185,10 +185,10 @@ class Demo:
             JobFolder(job.folder).kill()
 
 
-def told_race(standing: Standing) -> Iterator[str]:
-    """How the two did at the end."""
+def race_lines(standing: Standing) -> Iterator[str]:
+    """The comparison of both jobs at the end, as lines."""
     if standing.twin is None:
-        yield f"{TWIN} had no chance: it begins once {NAME} has committed {FREEZE_AFTER} passes"
+        yield f"{TWIN} did not run: it begins once {NAME} has committed {FREEZE_AFTER} passes"
         return
     mine, theirs = standing.aucs
     yield f"window AUC  {NAME} {ratio(mine)}  {TWIN} {ratio(theirs)} ({standing.frozen})"
@@ -196,14 +196,14 @@ def told_race(standing: Standing) -> Iterator[str]:
 
 
 def page_line(url: str) -> str:
-    """Where to look."""
+    """The line that names the page's address."""
     if importlib.util.find_spec("nicegui") is None:
         return f"no live page: pip install 'millrace[ui]' brings it; the API answers at {url}/v1/jobs"
     return f"open {url}/ to watch it live; Ctrl-C ends it"
 
 
 def free_address(listen: str) -> str:
-    """`listen`, or any free port of the same host where it is taken."""
+    """`listen`, or any free port of the same host where that is taken."""
     host, port = parse_address(listen)
     try:
         listening.listen(host, port, "listen").close()
@@ -213,23 +213,23 @@ def free_address(listen: str) -> str:
 
 
 def begin_anew(root: Path) -> None:
-    """Remove what an earlier demo left at `root`, its processes first. Raises SpecError where it is something else."""
-    if (root / MARKER).exists():  # the store of an earlier Millrace's demo
+    """End and remove an earlier demo at `root`. Raises SpecError where `root` holds other files."""
+    if (root / MARKER).exists():  # the demo of an early version was a store
         remove(root, "clicks")
     if not root.exists():
         return
     others = sorted(path.name for path in root.iterdir() if not path.name.startswith(PARTS))
     if others or not root.is_dir():
-        raise SpecError(f"{root} holds other things than a demo's ({', '.join(others[:3])}); move it away", "root")
+        raise SpecError(f"{root} holds files that are not of a demo ({', '.join(others[:3])}); move it away", "root")
     if is_locked(root / "service.lock"):
         raise SpecError(f"another demo runs in {root}; end it first", "root")
     folders = [JobFolder(path) for path in sorted(root.glob("jobs/*"))]
-    for folder in folders:  # of a demo that was killed: its jobs go on without it
+    for folder in folders:  # the jobs of a demo that was killed still run
         if folder.alive():
             folder.kill()
     deadline = Deadline.after(GONE_S)
     while any(folder.alive() for folder in folders):
         deadline.check(f"waiting for the jobs of an earlier demo in {root} to be gone")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     with writing(root):
         shutil.rmtree(root)

@@ -1,6 +1,6 @@
-"""What a newcomer sees of the demo on a terminal: the job that learns, and its AUC beside its frozen twin's.
+"""The display of the demo: the job that learns, and its AUC beside the AUC of its frozen twin.
 
-`race_line` and `render_race` are pure; elsewhere than on a terminal there is a line of text each while.
+`race_line` and `render_race` are pure. Without a terminal, a line of text is printed now and then.
 """
 
 import sys
@@ -25,29 +25,29 @@ from service.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the two stand."""
+    """The status of both jobs."""
 
     job: Status
     twin: Status | None = None
-    """None: it has not begun."""
+    """None: it has not started."""
     frozen: str = ""
-    """What the twin knows, in words."""
+    """The state at which the twin is frozen, in words."""
     lines: Sequence[str] = ()
-    """The last lines that workers printed."""
+    """The last lines of the workers' output."""
 
     @property
     def aucs(self) -> tuple[float | None, float | None]:
-        """The window's AUC of the first task: the job's, and its twin's."""
+        """The window AUC of the first task: of the job and of its twin."""
         return auc_of(self.job), None if self.twin is None else auc_of(self.twin)
 
 
 def auc_of(status: Status) -> float | None:
-    """The window's AUC of the first task; None where there is none yet."""
+    """The window AUC of the first task; None where there is none yet."""
     return next((figures.get("auc") for figures in status.metrics("window").values()), None)
 
 
 def ahead_of(aucs: tuple[float | None, float | None]) -> float | None:
-    """By how much the job that learns is better."""
+    """The AUC of the job that learns minus that of its twin."""
     job, twin = aucs
     return None if job is None or twin is None else job - twin
 
@@ -58,12 +58,12 @@ def ahead_text(ahead: float | None) -> str:
 
 
 def frozen_text(version: int, events: float | None) -> str:
-    """What the twin knows."""
+    """The state at which the twin is frozen, in words."""
     return f"frozen after {count(version)} passes, {count(events)} events"
 
 
 def race_line(standing: Standing) -> str:
-    """One line: the two side by side."""
+    """Both jobs in one line."""
     job, twin = standing.job, standing.twin
     parts = [f"{NAME} {job.text('state', 'starting')}, {count(job.number('events'))} events"]
     mine, theirs = standing.aucs
@@ -77,7 +77,7 @@ def race_line(standing: Standing) -> str:
 
 
 def render_race(standing: Standing) -> RenderableType:
-    """The two side by side, as a picture."""
+    """Both jobs side by side, for a terminal."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("", "window AUC", "events", "state"):
         table.add_column(heading, justify="left" if heading in ("", "state") else "right")
@@ -90,35 +90,32 @@ def render_race(standing: Standing) -> RenderableType:
     return Panel(table, title="every prediction is made before its event is learnt", title_align="left")
 
 
-Look = Callable[[], Standing]
-
-
 @contextmanager
-def shown(look: Look, console: Console) -> Iterator[Callable[[], None]]:
-    """Show what `look` answers as long as the context lasts; what it yields is to be called often meanwhile."""
+def shown(standing: Callable[[], Standing], console: Console) -> Iterator[Callable[[], None]]:
+    """Show `standing()` while the context lasts. The caller often calls the function that it yields."""
     if console.is_terminal:
 
         def picture() -> RenderableType:
-            standing = look()
-            return Group(render(standing.job, standing.lines), render_race(standing))
+            now = standing()
+            return Group(render(now.job, now.lines), render_race(now))
 
         with Live(console=console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
             yield lambda: None
     else:
-        ticker = _Lines(look)
+        ticker = _Lines(standing)
         yield ticker.tick
 
 
 class _Lines:
-    """Prints a line on standard error each while, where it has changed."""
+    """Prints a line on standard error now and then, where it has changed."""
 
-    def __init__(self, look: Look) -> None:
-        self._look, self._at_s, self._last = look, time.monotonic() + LINE_EVERY_S, ""
+    def __init__(self, standing: Callable[[], Standing]) -> None:
+        self._standing, self._at_s, self._last = standing, time.monotonic() + LINE_EVERY_S, ""
 
     def tick(self) -> None:
         if time.monotonic() < self._at_s:
             return
         self._at_s = time.monotonic() + LINE_EVERY_S
-        if (line := race_line(self._look())) != self._last:
+        if (line := race_line(self._standing())) != self._last:
             self._last = line
             say(line, file=sys.stderr, flush=True)

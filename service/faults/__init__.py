@@ -1,1 +1,1 @@
-"""Fault runs: a job is run again and again while its workers are killed, and must come out as if nothing had been."""
+"""Fault runs: a job runs repeatedly while its workers are killed, and must give the results of an undisturbed run."""

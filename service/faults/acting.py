@@ -1,6 +1,6 @@
 """One run of a job in which one worker of each generation dies, or is taken for dead, as planned.
 
-What the deaths are is service.faults.plan's; whether the run came out as it should, service.faults.rounds'.
+service.faults.plan draws the deaths; service.faults.rounds judges the results.
 """
 
 import signal
@@ -35,57 +35,58 @@ from trainer.log_file import file_name, record_of
 from trainer.records import ExportedOperation, ExportOperation, PassClose
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
-"""Restarts without a pause and, in effect, without a limit: deaths are what is asked for."""
+"""Restarts without a pause and, in effect, without a limit: the deaths are wanted."""
 MAX_UNASKED = 4
-"""Generations of a run that may end otherwise before it is given up: restarts have no other bound."""
-LOOK_S = 0.01
-"""How often the log is looked at for new passes."""
+"""Most generations of a run that end in another way than planned; then the run is given up."""
+POLL_S = 0.01
+"""How often the log is read for new passes."""
 STOPPED_S = 3.0
-"""How long a stopped worker stays so at most: it may hold the store's lock, for which the next generation waits."""
+"""Longest time that a worker stays stopped: it may hold the lock for which the next generation waits."""
 END_S = 60.0
-"""How long a trainer that was taken for dead, and goes on, may take to find out and to end: twice trainer.succession's
-LOOK_S, and what a loaded machine adds. A shard asks nobody."""
+"""Longest time for a trainer that was taken for dead, and continues, to notice it and end: twice the polling interval
+of trainer.succession, and more on a loaded machine. A shard does not check."""
 
 
 class TooManyDeaths(MillraceError):
-    """Workers die that were not told to."""
+    """Workers die without being told to."""
 
 
 @dataclass
 class Died:
-    """A death as it came."""
+    """A death as it happened."""
 
     death: Death
-    """What was planned."""
+    """The planned death."""
     generation: int
     point: Point | None = None
-    """Where the worker killed itself; None where it was killed, or stopped, at an instant."""
+    """The failpoint at which the worker died; None where it was killed or stopped at an instant."""
     at_s: float = 0.0
     recovered_s: float | None = None
-    """From the death to the first pass closed that was not before, of an exporter's to the first export complete;
-    None where another death came first."""
+    """Time from the death to the first new close, of an exporter to the first complete export; None where another death
+    came first."""
     old: dict[str, HeldChild] = field(default_factory=dict)
     """Workers that were taken for dead."""
     old_codes: dict[str, int | None] = field(default_factory=dict)
-    """What they ended with by themselves; None for those that did not, as nobody asked anything of them."""
-    went_on: bool = False
+    """Their exit codes; None for those that did not end by themselves."""
+    continued: bool = False
+    """Whether the workers in `old` run again."""
 
     @property
     def elsewhere(self) -> Point | None:
-        """Where the chief killed itself because the planned death did not come."""
+        """The failpoint at which the chief died, where the planned death did not happen."""
         planned = self.death.point if isinstance(self.death, AtPoint) else None
         return None if self.point is planned else self.point
 
-    def go_on(self) -> None:
-        """Let those that were taken for dead run again."""
-        self.went_on = True
+    def resume(self) -> None:
+        """Let the workers that were taken for dead run again."""
+        self.continued = True
         for child in self.old.values():
             child.signal(signal.SIGCONT)
 
 
 @dataclass
 class Tail:
-    """What a generation logs, as its files of the log grow."""
+    """Reads the log of a generation as it grows."""
 
     log: Path
     generation: int
@@ -93,7 +94,7 @@ class Tail:
     offset: int = 0
 
     def new_records(self) -> list[AnyRecord]:
-        """What was appended since the last look."""
+        """The records appended since the last call."""
         path = self.log / file_name(self.generation, self.part)
         if not path.exists():
             return []
@@ -109,50 +110,50 @@ class Tail:
 
 
 class Deaths:
-    """The deaths of one run, one a generation; after the last planned one the run goes on to its end."""
+    """The deaths of one run, one per generation. After the last planned one the run continues to its end."""
 
     def __init__(self, store: Path, planned: Iterator[Death], fallback: Fault | None = None) -> None:
-        """`fallback`: where the chief dies if the planned point is not come to; that death is tried again then."""
+        """`fallback`: where the chief dies if the planned failpoint is not reached; that death is then tried again."""
         self.died: list[Died] = []
         self.missed: list[AtPoint] = []
-        """Deaths at points that were not come to, twice."""
+        """Deaths at failpoints that were not reached, twice."""
         self.unasked: dict[int, str] = {}
-        """Generations that ended in another way than was planned, and how."""
+        """Generations that ended in another way than planned, and how."""
         self.closes: dict[int, Mapping[str, Any]] = {}
-        """Every close that the log ever had, by number."""
+        """Every close ever logged, by number."""
         self.workers = Holding(Spawner())
         self._log, self._planned, self._fallback = store / "log", planned, fallback
         self.log = store.with_name(f"{store.name}-log")
-        """Every record that the log ever had, once the run is over."""
+        """A folder with every record ever logged, once the run is over."""
         self._current: Death | None = None
         self._again: AtPoint | None = None
         self._tail = Tail(self._log, 0)
         self._began_s = 0.0
         self._num_closes = self._num_exports = 0
         self._closed_s = 0.0
-        """When the generation did last what is counted."""
+        """When the generation last closed a pass or cut an export."""
         self._acted, self._reason = False, ""
-        self._lock = threading.Lock()  # between the launcher's thread, the workers' readers and the watch
+        self._lock = threading.Lock()  # for the launcher's thread, the readers of workers and the watch
 
     @property
     def waiting(self) -> Death | None:
-        """The death that the end of the stream forestalled."""
+        """The planned death that did not happen because the stream ended."""
         return None if self._last() else self._current
 
     def read_closes(self) -> None:
-        """What the log ever said, once the run is over."""
+        """Read every close ever logged, once the run is over."""
         self._keep_log()
         self.closes = {number: record.body for number, record in History.of(read(self.log)).closes.items()}
 
     def _keep_log(self) -> None:
-        """Keep the log's files from being pruned, under second names: an old chief may still write to one of them."""
+        """Link the log's files, so that pruning does not remove them. An old chief may still write to one of them."""
         self.log.mkdir(exist_ok=True)
         for path in self._log.glob("*.log"):
             with suppress(FileExistsError, FileNotFoundError):
                 (self.log / path.name).hardlink_to(path)
 
     def faults(self, generation: int, worker: str) -> Sequence[Fault]:
-        """What a worker that starts now is told; see service.launcher.generation.Faults."""
+        """The failpoints of a worker that starts now; see service.launcher.generation.Faults."""
         with self._lock:
             if generation != self._tail.generation:
                 self._next(generation)
@@ -165,39 +166,39 @@ class Deaths:
         return found
 
     def on_line(self, worker: str, text: str) -> None:
-        """Listen for last words, which are heard before the next generation starts."""
+        """Note the last words of workers. They arrive before the next generation starts."""
         if worker == LAUNCHER:
             self._reason = text
         if text.startswith(LAST_WORDS):
             point = Point(text.removeprefix(LAST_WORDS))
             with self._lock:
                 self._note(point)
-                if point in OF_EXPORTERS:  # its chief passed them on
-                    self._go_on_within()
+                if point in OF_EXPORTERS:  # the chief passed them on
+                    self._next_within()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Act at instants and measure, on a thread, as long as the context lasts. No process is left at its end."""
+        """Kill at instants and measure, on a thread, while the context lasts. No process is left at its end."""
 
         def look() -> None:
             with self._lock:
                 self._look(time.monotonic())
 
         try:
-            with repeating(look, LOOK_S, "faults"):
+            with repeating(look, POLL_S, "faults"):
                 yield
         finally:
             self._end_old()
 
     def _next(self, generation: int) -> None:
-        """Another generation starts: what is to become of it."""
+        """Another generation starts: choose its death."""
         self._look(time.monotonic())
         last = self._last()
         if self._current is not None and last is None:
             self.unasked[self._tail.generation] = self._reason
             if len(self.unasked) > MAX_UNASKED:
                 raise TooManyDeaths(
-                    f"{len(self.unasked)} generations ended in another way than asked for: {self._reason}"
+                    f"{len(self.unasked)} generations ended in another way than planned: {self._reason}"
                 )
         missed = self._current if isinstance(self._current, AtPoint) else None
         if missed is not None and (last is None or last.point is not missed.point) and self._again is None:
@@ -207,36 +208,36 @@ class Deaths:
                 self.missed.append(self._again)
             self._again, self._current = None, next(self._planned, None)
         self._tail = Tail(self._log, generation)
-        self._count_anew()
+        self._reset_counts()
         self.workers.children.clear()
 
-    def _go_on_within(self) -> None:
-        """An exporter died, and the generation goes on: what is to become of it then."""
+    def _next_within(self) -> None:
+        """An exporter died and the generation continues: choose its next death."""
         self._again, self._current = None, next(self._planned, None)
-        assert self._current is None or isinstance(self._current, AtInstant), "too late to tell a worker of a point"
-        self._count_anew()
+        assert self._current is None or isinstance(self._current, AtInstant), "a running worker cannot be armed"
+        self._reset_counts()
 
-    def _count_anew(self) -> None:
+    def _reset_counts(self) -> None:
         self._began_s, self._num_closes, self._num_exports, self._acted = time.monotonic(), 0, 0, False
 
     def _last(self) -> Died | None:
-        """How the present death came, if it did."""
+        """The present death, if it has happened."""
         last = self.died[-1] if self.died else None
         return last if last and (last.generation, last.death) == (self._tail.generation, self._current) else None
 
     def _look(self, now_s: float) -> None:
         self._keep_log()
-        self._hear(self._tail.new_records() if self._tail.generation else [], now_s)
+        self._count(self._tail.new_records() if self._tail.generation else [], now_s)
         death = self._current
         if isinstance(death, AtInstant) and not self._acted and self._is_due(death, now_s):
             self._act(death)
-        for died in (each for each in self.died if each.old and not each.went_on):
+        for died in (each for each in self.died if each.old and not each.continued):
             late = now_s - died.at_s > STOPPED_S or (self._num_closes and died.generation < self._tail.generation)
             if late:
-                died.go_on()
+                died.resume()
 
-    def _hear(self, records: Sequence[AnyRecord], now_s: float) -> None:
-        """Count what is new in the log, and see who has recovered."""
+    def _count(self, records: Sequence[AnyRecord], now_s: float) -> None:
+        """Count new closes and exports, and note recoveries."""
         contents = [record.content for record in records]
         closes = sum(isinstance(each, PassClose) for each in contents)
         exports = sum(isinstance(each, ExportOperation) for each in contents)
@@ -256,24 +257,24 @@ class Deaths:
         return now_s - (self._closed_s if death.closes or death.exports else self._began_s) >= death.delay_s
 
     def _act(self, death: AtInstant) -> None:
-        if self._last() is not None:  # another way was faster
+        if self._last() is not None:  # it has died in another way
             return
         if death.worker == EXPORTER:
             if kill_exporter():
                 self._note(None)
-                self._go_on_within()
+                self._next_within()
             return
-        meant = self.workers.children
+        victims = self.workers.children
         if death.worker != EVERYBODY:
-            meant = {death.worker: meant[death.worker]} if death.worker in meant else {}
-        if not meant:  # not started yet
+            victims = {death.worker: victims[death.worker]} if death.worker in victims else {}
+        if not victims:  # not started yet
             return
         self._acted = True
         self._note(None)
         if death.stopped:
-            self.died[-1].old = {name: child for name, child in meant.items() if child.stop()}
+            self.died[-1].old = {name: child for name, child in victims.items() if child.stop()}
             return
-        for child in meant.values():
+        for child in victims.values():
             child.kill()
 
     def _note(self, point: Point | None) -> None:
@@ -282,20 +283,20 @@ class Deaths:
 
     def _end_old(self) -> None:
         for died in self.died:
-            died.go_on()
+            died.resume()
             trainers_first = sorted(died.old, reverse=True)
             died.old_codes = {name: died.old[name].end(end_s(name)) for name in trainers_first}
 
 
 def end_s(worker: str) -> float:
-    """How long a worker may take to find out that it was replaced, and to end."""
+    """Longest time for a worker to notice that it was replaced, and to end."""
     return END_S if worker.startswith("trainer") else 0.0
 
 
 def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> Outcome:
-    """Run `job` in its store, begun anew, to its end. Main thread only."""
+    """Run `job` to its end in its store, which is emptied before. Main thread only."""
 
-    def heard(worker: str, text: str) -> None:
+    def both(worker: str, text: str) -> None:
         deaths.on_line(worker, text)
         on_line(worker, text)
 
@@ -308,7 +309,7 @@ def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> Outcome:
         launcher = LocalLauncher(
             job.spec.name,
             phases(job, folder),
-            heard,
+            both,
             launcher=ProcessLauncher(deaths.workers),
             restarts=AT_ONCE,
             faults=deaths.faults,

@@ -1,4 +1,4 @@
-"""`millrace faults`: reads arguments, runs the rounds, prints what they came to."""
+"""`millrace faults`: reads arguments, runs the rounds, prints their results."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ from service.faults.table import table_of, total_line
 from service.lines import labelled
 
 BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
-BY_RERUN = "every close and the digest, compared with a rerun of the run's own log; each wish acted once"
+BY_RERUN = "every close and the digest, compared with a rerun of the run's own log; each request acted once"
 
 
 class _Quiet:
-    """Keeps the workers' lines in a file; see service.running.Show."""
+    """Writes the workers' lines to a file. See service.running.Show."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,8 @@ def faults(
 
 
 def _trouble(found: Round) -> str:
-    unasked = [f"generation {number} ended unasked: {reason}" for number, reason in found.unasked.items()]
+    unasked = [
+        f"generation {number} ended in another way than planned: {reason}" for number, reason in found.unasked.items()
+    ]
     text = "; ".join([*found.wrong, *unasked])
     return f"; {text} ({found.store})" if text else ""

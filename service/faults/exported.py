@@ -1,6 +1,6 @@
-"""What a run exported: as its log tells it, and as it lies there at the end; and what of it may never be.
+"""The exports of a run, from its log and from its folders, for a comparison of two runs; and checks of each export.
 
-Two runs of which closes are alike have the same, where streams wait their turn (exports.<stream>.on_late).
+Two runs with equal closes have equal exports, where streams wait for their turn (exports.<stream>.on_late).
 """
 
 from collections import Counter
@@ -22,18 +22,18 @@ from trainer.records import ExportedOperation, ExportOperation
 
 OperationT = TypeVar("OperationT", ExportOperation, ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")
-"""What the log says of an export that is cut, and must be the same."""
+"""Fields of a logged export that must be equal in two runs."""
 TIMES, SAMPLED = ("made_at", "passed_at"), ("golden", "files")
-"""What manifests say and may differ: when, and of which samples the golden predictions are. A trainer takes those that
-it saw last, and one that has just started saw few. Files are compared themselves."""
+"""Fields of manifests that may differ: times, and the samples of the golden predictions. A trainer takes the samples
+that it saw last, and one that has just started saw few. Files are compared by themselves."""
 GOLDEN = "golden.parquet"
 
 Exported = Mapping[str, Any]
-"""By what is told: of a stream, of a folder, of a file."""
+"""Compared values, by a description for people."""
 
 
 def exported_of(job: LoadedJob, log: Path) -> Exported:
-    """All that is to be the same in two runs. `log`: every record that there ever was."""
+    """All values that must be equal in two runs. `log`: a folder with every record ever logged."""
     found: dict[str, Any] = {}
     for each in _operations(log, ExportOperation):
         found[f"{each.stream} {each.timeline}/{each.name} as it was cut"] = {key: getattr(each, key) for key in CUT}
@@ -45,7 +45,7 @@ def exported_of(job: LoadedJob, log: Path) -> Exported:
 
 
 def troubles(job: LoadedJob, log: Path) -> Iterator[str]:
-    """What may never be once a run has ended, in words."""
+    """Violations of what holds for exports once a run has ended, in words."""
     cut = Counter((each.stream, each.timeline, each.name) for each in _operations(log, ExportOperation))
     ends = list(_operations(log, ExportedOperation))
     over = Counter((each.stream, each.timeline, each.name) for each in ends)
@@ -63,7 +63,7 @@ def troubles(job: LoadedJob, log: Path) -> Iterator[str]:
 
 
 def _incomplete(folder: Path) -> Iterator[str]:
-    """Of a stream: what has no _DONE, or is not as its manifest says; what is told twice, or points nowhere."""
+    """Exports of a stream without _DONE or unlike their manifests; wrong lines in DONEFILE and names in CURRENT."""
     done = {str(path.parent.relative_to(folder)) for marker in MARKERS for path in folder.glob(f"*/*/{marker}")}
     for path in sorted(folder.glob("*/*")):
         name = str(path.relative_to(folder))
@@ -76,26 +76,28 @@ def _incomplete(folder: Path) -> Iterator[str]:
             yield f"{name} does not give its golden predictions: {manifest['golden']['why']}"
         there = {each.name for each in path.iterdir()} - {MANIFEST, *MARKERS}
         if there != set(files):
-            yield f"{name} has {sorted(there ^ set(files))} otherwise than its manifest"
+            yield f"{name} differs from its manifest in {sorted(there ^ set(files))}"
         yield from (f"{name}/{file} is damaged" for file in there & set(files) if _differs(path / file, files[file]))
     lines = (folder / DONEFILE).read_text(encoding="utf-8").splitlines() if done else []
-    told = Counter(documents.parse_object(line, DONEFILE)["path"] for line in lines)
-    yield from (f"{path} is in {DONEFILE} {count} times" for path, count in told.items() if count > 1)
-    yield from (f"{path} is not in {DONEFILE}" for path in sorted(done - told.keys()))
+    listed = Counter(documents.parse_object(line, DONEFILE)["path"] for line in lines)
+    yield from (f"{path} is in {DONEFILE} {count} times" for path, count in listed.items() if count > 1)
+    yield from (f"{path} is not in {DONEFILE}" for path in sorted(done - listed.keys()))
     chain = documents.read_object(folder / CURRENT)["chain"] if (folder / CURRENT).exists() else []
-    yield from (f"{CURRENT} names {path}, which is not there" for path in chain if path not in done)
+    yield from (f"{CURRENT} names {path}, which does not exist" for path in chain if path not in done)
 
 
-def _differs(path: Path, told: Mapping[str, Any]) -> bool:
+def _differs(path: Path, listed: Mapping[str, Any]) -> bool:
     stored = hash_of(path)
-    return (stored.sha256, stored.num_bytes) != (told["sha256"], told["bytes"])
+    return (stored.sha256, stored.num_bytes) != (listed["sha256"], listed["bytes"])
 
 
 def _content(path: Path) -> Any:
-    """What two runs must have in common of a file."""
+    """The content of a file that must be equal in two runs."""
     if path.name in (MANIFEST, CURRENT):
-        told = {key: value for key, value in documents.read_object(path).items() if key not in TIMES + SAMPLED}
-        return told | {"gates": {name: gate for name, gate in told.get("gates", {}).items() if name != "golden"}}
+        manifest = {key: value for key, value in documents.read_object(path).items() if key not in TIMES + SAMPLED}
+        return manifest | {
+            "gates": {name: gate for name, gate in manifest.get("gates", {}).items() if name != "golden"}
+        }
     if path.name == DONEFILE:
         return [
             documents.parse_object(line, DONEFILE)["path"] for line in path.read_text(encoding="utf-8").splitlines()
@@ -105,7 +107,7 @@ def _content(path: Path) -> Any:
 
 def _folders(job: LoadedJob) -> Iterator[tuple[str, Path]]:
     for stream, section in job.spec.exports.items():
-        assert section.path is not None, "a run's own: service.faults.rounds"
+        assert section.path is not None, "service.faults.rounds sets it"
         yield stream, Path(section.path) / job.spec.name
 
 
@@ -114,7 +116,7 @@ def _operations(log: Path, cls: type[OperationT]) -> Iterator[OperationT]:
 
 
 def differing(wanted: Exported, found: Exported) -> list[str]:
-    """What differs, in words: the first few, and how many."""
+    """The differences, in words: the first few, and the number of the others."""
     wrong = [what for what in sorted({*wanted, *found}) if wanted.get(what) != found.get(what)]
-    more = [f"{len(wrong) - 3} more of exports"] if len(wrong) > 4 else []
+    more = [f"{len(wrong) - 3} more differences of exports"] if len(wrong) > 4 else []
     return [*(wrong[:3] if more else wrong), *more]

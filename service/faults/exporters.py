@@ -1,4 +1,4 @@
-"""Finds the exporter of the job that this process runs: a child of its chief's, whom only the system knows."""
+"""Finds and kills the exporter of the job that this process runs. It is a child of the chief, so /proc is searched."""
 
 import os
 import signal
@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 MODULE = b"trainer.exports"
-"""What an exporter runs."""
+"""The module that an exporter runs."""
 PROC = Path("/proc")
 PARENT = 1
-"""Field of /proc/<n>/stat behind the name, from 0."""
+"""Number of the field in /proc/<n>/stat, from 0 after the name."""
 
 
 def kill_exporter() -> bool:
-    """Kill it, if there is one."""
+    """Kill the exporter; whether there was one."""
     found = [pid for pid in map(int, filter(str.isdecimal, os.listdir(PROC))) if _exports(pid) and _is_ours(pid)]
     with suppress(ProcessLookupError):
         for pid in found:

@@ -1,6 +1,6 @@
-"""Workers that can be taken for dead while they are only stopped: what a machine cut off for a while looks like.
+"""Workers that are stopped while their launcher takes them for dead, as on a machine that is cut off for a while.
 
-When one is, and when it goes on, is service.faults.acting's to say.
+service.faults.acting decides when a worker is stopped and when it continues.
 """
 
 import queue
@@ -15,15 +15,15 @@ from typing import TextIO, cast
 
 from service.launcher.child import Child, Starter
 
-MAX_WORDS = 100
+MAX_LINES = 100
 """Lines of output kept of a process that was taken for dead."""
 
 
 class _Lines:
-    """The output of a process as its launcher reads it: ends when the process is taken for dead."""
+    """The output of a process as its launcher reads it. It ends when the process is taken for dead."""
 
     def __init__(self) -> None:
-        self.put: queue.SimpleQueue[str] = queue.SimpleQueue()  # as long as what is read at once
+        self.put: queue.SimpleQueue[str] = queue.SimpleQueue()  # no bound: the launcher reads it at once
 
     def __enter__(self) -> "_Lines":
         return self
@@ -36,16 +36,16 @@ class _Lines:
 
 
 class HeldChild:
-    """A process that its launcher may be told is dead: it then lives, until `end`, on our account. See Child."""
+    """A process that its launcher may take for dead. It then lives until `end`. See Child."""
 
     def __init__(self, child: Child) -> None:
         self._child, self._lines = child, _Lines()
         self.output = cast(TextIO, self._lines)
-        self.words: deque[str] = deque(maxlen=MAX_WORDS)
-        """What it said after it was taken for dead."""
-        self._told: Future[int] = Future()  # to the launcher
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        """Its output after it was taken for dead."""
+        self._reported: Future[int] = Future()  # the exit code for the launcher
         self._ended: Future[int] = Future()
-        self._lock = threading.Lock()  # between its end and being taken for dead
+        self._lock = threading.Lock()  # it ends first, or it is taken for dead first
         self._taken_for_dead = False
         self._reader = threading.Thread(target=self._read, name="held-output", daemon=True)
         self._reader.start()
@@ -67,7 +67,7 @@ class HeldChild:
 
     def wait(self) -> int:
         """See Child."""
-        return self._told.result()
+        return self._reported.result()
 
     def let_go(self) -> None:
         """See Child."""
@@ -75,18 +75,18 @@ class HeldChild:
             self._child.let_go()
 
     def stop(self) -> bool:
-        """Stop the process and tell its launcher that it was killed; False where it has ended before."""
+        """Stop the process and report to its launcher that it was killed; False where it ended before."""
         with self._lock:
-            if self._told.done():
+            if self._reported.done():
                 return False
             self._child.signal(signal.SIGSTOP)
             self._taken_for_dead = True
         self._lines.put.put("")
-        self._told.set_result(-signal.SIGKILL)
+        self._reported.set_result(-signal.SIGKILL)
         return True
 
     def end(self, within_s: float) -> int | None:
-        """After `stop` and SIGCONT: its exit code if it ends by itself in time; gone in any case."""
+        """After `stop` and SIGCONT: its exit code if it ends by itself in time, else None. It is gone in any case."""
         try:
             return self._ended.result(within_s)
         except TooLate:
@@ -101,7 +101,7 @@ class HeldChild:
         with self._child.output as output:
             while line := output.readline():
                 if self._taken_for_dead:
-                    self.words.append(line.rstrip("\n"))
+                    self.lines.append(line.rstrip("\n"))
                 else:
                     self._lines.put.put(line)
         self._lines.put.put("")
@@ -111,11 +111,11 @@ class HeldChild:
         self._ended.set_result(code)
         with self._lock:
             if not self._taken_for_dead:
-                self._told.set_result(code)
+                self._reported.set_result(code)
 
 
 class Holding:
-    """A starter of such processes; knows those that were started last by their workers' names."""
+    """A starter of such processes. It knows the newest one of each worker's name."""
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
@@ -124,5 +124,5 @@ class Holding:
     def start(self, command: Sequence[str], folder: Path) -> HeldChild:
         """See Starter."""
         child = HeldChild(self._starter.start(command, folder))
-        self.children[Path(command[-1]).stem] = child  # its private file
+        self.children[Path(command[-1]).stem] = child  # the name of its configuration file
         return child

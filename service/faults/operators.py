@@ -1,6 +1,6 @@
-"""Operators of a job that is killed again and again: each wish is asked for until it has acted, under one id.
+"""An operator of a job that is killed repeatedly: each request is repeated under one id until it has acted.
 
-When each acts depends on when it is asked for, so what such a run comes to is compared with a rerun of its own log.
+The version at which a request acts depends on timing, so such a run is compared with a rerun of its own log.
 """
 
 import threading
@@ -22,32 +22,32 @@ from trainer.log import read
 from trainer.records import RequestedOperation
 
 MAX_WISHES = 40
-"""Of one run: while there are wishes a stream that is at its end goes on with passes of no events."""
+"""Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""
 MAX_PAUSE_S = 0.3
-"""Between two wishes, at most."""
-AGAIN_S = 0.05
-"""Before one is asked for again."""
+"""Longest pause between two requests."""
+REPEAT_S = 0.05
+"""Pause before a request is repeated."""
 CALL_S = 5.0
 MAX_SIGN = 300
-"""Signs that are forgotten are below."""
+"""Feature ids to forget are below it."""
 RATES = (0.01, 0.02, 0.05)
-"""Learning rates that are set."""
+"""Learning rates to choose from."""
 
 
 @dataclass
 class Wish:
-    """What an operator wants."""
+    """One operation that the operator requests."""
 
     body: Mapping[str, Any]
-    """With its id."""
+    """The operation, with its id."""
     version: int | None = None
-    """From which on the job says that it holds; None: it has not acted, as far as the operator knows."""
+    """The version from which on it holds, as the job answered; None: no such answer yet."""
     refused: str = ""
-    """Why it is not done."""
+    """Why the job refuses it."""
 
 
 class Operators:
-    """One operator, who has one wish at a time."""
+    """One operator with one request at a time."""
 
     def __init__(self, spec: Job, store: Path, seed: int) -> None:
         self.wishes: list[Wish] = []
@@ -56,7 +56,7 @@ class Operators:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """On a thread, as long as the context lasts."""
+        """Send requests on a thread while the context lasts."""
         thread = threading.Thread(target=self._work, name="operator", daemon=True)
         thread.start()
         try:
@@ -67,13 +67,13 @@ class Operators:
 
     def _work(self) -> None:
         while len(self.wishes) < MAX_WISHES and not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
-            wish = Wish({**self._draw(), "id": f"wish-{len(self.wishes):04d}"})
+            wish = Wish({**self._draw(), "id": f"request-{len(self.wishes):04d}"})
             self.wishes.append(wish)
             while not self._over.is_set() and wish.version is None and not wish.refused:
-                self._ask(wish)
-                self._over.wait(AGAIN_S)
+                self._send(wish)
+                self._over.wait(REPEAT_S)
 
-    def _ask(self, wish: Wish) -> None:
+    def _send(self, wish: Wish) -> None:
         try:
             with JobClient(self._store).rank0() as client:
                 answer = client.operate({"do": "ask", "operation": wish.body}, Deadline.after(CALL_S))
@@ -100,7 +100,7 @@ class Operators:
 
 
 def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
-    """What did not act once, as asked for, in words. `log`: every record that there ever was."""
+    """Requests that did not act exactly once, in words. `log`: a folder with every record ever logged."""
     history = History.of(read(log))
     logged = Counter(
         record.content.id for record in history.operations if isinstance(record.content, RequestedOperation)
@@ -121,5 +121,5 @@ def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
 
 
 def carried_out(wishes: list[Wish]) -> int:
-    """How many have acted."""
+    """The number of requests that have acted."""
     return sum(wish.version is not None for wish in wishes)

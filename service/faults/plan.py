@@ -1,4 +1,7 @@
-"""Which worker is to die, and where: pure. Who makes it so is service.faults.acting."""
+"""Draws the deaths of fault runs: which worker dies, and where or when. Pure.
+
+service.faults.acting carries them out.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,43 +11,43 @@ from millrace.points import Point
 
 CHIEF = "trainer-0"
 OF_TRAINERS = frozenset({Point.BEFORE_CLOSE})
-"""Points that every trainer comes to."""
+"""Failpoints that every trainer reaches."""
 OF_SHARDS = frozenset(
     {Point.PARTLY_PUSHED, Point.SNAPSHOT_TAKEN, Point.ROWS_WRITTEN, Point.CHECKPOINT_MADE, Point.RESTORE_LINKED}
 )
-"""Points that every shard comes to, or the trainer with an embedded one. The others are the chief's."""
+"""Failpoints that every shard, or the trainer with an embedded one, reaches. All others are the chief's."""
 OF_OPERATIONS = frozenset({Point.OPERATION_LOGGED, Point.OPERATED})
-"""Points that a chief comes to where something happens at closes beside learning."""
+"""Failpoints that a chief reaches only where operations act at closes."""
 EXPORTER = "exporter"
-"""The process that makes exports, a child of the chief's: no generation ends with it."""
+"""The process that makes exports, a child of the chief. Its death does not end the generation."""
 OF_EXPORTERS = frozenset({Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE})
-"""Points that an exporter comes to."""
+"""Failpoints that an exporter reaches."""
 OF_EXPORTS = OF_EXPORTERS | {Point.EXPORT_CUT}
-"""Points that are come to where there are exports."""
+"""Failpoints that are reached only where there are exports."""
 EVERYBODY = "everybody"
-"""All workers of a generation at once: a machine that was cut off."""
+"""All workers of a generation at once, as on a machine that is cut off."""
 OFTEN = frozenset({Point.PLAN_LOGGED, Point.LOG_WRITTEN, Point.LOG_SYNCED, Point.PARTLY_PUSHED, Point.CLOSED})
-"""Points that a generation comes to again and again."""
+"""Failpoints that a generation reaches repeatedly."""
 MAX_HIT = 3
-"""At which time of coming to such a point a worker dies, at most."""
+"""A worker dies when it reaches such a failpoint for the first, second, ... or this time."""
 MAX_START_S = 0.8
-"""Half of the random instants are so long after a generation's start at most,"""
+"""Half of the random instants come at most so long after the start of a generation."""
 MAX_CLOSES, MAX_DELAY_S = 3, 0.05
-"""half so many new passes, and then so long. Longer ones would use the stream up."""
+"""The other half come at most so long after so many new passes. Later ones would use up the stream."""
 MAX_FILES = 2
-"""At which file of an export an exporter dies, at most: its first has one, with what was deleted two."""
+"""An exporter dies at this file of an export at the latest: the first export has one, those with tombstones two."""
 EXPORTER_SHARE = EXPORTING_SHARE = 0.25
-"""Of the deaths at random instants of a job with exports: those of the exporter; of the others, those a moment after an
-export was cut,"""
+"""Of the deaths at random instants of a job with exports: the share of the exporter; of the others, the share of those
+shortly after the cut of an export."""
 MAX_EXPORTING_S = 0.4
-"""which is so long at most."""
+"""Longest time from the cut of an export to such a death."""
 STOPPED_SHARE = 0.2
-"""Of the deaths at random instants, those that are none: the worker is stopped, taken for dead, and goes on later."""
+"""Share of the random instants at which the worker is only stopped, taken for dead, and continued later."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtPoint:
-    """A worker kills itself where it comes to a point for the `hit`-th time."""
+    """A worker dies when it reaches a failpoint for the `hit`-th time."""
 
     worker: str
     point: Point
@@ -53,18 +56,19 @@ class AtPoint:
 
 @dataclass(frozen=True, slots=True)
 class AtInstant:
-    """A worker, EVERYBODY or the EXPORTER is killed `delay_s` after its generation began, or did so much.
+    """A worker, EVERYBODY or the EXPORTER is killed `delay_s` after its generation began, or closed or cut so much.
 
-    What follows a death of the EXPORTER's comes to the same generation, and is counted from there.
+    After a death of the EXPORTER the generation continues: the next death is counted from there.
     """
 
     worker: str
     closes: int
+    """New passes that the generation has closed before."""
     delay_s: float
     stopped: bool = False
-    """It is only stopped, and goes on beside the generation that takes its place."""
+    """The worker is only stopped, and continues beside the generation that replaces it."""
     exports: int = 0
-    """Cut, beside the passes closed."""
+    """Exports that the generation has cut before."""
 
 
 Death = AtPoint | AtInstant
@@ -77,18 +81,18 @@ def workers_of(num_trainers: int, num_shards: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What a job does beside learning."""
+    """The work of a job beside learning."""
 
     mirrored: bool = False
-    """Commits are copied."""
+    """Commits are copied to a mirror."""
     operated: bool = False
-    """Tables shrink, or the like."""
+    """Operations act on tables."""
     exporting: bool = False
     """There are exports."""
 
 
 def places(num_trainers: int, num_shards: int, busy: Busy) -> list[tuple[Point, str]]:
-    """Every point with every worker that comes to it."""
+    """Every failpoint with every worker that reaches it."""
     workers = workers_of(num_trainers, num_shards)
     trainers, shards = workers[:num_trainers], workers[num_trainers:] or workers
 
@@ -105,7 +109,7 @@ def places(num_trainers: int, num_shards: int, busy: Busy) -> list[tuple[Point, 
 
 
 def deaths(seed: int, num_trainers: int, num_shards: int, busy: Busy) -> Iterator[Death]:
-    """Deaths without end: every place in turn, in an order of its own each time, a random instant after each."""
+    """Endless deaths: every failpoint and worker in turn, in a new order each time, and a random instant after each."""
     random = Random(seed)
     everywhere, workers = places(num_trainers, num_shards, busy), workers_of(num_trainers, num_shards)
     while True:

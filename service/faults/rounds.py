@@ -1,6 +1,6 @@
-"""A job run undisturbed, then again and again with deaths, in stores of its own, and what came of it compared.
+"""Runs a job undisturbed, then repeatedly with deaths, in stores of its own, and compares the results.
 
-Making workers die is service.faults.acting's, telling people service.faults.table's.
+service.faults.acting kills the workers; service.faults.table shows the results.
 """
 
 import json
@@ -31,13 +31,13 @@ from trainer.markers import DONE
 from trainer.shrink_guard import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
-"""What of two reports must be the same."""
+"""Fields of the report that must be equal."""
 COMMITS = ("commit.every_passes=2", "commit.keep=2")
-"""Many commits, of which few are kept; a user's own settings come after these."""
+"""Many commits, of which few are kept. The user's own settings override them."""
 FALLBACK = Fault(point=Point.CLOSED, hit=6)
-"""Where a generation dies that does not come to its point."""
+"""Where a generation dies that does not reach its failpoint."""
 KEEP_ALL = "commit.keep=1000"
-"""Keeps the whole log, too, which its rerun needs."""
+"""Also keeps the whole log, which a rerun needs."""
 NAME_LENGTH = 57
 
 
@@ -48,21 +48,21 @@ class Round:
     store: Path
     died: Sequence[Died] = ()
     missed: Sequence[AtPoint] = ()
-    """Points that were not come to."""
+    """Deaths at failpoints that were not reached."""
     unasked: Mapping[int, str] = field(default_factory=dict)
-    """Generations that ended in another way than was planned, and how."""
+    """Generations that ended in another way than planned, and how."""
     wrong: list[str] = field(default_factory=list)
-    """How it came out otherwise than the undisturbed run; empty: it did not."""
+    """Differences from the undisturbed run, and violations."""
     ended: bool = False
-    """Whether it came to the end of the stream."""
+    """Whether it reached the end of the stream."""
     wishes: list[Wish] = field(default_factory=list)
-    """Of its operator."""
+    """The requests of its operator."""
     num_exports: int = 0
-    """Complete ones that were compared."""
+    """Complete exports that were compared."""
 
     @property
     def identical(self) -> bool:
-        """Whether it came out as the undisturbed run did."""
+        """Whether its results are those of the undisturbed run."""
         return self.ended and not self.wrong and not self.unasked
 
 
@@ -79,9 +79,9 @@ class FaultRuns:
         *,
         operated: bool = False,
     ) -> None:
-        """`operated`: somebody asks for operations meanwhile.
+        """`operated`: an operator requests operations meanwhile.
 
-        Raises SpecError where the job's stream has no end, or stores of an earlier fault run are there.
+        Raises SpecError where the job's stream has no end, or stores of an earlier fault run exist.
         """
         self._path, self._overrides, self._on_line = path, overrides, on_line
         asked = load_job(path, overrides)
@@ -92,7 +92,7 @@ class FaultRuns:
         self.by_rerun = operated or asked.spec.passes.cut == "arrival"
         self._ours = [*_overrides(asked, events), *([KEEP_ALL] if self.by_rerun else [])]
         if self.folder.exists():
-            raise SpecError(f"{self.folder} is left of an earlier fault run; remove it, or give another --seed")
+            raise SpecError(f"{self.folder} is left from an earlier fault run; remove it, or give another --seed")
         spec = asked.spec
         sizes = spec.cluster.trainers, spec.cluster.num_shards
         shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
@@ -102,19 +102,19 @@ class FaultRuns:
         self._calm: Seen = {}, {}, {}
 
     def undisturbed(self) -> int:
-        """The run to compare with; how many passes it had. Raises MillraceError where it fails by itself."""
+        """Make the run to compare with; its number of passes. Raises MillraceError where it fails by itself."""
         job = self._job("calm")
         seen = Deaths(job.store, iter(()))
         outcome = run(job, seen, self._on_line)
         if outcome.code != 0 or seen.unasked:
-            raise MillraceError(f"the job does not run undisturbed: {outcome.reason}; its store is {job.store}")
+            raise MillraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
         self._calm = seen.closes, report_of(job.store), exported_of(job, seen.log)
         if wrong := list(troubles(job, seen.log)):
-            raise MillraceError(f"undisturbed exports are not as they should be: {'; '.join(wrong)}")
+            raise MillraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
         return len(seen.closes)
 
     def disturbed(self, number: int, show: Show) -> Round:
-        """The n-th run with deaths, twice as many as there are points and roles at most."""
+        """Make the n-th run with deaths: at most twice as many as there are pairs of failpoint and worker."""
         job = self._job(f"round-{number:04d}")
         seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
         found = Round(job.store)
@@ -140,7 +140,7 @@ class FaultRuns:
         return found
 
     def _compared(self, job: LoadedJob, seen: Deaths, found: Round, show: Show) -> list[str]:
-        """What is otherwise than it should be."""
+        """Differences and violations, in words."""
         exported = exported_of(job, seen.log)
         found.num_exports = sum(what.endswith(f"/{DONE}") for what in exported)
         wrong = [*troubles(job, seen.log), *misdeeds(found.wishes, seen.log)]
@@ -169,7 +169,7 @@ class FaultRuns:
 
 
 def _overrides(job: LoadedJob, events: int | None) -> list[str]:
-    """What keeps these runs apart from the job: its name, under which positions are shown, too."""
+    """Settings that separate these runs from the job: the name, under which Kafka shows positions, too."""
     ours = [f"name={json.dumps(job.spec.name[:NAME_LENGTH] + '-faults')}"]
     for name, source in job.spec.sources.items():
         if source.kind == "simulated" and events is not None:
@@ -180,7 +180,7 @@ def _overrides(job: LoadedJob, events: int | None) -> list[str]:
 
 
 def _check_stream(job: LoadedJob, events: int | None) -> None:
-    """Raises SpecError where the stream never ends, or depends on where the job itself stands."""
+    """Raise SpecError where the stream never ends, or depends on the positions of the job itself."""
     for name, source in job.spec.sources.items():
         key = f"sources.{name}"
         if events is not None and source.kind != "simulated":
@@ -190,13 +190,15 @@ def _check_stream(job: LoadedJob, events: int | None) -> None:
         if source.kind == "files" and source.follow:
             raise SpecError("this stream never ends; give --set ...follow=false", f"{key}.follow")
         if source.kind == "kafka" and source.end in ("never", "latest"):
-            raise SpecError("runs must end alike: give a time, as in 2024-05-01T00:00:00+00:00", f"{key}.end")
+            raise SpecError(
+                "all runs must end at the same place: give a time, as in 2024-05-01T00:00:00+00:00", f"{key}.end"
+            )
         if source.kind == "kafka" and source.start in ("latest", "group"):
-            raise SpecError('runs must begin alike: give "earliest", or a time', f"{key}.start")
+            raise SpecError('all runs must begin at the same place: give "earliest", or a time', f"{key}.start")
 
 
 def report_of(store: Path) -> dict[str, Any]:
-    """What of a run's report is compared."""
+    """The compared fields of a run's report."""
     report = {}
     with suppress(FileNotFoundError):
         report = documents.read_object(store / REPORT)
@@ -204,11 +206,11 @@ def report_of(store: Path) -> dict[str, Any]:
 
 
 Seen = tuple[Mapping[int, Any], Mapping[str, Any], Exported]
-"""Of a run: its closes by number, its report, its exports."""
+"""The results of a run: its closes by number, its report, its exports."""
 
 
 def differences(wanted: Seen, found: Seen) -> list[str]:
-    """What of two runs differs, in words."""
+    """The differences of two runs, in words."""
     wrong = [f"pass {n}" for n in sorted({*wanted[0], *found[0]}) if wanted[0].get(n) != found[0].get(n)]
     more = [f"{len(wrong) - 3} more passes"] if len(wrong) > 4 else []
     reports = [key for key in COMPARED if wanted[1][key] != found[1][key]]

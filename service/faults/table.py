@@ -1,4 +1,4 @@
-"""What fault runs came to, for people: a table of deaths and a line that sums them up. Pure."""
+"""The results of fault runs for people: a table of deaths and a line that sums them up. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,14 +12,13 @@ from service.faults.plan import CHIEF, AtInstant, AtPoint
 from service.faults.rounds import Round
 
 HOW_MEASURED = (
-    "in: from the death to the first pass closed that was not closed before, of the exporter's to the first export "
-    "complete, as they stand in the log; "
-    "median and longest, of the deaths that no other death followed sooner"
+    "in: from the death to the first new close in the log (of the exporter: to the first complete export); "
+    "median and longest, without the deaths that another death followed sooner"
 )
 
 
 def place_of(died: Died) -> tuple[str, str]:
-    """Where somebody died, and who."""
+    """The place of a death, and the worker."""
     match died.death:
         case _ if died.elsewhere is not None:
             return died.elsewhere, CHIEF
@@ -52,12 +51,12 @@ def table_of(rounds: Sequence[Round], compared: str) -> Table:
 
 
 def total_line(rounds: Sequence[Round]) -> str:
-    """All in one line."""
+    """The sum of all rounds in one line."""
     kills = sum(len(each.died) for each in rounds)
     recovered = sum(len(each.died) for each in rounds if each.ended)
     identical = sum(len(each.died) for each in rounds if each.identical)
     line = f"{kills} kills, {recovered} recovered, {identical} identical"
     exports = sum(each.num_exports for each in rounds)
     wishes = sum(carried_out(each.wishes) for each in rounds)
-    more = [f"{exports} exports"] * bool(exports) + [f"{wishes} wishes acted"] * bool(wishes)
+    more = [f"{exports} exports"] * bool(exports) + [f"{wishes} requests acted"] * bool(wishes)
     return "; ".join([line, *more])

@@ -1,1 +1,1 @@
-"""Launchers: what starts a job's workers, keeps them together, and ends them together."""
+"""Launchers: they start the workers of a job, supervise them, restart them after a death, and end them together."""

@@ -1,6 +1,6 @@
-"""The launcher's line to the chief: asks for its status at a steady pace, and hands on the request to stop.
+"""The launcher's connection to the chief (rank 0): polls its status and forwards the request to drain.
 
-The service has such a line to each launcher.
+The service has such a connection to each launcher.
 """
 
 import logging
@@ -17,9 +17,9 @@ from millrace.role import RoleClient
 log = logging.getLogger(__name__)
 
 CALL_S = 5.0
-"""How long one call may take; a chief that is slower is asked again."""
+"""Longest time for one call; after it the call is repeated."""
 MAX_SILENT_S = 30.0
-"""A worker that says nothing for longer is told as one that stands still, unless a job says otherwise."""
+"""A worker that does not answer for longer counts as stalled, unless the job sets another limit."""
 
 
 def address_in(path: Path) -> Callable[[], str | None]:
@@ -28,7 +28,7 @@ def address_in(path: Path) -> Callable[[], str | None]:
 
 
 class ChiefLine:
-    """A thread that knows the chief's last status: `before`, until the chief's address file is there and it answers."""
+    """A thread that polls the chief's status."""
 
     def __init__(
         self,
@@ -40,21 +40,24 @@ class ChiefLine:
         worker: str,
         max_silent_s: float = MAX_SILENT_S,
     ) -> None:
-        """`worker`: whom it asks, for people; told as one that stands still after `max_silent_s` without an answer."""
+        """`before` is the status until the chief has an address and answers.
+
+        `worker` is its name for people. It counts as stalled after `max_silent_s` without an answer.
+        """
         self._address, self._secret, self._interval_s = address, secret, interval_s
         self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
         self._heard_s: float | None = None
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="chief-line", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="chief-line", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start to poll."""
         self._thread.start()
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The last status known, and, where the chief has been silent for too long, that it stands still."""
+        """The last known status, with "stalled" where the chief has been silent for too long."""
         heard_s = self._heard_s
         if heard_s is None or (for_s := time.monotonic() - heard_s) <= self._max_silent_s:
             return self._status
@@ -62,19 +65,19 @@ class ChiefLine:
         return {**self._status, "stalled": silent}
 
     def drain(self) -> None:
-        """Have the chief asked to stop, as soon as it can be; returns at once."""
+        """Send the chief the request to drain as soon as it can be reached. Returns at once."""
         self._drain.set()
         self._wake.set()
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop to poll."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2 * CALL_S)
-        self._heard_s = None  # nobody is asked any more
+        self._heard_s = None  # nobody can be silent any more
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         client: RoleClient | None = None
         while not self._closing.is_set():
             try:
@@ -82,16 +85,16 @@ class ChiefLine:
                     client = RoleClient(address, self._secret)
                     self._heard_s = time.monotonic()
                 if client is not None:
-                    self._ask_once(client)
+                    self._poll_once(client)
             except MillraceError as error:
-                log.debug("chief: %s", error)  # if it is gone, the launcher learns so from its process
-            # A wish to stop that did not get through is tried again soon.
+                log.debug("chief: %s", error)  # the launcher learns from its process whether it is gone
+            # A request to drain that did not arrive is repeated soon.
             self._wake.wait(min(0.2, self._interval_s) if client is None or self._drain.is_set() else self._interval_s)
             self._wake.clear()
         if client is not None:
             client.close()
 
-    def _ask_once(self, client: RoleClient) -> None:
+    def _poll_once(self, client: RoleClient) -> None:
         if self._drain.is_set():
             client.drain(Deadline.after(CALL_S))
             self._drain.clear()

@@ -1,7 +1,6 @@
-"""One generation of a job's workers as child processes of this one: started in order, supervised, ended together.
+"""One generation of a job's workers: started in order, supervised, ended together.
 
-Starts shards, then trainers; carries out what service.launcher.supervision decides. A worker watches its standard
-input, which closes when this process is gone, however it died: then it kills itself and what it started.
+Shards start first, then trainers. service.launcher.supervision decides; this module acts.
 """
 
 import queue
@@ -31,12 +30,12 @@ from service.launcher.supervision import (
 )
 
 TICK_S = 0.1
-"""How often time is looked at; a death or a signal is noticed at once."""
+"""How often limits of time are checked; a death or a signal is noticed at once."""
 START_S = 120.0
-"""How long all shards may take to give their addresses: they compile their kernels at the first start."""
+"""Longest time until all shards have their addresses: at the first start they compile their kernels."""
 
 Faults = Callable[[int, str], Sequence[Fault]]
-"""Takes a generation and a worker's name; at which points that worker is to die. For fault runs."""
+"""Takes a generation and a worker's name; the failpoints at which that worker dies. For fault runs."""
 
 
 class Generation:
@@ -61,7 +60,7 @@ class Generation:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether the job was asked to end while these workers ran."""
+        """Whether a stop of the job was requested while these workers ran."""
         return self._supervision.stop_asked
 
     def last_lines(self, worker: str) -> list[str]:
@@ -69,7 +68,7 @@ class Generation:
         return self._workers[worker].last_lines() if worker in self._workers else []
 
     def run(self) -> Outcome:
-        """Run to the end of all workers; none is left when this returns or raises."""
+        """Run until every worker has ended. None is left when this returns or raises."""
         try:
             self._chief.start()
             self._start(self._plan.shards)
@@ -137,11 +136,11 @@ class Generation:
         if late and self._start_by.passed():
             self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
-            told = {"shards": list(addresses.values())}
-            self._start([replace(spec, config={**spec.config, **told}) for spec in self._plan.trainers])
+            shards = list(addresses.values())
+            self._start([replace(spec, config={**spec.config, "shards": shards}) for spec in self._plan.trainers])
 
     def _kill_all(self) -> None:
-        """Nothing may outlive the generation, even where the launcher fails itself."""
+        """No worker outlives the generation, even where the launcher itself fails."""
         for worker in self._workers.values():
             worker.kill(within_s=0)  # all at once
         deadline = Deadline.after(KILL_S)

@@ -1,6 +1,6 @@
-"""Runs a job's workers on this machine, one generation after another, until the job ends.
+"""Runs a job: one generation of workers after another, until the job ends.
 
-A generation is service.launcher.generation's; whether one follows another, service.launcher.restarts' to decide.
+One generation is run by service.launcher.generation; service.launcher.restarts decides whether another one follows.
 """
 
 import queue
@@ -22,16 +22,16 @@ from service.launcher.supervision import Event, Limits, Outcome, StopAsked
 from service.status import Status
 
 LAUNCHER = "launcher"
-"""Who says what the launcher has to say between the workers' lines."""
+"""The name of the launcher among the names of workers, for its own lines."""
 
 NextPlan = Callable[[int], JobPlan]
-"""The plan of the next generation, whose number is above the one given and above every one that the log knows."""
+"""Plans the next generation. Its number is above the given one and above every one in the log."""
 
 
 class LocalLauncher:
-    """The launcher for one machine.
+    """Runs a job on a launcher: starts its workers, restarts them after a death, ends them together.
 
-    The job has phases, each a way to plan its generations; the next begins where one has drained.
+    The job has phases, each with its own plans; the next phase begins when one has drained.
     """
 
     def __init__(
@@ -52,32 +52,38 @@ class LocalLauncher:
         self._status_interval_s = status_interval_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # put() is safe in a signal handler
         self._deaths: list[Death] = []
-        self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # what is shown until a chief answers
+        self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # shown until a chief answers
         self._chief: ChiefLine | None = None
         self._generation: Generation | None = None
-        self._drain_asked = threading.Lock()  # taken once
+        self._drain_asked = threading.Lock()  # acquired once, at the first request
         self._last_number = 0
         self.stopped = False
-        """Whether the end was asked for; set by `run`."""
-        self._version = 0  # the newest that a chief told of
+        """Whether a stop was requested; set by `run`."""
+        self._version = 0  # the newest that a chief has reported
 
     def status(self) -> Mapping[str, Any]:
-        """See Launcher.status."""
-        told = self._before if self._chief is None else self._chief.status
+        """The chief's last status, with "restarts" and "last_death"; "state" is "restarting" between generations.
+
+        Any thread.
+        """
+        status = self._before if self._chief is None else self._chief.status
         last_death = self._deaths[-1].reason if self._deaths else None
-        return {**told, "restarts": len(self._deaths), "last_death": last_death}
+        return {**status, "restarts": len(self._deaths), "last_death": last_death}
 
     def last_lines(self, worker: str) -> list[str]:
-        """See Launcher.last_lines."""
+        """The last lines of output of a worker of the last generation. Any thread."""
         return self._generation.last_lines(worker) if self._generation is not None else []
 
     def drain(self) -> None:
-        """Ask the job to end after the pass in training, as a first signal does; asked again, nothing. Any thread."""
+        """Stop the job after the pass in training, as a first signal does. May be repeated. Any thread."""
         if self._drain_asked.acquire(blocking=False):
             self._events.put(StopAsked())
 
     def run(self) -> Outcome:
-        """Run the job to its end; see Launcher.run."""
+        """Run the job to its end. Main thread only. No worker is left when this returns or raises.
+
+        A first SIGINT or SIGTERM ends the job after the pass in training, a second one at once.
+        """
         outcome = Outcome(ExitCode.DRAINED, "there was nothing to do")
         with on_stop_signal(lambda: self._events.put(StopAsked())):
             for plan in self._phases:
@@ -87,7 +93,7 @@ class LocalLauncher:
         return outcome
 
     def _run_phase(self, next_plan: NextPlan) -> tuple[Outcome, bool]:
-        """Generation after generation; how the last one ended, and whether that was asked for."""
+        """Run generations until one ends the phase; its outcome, and whether a stop was requested."""
         while True:
             outcome, stopped = self._run_generation(next_plan(self._last_number))
             now_s = time.monotonic()
@@ -99,7 +105,7 @@ class LocalLauncher:
             self._chief = None
             self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
-            if self._asked_to_stop_within(decision.after_s):
+            if self._stop_requested_within(decision.after_s):
                 return Outcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
 
     def _run_generation(self, plan: JobPlan) -> tuple[Outcome, bool]:
@@ -119,12 +125,12 @@ class LocalLauncher:
             return generation.run(), generation.stop_asked
 
     def _closed_more(self) -> bool:
-        """Whether the chief told of a version that none before it had told of; what it closed since is not known."""
+        """Whether the chief reported a newer version than any before. Closes after its last status are not known."""
         version = int(Status(self.status()).number("version") or 0)
         before, self._version = self._version, max(self._version, version)
         return version > before
 
-    def _asked_to_stop_within(self, pause_s: float) -> bool:
+    def _stop_requested_within(self, pause_s: float) -> bool:
         deadline = Deadline.after(pause_s)
         while True:
             try:

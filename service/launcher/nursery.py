@@ -1,6 +1,6 @@
-"""The launcher's side of millrace.nursery: workers are forked there, signalled from here, and their ends told here.
+"""The launcher's side of the forkserver (millrace.nursery): requests forks, signals workers, waits for their ends.
 
-A nursery that dies takes its workers with it; the next start makes a new one.
+A forkserver that dies takes its workers with it; the next start makes a new one.
 """
 
 import json
@@ -25,22 +25,22 @@ from service.launcher.child import Child, Spawner
 from service.launcher.plan import PYTHON
 
 START_S = 120.0
-"""How long a fork may take; the first one waits for the imports."""
+"""Longest time for a fork; the first one waits for the imports."""
 TOLD_S = 10.0
-"""How long the nursery may take to tell of a process that is gone; then the nursery is ended."""
+"""Longest time until the forkserver reports a process that is gone; then the forkserver is killed."""
 CLOSE_S = 5.0
-"""How long the nursery may take to end."""
+"""Longest time for the forkserver to end."""
 
 
 class NurseryChild:
-    """A process forked by a nursery."""
+    """A process that the forkserver forked."""
 
     def __init__(self, nursery: "_Running", given: int, output: TextIO) -> None:
         self.output = output
         self._nursery, self._given = nursery, given
         self.started: Future[tuple[int, int]] = Future()  # process number and pidfd
         self.ended: Future[int] = Future()
-        self._lock = threading.Lock()  # between signals and `let_go`: the pidfd stays its own
+        self._lock = threading.Lock()  # held by signals and `let_go`: a signal never uses a closed pidfd
         self._open = True
 
     def terminate(self) -> None:
@@ -48,7 +48,7 @@ class NurseryChild:
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """See Child. The nursery kills the rest of the group when it sees the leader gone."""
+        """See Child. The forkserver kills the rest of the group when the leader is gone."""
         self.signal(signal.SIGKILL)
 
     def wait(self) -> int:
@@ -70,13 +70,13 @@ class NurseryChild:
             os.close(self._given)
 
     def lost(self) -> None:
-        """The nursery is gone. The process dies with it, its group by our hand."""
+        """The forkserver is gone. The process dies with it; its group is killed here."""
         if not self.started.done():
-            self.started.set_exception(OSError("the nursery that was to fork it has died"))
+            self.started.set_exception(OSError("the forkserver died before it forked"))
         elif not self.ended.done():
             pid, handle = self.started.result()
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may lead no group yet
+                signal.pidfd_send_signal(handle, signal.SIGKILL)  # it may not lead its group yet
                 os.killpg(pid, signal.SIGKILL)
             self.ended.set_result(-signal.SIGKILL)
 
@@ -88,7 +88,7 @@ class NurseryChild:
 
 
 class _Running:
-    """A nursery process and the thread that listens to it."""
+    """A forkserver process and the thread that listens to it."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,9 +104,9 @@ class _Running:
             )
         self._numbers = count()
         self._children: dict[int, NurseryChild] = {}
-        self._lock = threading.Lock()  # between a new child and the end of the nursery
+        self._lock = threading.Lock()  # held for a new child and for the end of the forkserver
         self.gone = False
-        self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="forkserver", daemon=True)
         self._listener.start()
 
     def start(self, module: str, argv: Sequence[str], folder: Path) -> Child:
@@ -118,7 +118,7 @@ class _Running:
         try:
             with self._lock:
                 if self.gone:
-                    raise OSError("the nursery has died")
+                    raise OSError("the forkserver has died")
                 self._children[number] = child
             request = {"id": number, "module": module, "argv": argv, "cwd": str(folder)}
             socket.send_fds(self._control, [json.dumps(request).encode()], [their_input, their_output])
@@ -129,11 +129,11 @@ class _Running:
             child.started.result(START_S)
         except TooLate:
             self.process.kill()
-            raise OSError(f"the nursery did not fork within {START_S:g} s") from None
+            raise OSError(f"the forkserver did not fork within {START_S:g} s") from None
         return child
 
     def close(self) -> None:
-        """End it, and with it what it forked."""
+        """End the forkserver and all that it forked."""
         self._control.shutdown(socket.SHUT_RDWR)
         if not self.process.ends_within(CLOSE_S):
             self.process.kill()
@@ -149,25 +149,25 @@ class _Running:
                 message = b""
             if not message:
                 break
-            self._take(documents.parse_object(message, "the nursery's answer"), descriptors)
+            self._take(documents.parse_object(message, "the forkserver's answer"), descriptors)
         with self._lock:
             self.gone = True
         for child in self._children.values():
             child.lost()
 
-    def _take(self, told: dict[str, Any], descriptors: list[int]) -> None:
-        if "pid" in told:
-            self._children[told["id"]].started.set_result((told["pid"], descriptors[0]))
-        elif "code" in told:
-            self._children.pop(told["id"]).ended.set_result(told["code"])
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if "pid" in message:
+            self._children[message["id"]].started.set_result((message["pid"], descriptors[0]))
+        elif "code" in message:
+            self._children.pop(message["id"]).ended.set_result(message["code"])
         else:
-            self._children.pop(told["id"]).started.set_exception(OSError(told["error"]))
+            self._children.pop(message["id"]).started.set_exception(OSError(message["error"]))
 
 
 class Nursery:
-    """Starts `python -m` commands by forking a process that has `preload` imported, others from nothing.
+    """Starts `python -m` commands by forking a process that has imported `preload`; other commands from nothing.
 
-    A context: at its end no process of it is left.
+    A context. No process of it is left at its end.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -175,7 +175,7 @@ class Nursery:
         self._running: _Running | None = None
 
     def __enter__(self) -> "Nursery":
-        self._running = _Running(self._preload)  # its imports take a while: begin
+        self._running = _Running(self._preload)  # its imports take a while
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,5 +194,5 @@ class Nursery:
 
 
 def able() -> bool:
-    """Whether this system has what a nursery needs: Linux."""
+    """Whether this system can run a forkserver: it is Linux."""
     return sys.platform == "linux"

@@ -1,6 +1,6 @@
-"""Whether a generation that died is followed by another one: a pure decision, and the bound on such.
+"""Decides whether a generation that died is followed by another one, and bounds the number of restarts. Pure.
 
-How a generation ends is service.launcher.supervision's; starting one is service.launcher.local's.
+The end of a generation is judged in service.launcher.supervision; the next one is started by service.launcher.local.
 """
 
 from collections import Counter
@@ -12,16 +12,16 @@ from millrace.retry import Backoff
 from service.launcher.supervision import Outcome
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
-"""Of deaths in a row without progress, the first is followed at once; the next waits so long, each one after it twice
-as long, up to the bound."""
+"""The first death without progress is followed by a restart at once, the second after the first pause. Each further
+one in a row doubles the pause, up to the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """How many restarts are too many."""
+    """The most restarts within a time."""
 
     max_restarts: int = 5
-    """Within `window_s`; 0: none at all."""
+    """Most restarts within `window_s`; 0: none."""
     window_s: float = 600.0
 
 
@@ -32,7 +32,7 @@ class Death:
     at_s: float
     reason: str
     progress: bool = False
-    """Whether it closed a pass that no generation before it had."""
+    """Whether it closed a pass that no generation before it had closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,10 @@ def decide(
     progress: bool = False,
     stop_asked: bool = False,
 ) -> Restart | End:
-    """What follows a generation that ended with `outcome` and with or without `progress`, `past` those before it."""
+    """What follows a generation that ended with `outcome`, at `now_s`. `past`: the deaths before it.
+
+    `progress`: whether it closed a new pass. `stop_asked`: whether a stop of the job was requested.
+    """
     if not outcome.may_pass or limits.max_restarts == 0:
         return End(outcome)
     if stop_asked:

@@ -1,4 +1,4 @@
-"""The private folder of one generation: configurations with the job's secret, addresses, the rendezvous file."""
+"""The private folder of one generation: configurations with secrets, addresses, the rendezvous file of the trainers."""
 
 import json
 import os
@@ -13,8 +13,10 @@ from millrace.durable import writing
 
 @contextmanager
 def run_folder(path: Path) -> Iterator[Path]:
-    """`path`, new, empty and readable by the owner only; gone at the end."""
-    shutil.rmtree(path, ignore_errors=True)  # of a launcher that was killed; the store's lock says it is gone
+    """`path`, new, empty, and readable by the owner only. It is removed at the end."""
+    shutil.rmtree(
+        path, ignore_errors=True
+    )  # left by a launcher that was killed: the caller holds the lock of the store
     with writing(path):
         path.mkdir(parents=True, mode=0o700)
     try:
@@ -25,8 +27,9 @@ def run_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def worker_folder(path: Path, private: Path | None) -> Iterator[Path]:
-    """The run folder `path`; or, where one is given, `private`, to which a link at `path` leads: who may read it finds
-    it there, and what is let into the store is not let into it.
+    """The run folder `path`; or `private`, where that is given, with a symbolic link to it at `path`.
+
+    With `private`, a process that may only write to the store cannot reach the files.
     """
     _remove(path)
     if private is None:

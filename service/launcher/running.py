@@ -1,6 +1,6 @@
-"""One run of a job on this machine: its store claimed, its launcher made, what it says at the end.
+"""One run of a job on this machine: claims its store, makes its launcher, reads its report at the end.
 
-How it is shown is its caller's: a person's terminal (service.running), or the service (service.hosting.launching).
+The caller shows it: on a terminal (service.running), or to the service (service.hosting.launching).
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,27 +32,27 @@ from trainer.mirror.fetch import fetch, newest_generation_in
 from trainer.recovery import replay_first
 
 FETCH_S = 3600.0
-"""How long bringing a commit from the mirror may take."""
+"""Longest time to fetch a commit from the mirror."""
 
 
 class Run:
-    """A run whose store is claimed. `run` in the main thread; the rest in any."""
+    """A run whose store is claimed. `run` belongs to the main thread; the rest is for any thread."""
 
     def __init__(self, launcher: LocalLauncher, store: Path) -> None:
         self.launcher, self.store = launcher, store
         self.report: Mapping[str, Any] = {}
-        """What the chief wrote at its end."""
+        """The report that the chief wrote at its end."""
         self._end: Mapping[str, Any] = {}
 
     def run(self) -> Outcome:
-        """Run the job to its end; see Launcher.run."""
+        """Run the job to its end; see LocalLauncher.run."""
         outcome = self.launcher.run()
         self.report = read_report(self.store / REPORT)
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
     def status(self) -> Mapping[str, Any]:
-        """See Launcher.status; after the end, how it ended."""
+        """See LocalLauncher.status; after the end, with the final figures."""
         return {**self.launcher.status(), **self._end}
 
 
@@ -60,14 +60,15 @@ class Run:
 def started(
     job: LoadedJob, on_line: OnLine, *, fresh: bool = False, paused: bool = False, private: Path | None = None
 ) -> Iterator[Run]:
-    """The run of `job` in its store, claimed and held until the context ends.
+    """The run of `job` in its store, which is claimed until the context ends.
 
-    `fresh` removes what the store holds; `paused`: it begins without planning a pass of events; `private`: where what
-    workers are told lies instead of in the store. Raises SpecError where the store cannot be used.
+    `fresh` removes the old content of the store. `paused`: the run begins without planning a pass of events.
+    `private`: the folder for configurations of workers, instead of one in the store. Raises SpecError where the store
+    cannot be used.
     """
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
-        held.callback(clear_live, store)  # commits hold what is needed; disk is not kept for a job that has ended
+        held.callback(clear_live, store)  # commits hold all that is needed
         hold(store, paused)
         newest = 0 if fresh else fetch_from_mirror(job, on_line)
         job = as_begun(job)
@@ -81,7 +82,7 @@ def started(
 
 
 def hold(store: Path, paused: bool) -> None:
-    """Have the job in `store` plan no pass of events, or plan them again. Raises Unwritable."""
+    """Pause or resume the planning of passes of events in `store`. Raises Unwritable."""
     with writing(store / PAUSED):
         if paused:
             (store / PAUSED).touch()
@@ -90,11 +91,10 @@ def hold(store: Path, paused: bool) -> None:
 
 
 def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
-    """The ways in which generations of `job` are planned, one after another; private files go below `folder`.
+    """The phases of `job`, each a way to plan its generations. Private files go below `folder`.
 
-    Their numbers are above `newest`.
-
-    Where the spec has changed, what is logged is first trained under the old ones, which the log holds.
+    Numbers of generations are above `newest`. Where the spec has changed, logged passes are first trained under the old
+    specs, which the log holds.
     """
     while (old := replay_first(job.store, job.full)) is not None:
         yield partial(next_plan, job.under(old, job.store), folder, "logged", newest)
@@ -102,59 +102,63 @@ def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
 
 
 def next_plan(job: LoadedJob, folder: Path, until: str | None, newest: int, last: int) -> JobPlan:
-    """The plan of the generation after `newest`, `last` and all that the log knows. No generation runs meanwhile."""
+    """Plan the generation after `newest`, `last` and every one in the log. No generation runs meanwhile."""
     generation = max(newest, last, newest_generation(job.store / "log")) + 1
     clear_live(job.store)
     return plan_job(job, folder / f"g{generation}", generation=generation, until=until)
 
 
 def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
-    """Bring the newest commit of `store.mirror` to a store that holds none: the job goes on from it.
+    """Fetch the newest commit of `store.mirror` into a store without any, so that the job continues from it.
 
-    -> the newest generation that the mirror knows of; 0 where nothing came from it.
+    -> the newest generation in the mirror; 0 where nothing was fetched.
     """
     if job.spec.store.mirror is None or newest_generation(job.store / "log"):
         return 0
     uri, deadline = parse(job.spec.store.mirror, job.folder).text, Deadline.after(FETCH_S)
-    if Commits(job.store).names():  # fetched by a run that was killed before it claimed
+    if Commits(job.store).names():  # fetched by a run that was killed before its first claim
         return newest_generation_in(uri, deadline)
     catalog = lookup(uri, deadline)
     if not catalog.commits and not catalog.damaged:
         return 0
     fetched = fetch(uri, job.store, job.spec.name, deadline)
     for reason in fetched.passed_over:
-        on_line(LAUNCHER, f"passed over in the mirror: {reason}")
-    on_line(LAUNCHER, f"going on from the mirror, at commit {fetched.name}, on a new timeline")
+        on_line(LAUNCHER, f"skipped in the mirror: {reason}")
+    on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")
     return fetched.generation
 
 
 def preloaded(cluster: ClusterSection) -> list[str]:
-    """What workers import, also where it is only as they go along.
+    """The modules that workers import, also those that they import late.
 
-    Shards, the first to start, are forked before torch is loaded.
+    The shards start first, so they are forked before torch is loaded.
     """
     trainer = ["trainer.job", "millrace.role", "pyarrow.compute"]
     return ["pserver.server", *trainer] if cluster.num_shards else trainer
 
 
 def restart_limits(cluster: ClusterSection) -> RestartLimits:
-    """How many restarts a job allows."""
+    """The restarts that a job allows."""
     return RestartLimits(max_restarts=cluster.max_restarts, window_s=cluster.restart_window)
 
 
 def read_report(path: Path) -> Mapping[str, Any]:
-    """What the chief wrote at its end; empty where it did not come so far."""
-    report = documents.read_object(path) if path.exists() else {}
-    return report
+    """The report that the chief wrote at its end; empty where there is none."""
+    return documents.read_object(path) if path.exists() else {}
 
 
 def last_status(outcome: Outcome, report: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What to put over the chief's last answer, which was given some time before the end."""
+    """The final figures, which replace those of the chief's last status, from some time before the end."""
     if outcome.code != ExitCode.DRAINED:
         return {"state": "failed"}
-    told = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
+    figures = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
     if "passes" not in report:
-        return {"state": "done", **told}
+        return {"state": "done", **figures}
     version = report["passes"]
-    commit = {**(before.get("commit") or {}), "version": version, "age_s": 0.0, "failing": None}  # an end waits for it
-    return {"state": "done", **told, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}
+    commit = {
+        **(before.get("commit") or {}),
+        "version": version,
+        "age_s": 0.0,
+        "failing": None,
+    }  # the end waited for this commit
+    return {"state": "done", **figures, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}

@@ -1,8 +1,8 @@
-"""What a launcher does when a worker ends, a person asks to stop, or time runs out: decisions only.
+"""Decides what to do when a worker ends, a stop is requested, or time runs out. Pure.
 
-`Supervision.step` takes an event and the time and returns effects, each with its reason in words; it starts, signals
-and asks nothing itself (service.launcher.generation does). It is about one generation of workers, which any death
-ends; whether another one follows is service.launcher.restarts' decision.
+`Supervision.step` takes an event and the time and returns effects, each with its reason in words.
+service.launcher.generation carries them out. Any death ends the generation; service.launcher.restarts decides whether
+another one follows.
 """
 
 import signal
@@ -14,28 +14,28 @@ from millrace.lifecycle import ExitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long each kind of ending may take, in seconds."""
+    """Longest times for each kind of ending, in seconds."""
 
     drain_s: float = 300.0
-    """From the request to stop to the end of the last trainer; then the job is ended without finishing its pass."""
+    """From the request to stop to the end of the last trainer; then the job ends without finishing its pass."""
     finish_s: float = 60.0
     """From the orderly end of the first trainer to that of the last."""
     end_s: float = 10.0
     """From SIGTERM to SIGKILL."""
     settle_s: float = 1.0
-    """From an exit that may only answer another worker's end to SIGKILL: the one to blame may take longer to go."""
+    """From an exit that may be a reaction to another worker's end, to SIGKILL: the cause may be reported later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker's process runs."""
+    """A worker runs."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker's process is gone: its exit code, or minus the number of the signal that killed it."""
+    """A worker is gone: its exit code, or minus the number of the signal that killed it."""
 
     worker: str
     code: int
@@ -43,7 +43,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A worker could not be started, or did not come up."""
+    """A worker could not be started, or did not come up in time."""
 
     worker: str
     reason: str
@@ -51,7 +51,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A person, or the system, asks the job to end."""
+    """A person or the system requests the end of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ Event = Started | Exited | StartFailed | StopAsked | Tick
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Ask the chief to end after the pass in training."""
+    """Send the chief a request to end after the pass in training."""
 
     reason: str
 
@@ -90,7 +90,7 @@ Effect = Drain | Terminate | Kill
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a generation, or a job, ended."""
+    """The end of a generation or of a job."""
 
     code: int
     """Exit code of the launcher."""
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it need not come again: another generation may fare better."""
+        """Whether the cause may not come again, so that another generation may succeed."""
         return self.code in (ExitCode.BUG, ExitCode.RETRY)
 
 
@@ -112,7 +112,7 @@ MEANINGS: dict[int, str] = {
 
 
 def how_it_ended(code: int) -> str:
-    """The end of a process in words."""
+    """An exit code in words."""
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -122,13 +122,13 @@ def how_it_ended(code: int) -> str:
 
 
 def death(worker: str, code: int) -> Outcome:
-    """The end of a generation by the end of one worker. What gives no reason, as a signal, may pass."""
+    """The outcome where one worker ended first. An unexplained end, as by a signal, may pass."""
     known = (ExitCode.FAILED, ExitCode.BAD_CONFIG, ExitCode.RETRY)
     return Outcome(code if code in known else ExitCode.BUG, f"{worker} ended first: {how_it_ended(code)}", worker)
 
 
 class Supervision:
-    """The state of one generation; `outcome` is set once no worker is left."""
+    """The state of one generation. `outcome` is set once no worker is left."""
 
     def __init__(self, shards: Sequence[str], trainers: Sequence[str], limits: Limits) -> None:
         self._limits = limits
@@ -140,25 +140,25 @@ class Supervision:
         self._late_at: tuple[float, str] | None = None
         self._kill_at: float | None = None
         self._stop_asked = False
-        self._settling = False  # the first death may be the answer to one that is not seen yet
+        self._settling = False  # the first death may be a reaction to one that is not reported yet
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, once every worker has."""
+        """The outcome, once every worker has ended."""
         return self._verdict if not self._alive else None
 
     @property
     def ending(self) -> bool:
-        """Whether the end is decided: nothing more is to be started."""
+        """Whether the end is decided: no worker is started any more."""
         return self._verdict is not None
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a person, or the system, asked the job to end."""
+        """Whether a stop was requested."""
         return self._stop_asked
 
     def step(self, event: Event, now_s: float) -> list[Effect]:
-        """Take in `event` at `now_s`; what must be done now."""
+        """Take `event` at `now_s`; the effects to carry out now."""
         match event:
             case Started(worker):
                 self._alive[worker] = None
@@ -185,18 +185,18 @@ class Supervision:
         self._to_finish.discard(worker)
         if self._to_finish:
             self._late(
-                now_s + self._limits.finish_s, f"{worker} has finished, {', '.join(sorted(self._to_finish))} not"
+                now_s + self._limits.finish_s, f"{worker} has finished, {', '.join(sorted(self._to_finish))} has not"
             )
             return []
         reason = "stopped after the pass in training" if self._stop_asked else "the stream is drained"
         return self._end(Outcome(ExitCode.DRAINED, reason), now_s)
 
     def _stop(self, now_s: float) -> list[Effect]:
-        everybody = tuple(self._alive)
+        everyone = tuple(self._alive)
         if self._stop_asked:
             if self._verdict is None:
                 self._verdict = Outcome(ExitCode.FAILED, "stopped at the second request, in the middle of a pass")
-            return [Kill(everybody, "asked to stop a second time")] if everybody else []
+            return [Kill(everyone, "asked to stop a second time")] if everyone else []
         self._stop_asked = True
         if self._verdict is not None:
             return []
@@ -215,13 +215,13 @@ class Supervision:
             return self._end(Outcome(code, self._late_at[1]), now_s)
         if self._kill_at is not None and now_s >= self._kill_at:
             self._kill_at, self._settling = now_s + self._limits.end_s, False
-            return [Kill(tuple(self._alive), f"still there: {self._verdict.reason if self._verdict else ''}")]
+            return [Kill(tuple(self._alive), f"still running: {self._verdict.reason if self._verdict else ''}")]
         return []
 
     def _end(self, verdict: Outcome, now_s: float) -> list[Effect]:
-        """Decide the end; workers that are left get SIGTERM now and SIGKILL at the deadline.
+        """Decide the end. Workers that still run get SIGTERM now and SIGKILL at the deadline.
 
-        Where another generation may follow they get SIGKILL alone: what they leave must be good for that at any time.
+        Where another generation may follow, they get SIGKILL only: a store must be usable after a death at any time.
         """
         if self._verdict is not None:
             return []

@@ -1,1 +1,1 @@
-"""Prediction jobs: their workers started and watched, their output completed; the commands for them."""
+"""Prediction jobs: their workers, their output, and the commands for them."""

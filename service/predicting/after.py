@@ -1,7 +1,7 @@
-"""Train, then predict: what `[predict]` of a job file asks for, once the job's stream is drained.
+"""The prediction that `[predict]` of a job file requests, made once the job's stream is drained.
 
-The prediction is service.predicting.running's, as any other: killed at any point, a run that is repeated trains nothing
-new and goes on with it; where its _DONE is there, it does nothing.
+It is made by service.predicting.running, as any other. After a kill at any point, a repeated run trains nothing new and
+continues the prediction; where _DONE exists, it does nothing.
 """
 
 import json
@@ -29,22 +29,22 @@ from trainer.predict.parts import Output
 from trainer.predict.plan import fingerprint_of
 
 PREDICTED = SECTION
-"""What is said of it in the report."""
+"""The key of the prediction in the report."""
 
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:
-    """What the job predicts at its end, on all cores unless it says otherwise; None: nothing."""
-    asked = job.spec.predict
-    if asked is None:
+    """The prediction at the job's end, on all cores unless the job file says otherwise; None: there is none."""
+    section = job.spec.predict
+    if section is None:
         return None
-    output = str((job.folder / asked.output).resolve())
-    return asked.model_copy(update={"output": output, "share": asked.share or 1.0})
+    output = str((job.folder / section.output).resolve())
+    return section.model_copy(update={"output": output, "share": section.share or 1.0})
 
 
 def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -> None:
-    """Raise SpecError, before anything starts, where `[predict]` asks for what cannot be done.
+    """Raise SpecError, before anything starts, where the request of `[predict]` is impossible.
 
-    `tensors`: the model is built to see whether it has the outputs asked for.
+    `tensors`: build the model to check that it has the requested outputs.
     """
     if (request := request_of(job)) is None:
         return
@@ -52,10 +52,10 @@ def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -
     output = Output(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if fresh:
-            raise SpecError(f"{folder} holds what the run that --fresh removes has predicted; remove it, too", at)
+            raise SpecError(f"{folder} holds a prediction of the run that --fresh removes; remove it, too", at)
         manifest = output.manifest()
         if manifest is None and not output.work.exists():
-            raise SpecError(f"{folder} is not empty, and what it holds is no prediction; choose another", at)
+            raise SpecError(f"{folder} is not empty and holds no prediction; choose another", at)
         if manifest is not None and manifest["fingerprint"] != fingerprint_of(request, job.spec):
             raise SpecError(f"{folder} holds another prediction; choose another folder, or remove it", at)
     if tensors and names_tensors(request, job.spec):
@@ -63,18 +63,18 @@ def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -
 
 
 class ThenPredict:
-    """A run, and behind it the prediction that its job asks for: in the place of the run. See Run."""
+    """A run followed by the prediction of its job. It has the interface of Run."""
 
     def __init__(self, run: Run, job: LoadedJob, on_line: OnLine) -> None:
         self._run, self._job, self._on_line = run, job, on_line
         self._cancelled = threading.Event()
-        self._said: Mapping[str, Any] = {}
+        self._shown: Mapping[str, Any] = {}
         self.predicted: Mapping[str, Any] | None = None
-        """What the report says of the prediction."""
+        """The prediction as the report has it."""
 
     def run(self) -> Outcome:
-        """Run the job to its end; then predict, if its stream is. Main thread only."""
-        with on_stop_signal(self._cancelled.set):  # while it trains, signals are the launcher's
+        """Run the job to its end; then predict, if its stream is drained. Main thread only."""
+        with on_stop_signal(self._cancelled.set):  # during training the launcher handles signals
             outcome = self._run.run()
             drained = outcome.code == ExitCode.DRAINED and not self._run.launcher.stopped
             request = request_of(self._job)
@@ -83,25 +83,25 @@ class ThenPredict:
             try:
                 return self._predict(request)
             except PredictionCancelled:
-                return Outcome(ExitCode.DRAINED, "stopped while it predicted; the next run goes on with that")
+                return Outcome(ExitCode.DRAINED, "stopped while it predicted; the next run continues")
             except MillraceError as error:
                 return Outcome(error.exit_code, f"the stream is drained, but its prediction failed: {error}")
             finally:
-                self._said = {}
+                self._shown = {}
 
     def status(self) -> Mapping[str, Any]:
-        """See Run.status; a job that predicts is still "draining"."""
-        return {**self._run.status(), **self._said}
+        """See Run.status. A job that predicts is still "draining"."""
+        return {**self._run.status(), **self._shown}
 
     def drain(self) -> None:
-        """Have it end soon: after the pass in training, or the part that is being predicted. Any thread."""
+        """Stop after the pass in training, or after the part that is being predicted. Any thread."""
         self._cancelled.set()
         self._run.launcher.drain()
 
     def _predict(self, request: PredictionRequest) -> Outcome:
-        """1. The prediction, to its _DONE. 2. The report tells of it."""
-        self._tell(None, f"the stream is drained; predicting into {request.output}")
-        manifest = predict(self._job, request, self._tell, self._cancelled, self._on_line, alone=True)  # 1
+        """1. Predict, up to _DONE. 2. Add the prediction to the report."""
+        self._notify(None, f"the stream is drained; predicting into {request.output}")
+        manifest = predict(self._job, request, self._notify, self._cancelled, self._on_line, alone=True)  # 1
         self.predicted = {
             "output": request.output,
             **{name: manifest[name] for name in ("version", "events", "samples", "rejected")},
@@ -116,12 +116,12 @@ class ThenPredict:
         with writing(path):
             write_whole(REAL, path, json.dumps(self._run.report, indent=2, allow_nan=False).encode())
 
-    def _tell(self, _share: float | None, text: str) -> None:
-        self._said = {"state": "draining", "predicting": text}
+    def _notify(self, _share: float | None, text: str) -> None:
+        self._shown = {"state": "draining", "predicting": text}
         self._on_line(LAUNCHER, f"predicting: {text}")
 
 
 def told(predicted: Mapping[str, Any]) -> list[str]:
-    """The prediction of a finished run, in lines."""
+    """The prediction of a finished run as lines for people."""
     head = f"predicted {count(predicted['samples'])} samples of {count(predicted['events'])} events: "
     return [head + str(predicted["output"]), *lines_of(predicted, predicted["metrics"])]

@@ -1,10 +1,10 @@
-"""The commands by which people predict. Reads arguments; the work is done beside it."""
+"""The commands `predict` and `evaluate`. They read arguments; the other modules of this package do the work."""
 
 import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,26 +92,26 @@ def predict_(
 
     With a job's name at a service, files and folders are the service's.
     """
-    there = None if job is None else remote_name(job, url)
-    wanted = input_of(input_, topic)
+    remote = None if job is None else remote_name(job, url)
+    local_input = input_of(input_, topic)
     request = {
-        "input": wanted if there is None or topic else {"paths": input_},
-        "output": folder_of(output, here=there is None),
+        "input": local_input if remote is None or topic else {"paths": input_},
+        "output": folder_of(output, here=remote is None),
         "columns": _names(columns),
         "outputs": _names(outputs),
         "segment_events": segment_events,
         **_common(version, export, trainers, shards, share),
     }
-    if there is None:
+    if remote is None:
         manifest = _run(_job_of(job, spec, overrides), request)
     else:
         with service_at(url, token) as client:
-            manifest = acting.predict(client, there, request, lambda text: print(text, file=sys.stderr))
+            manifest = acting.predict(client, remote, request, lambda text: print(text, file=sys.stderr))
     if as_json:
         print(json.dumps(manifest, indent=2))
         return
     print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
-    for line in lines_of(manifest, Output(output).metrics() if there is None else None):
+    for line in lines_of(manifest, Output(output).metrics() if remote is None else None):
         say(line)
 
 
@@ -166,15 +166,15 @@ def _names(text: str) -> list[str]:
 
 
 def folder_of(output: Path, *, here: bool) -> str:
-    """The output as the request has it. Raises SpecError for the address of an object store."""
-    if output.parts[:1] and output.parts[0].endswith(":"):  # of its "//" the path has kept one
-        told = f"{output} is no folder; writing to an object store is not built: predict to a folder, and copy it there"
-        raise SpecError(told, "--output")
+    """The output as the request names it. Raises SpecError for the address of an object store."""
+    if output.parts[:1] and output.parts[0].endswith(":"):  # Path has reduced its "//" to "/"
+        text = f"{output} is no folder; writing to an object store is not built: predict to a folder, and copy it there"
+        raise SpecError(text, "--output")
     return str(output.absolute() if here else output)
 
 
 def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
-    """The request's input. Relative paths start where the command is given. Raises SpecError."""
+    """The request's input. Relative paths start in the current folder. Raises SpecError."""
     if bool(paths) == bool(topic):
         raise SpecError("give --input FILE, or --topic")
     if paths:
@@ -192,13 +192,13 @@ def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
 
 def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
     request = placed(validate(PredictionRequest, raw), Path.cwd())
-    with _called_off() as cancelled, _as_option():
-        return predict(job, request, _told(), cancelled, on_line=_print_line)
+    with _cancelled_by_signal() as cancelled, _as_option():
+        return predict(job, request, _print_progress, cancelled, on_line=_print_line)
 
 
 @contextmanager
 def _as_option() -> Iterator[None]:
-    """Files that are not there are told by the option that named them."""
+    """An error about missing files names the option."""
     try:
         yield
     except SpecError as error:
@@ -208,18 +208,15 @@ def _as_option() -> Iterator[None]:
 
 
 @contextmanager
-def _called_off() -> Iterator[threading.Event]:
+def _cancelled_by_signal() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set."""
     cancelled = threading.Event()
     with on_stop_signal(cancelled.set):
         yield cancelled
 
 
-def _told() -> Callable[[float | None, str], None]:
-    def tell(_share: float | None, text: str) -> None:
-        say(text, file=sys.stderr, flush=True)
-
-    return tell
+def _print_progress(_share: float | None, text: str) -> None:
+    say(text, file=sys.stderr, flush=True)
 
 
 def _print_line(worker: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Which of a job's own exports a version's number means, where no commit of that version is kept any more."""
+"""Finds the job's own export of a version, where no commit of that version is left."""
 
 from millrace.errors import SpecError
 from service.exports.listing import opened
@@ -6,9 +6,9 @@ from service.spec import LoadedJob
 
 
 def address_of(job: LoadedJob, version: str) -> str | None:
-    """The address of the one complete export of a version, of the newest timeline that has it; None: there is none.
+    """The address of the only complete export of `version`, from the newest timeline that has one; None: no export.
 
-    Raises SpecError where several streams have one, Unavailable where a destination cannot be asked.
+    Raises SpecError where several streams have one, Unavailable where a destination does not answer.
     """
     found: dict[str, str] = {}
     for name in job.spec.exports:
@@ -17,6 +17,8 @@ def address_of(job: LoadedJob, version: str) -> str | None:
             if paths:
                 found[name] = stream.outlet.url(paths[-1])
     if len(found) > 1:
-        told = "; ".join(f"{name}: {address}" for name, address in found.items())
-        raise SpecError(f"version {version} is exported by several streams; name one by its address: {told}", "version")
+        addresses = "; ".join(f"{name}: {address}" for name, address in found.items())
+        raise SpecError(
+            f"version {version} is exported by several streams; name one by its address: {addresses}", "version"
+        )
     return next(iter(found.values()), None)

@@ -1,7 +1,7 @@
-"""One prediction job from its request to its _DONE, on the thread that asks for it.
+"""One prediction job, from its request to its _DONE, on the caller's thread.
 
-Whose rows are read is service.predicting.versions', processes are service.predicting.crew's, parts and metrics
-trainer.predict's. A rerun of the same request goes on where the first one was, however that ended.
+service.predicting.versions finds the rows, service.predicting.crew runs the processes, trainer.predict makes parts and
+metrics. A rerun of the same request continues where the first one stopped, however that ended.
 """
 
 import logging
@@ -42,9 +42,9 @@ from trainer.predict.plan import OtherPrediction, Plan, fingerprint_of, placed, 
 FORMAT = 1
 """Number of the manifest's layout."""
 TRIES = 3
-"""How often workers are started anew where one died; parts that are there are not made again."""
+"""How often workers are started: again after a death. Finished parts are not made again."""
 BESIDE_SHARE = 0.5
-"""Of the cores, what a prediction takes while the job trains, unless it is told."""
+"""The share of the cores of a prediction while the job trains, unless the request sets it."""
 LOCK_S = 0.2
 
 Progress = Callable[[float | None, str], None]
@@ -68,16 +68,16 @@ def predict(
     private: Path | None = None,
     check_files: CheckFiles = lambda files: None,
 ) -> dict[str, Any]:
-    """Predict what `request` asks for; the manifest. `job` is None where the request brings the spec.
+    """Carry out `request`; its manifest. `job` is None where the request brings the spec.
 
-    `alone`: nothing trains in the job's store, though it may be held. What workers are told, secrets among it, lies in
-    a folder below `private`, unless given where temporary files do. `check_files` is asked about the files of the
-    input, relative to the job's folder, before any is read; it raises where one may not be.
+    `alone`: nothing trains in the job's store, though the store may be locked. Configurations of workers, which hold
+    secrets, lie in a folder below `private`; where that is None, below the folder for temporary files. `check_files`
+    takes the files of the input, relative to the job's folder, before any is read, and raises where one is not allowed.
 
-    Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable; what is there then stays.
+    Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable. Finished parts stay.
 
-    1. The output is ours, and empty or of the same request. 2. The version is held. 3. The plan is fixed. 4. Workers
-    make the parts that are missing. 5. Metrics over all parts. 6. Manifest, then _DONE.
+    1. Claim the output, which is empty or of the same request. 2. Hold the version. 3. Fix the plan. 4. Workers make
+    the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
     job = as_begun(job) if job else job_of(request)
     request = placed(request, job.folder)
@@ -110,7 +110,7 @@ def predict(
 
 
 def job_of(request: PredictionRequest) -> LoadedJob:
-    """The job of a request that brings its spec. Raises SpecError."""
+    """The job of a request that brings its own spec. Raises SpecError."""
     if request.spec is None:
         raise SpecError(
             "an export does not say how events are parsed, nor of which class its model is: give the job file, or its "
@@ -127,7 +127,7 @@ def job_of(request: PredictionRequest) -> LoadedJob:
 
 
 def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:
-    """Step 1; the manifest where all is done. Raises SpecError, OtherPrediction."""
+    """Step 1; the manifest, where the prediction is complete. Raises SpecError, OtherPrediction."""
     other = f"{output.folder} holds another prediction; choose another folder, or remove it"
     if (manifest := output.manifest()) is not None:
         if manifest["fingerprint"] != fingerprint:
@@ -137,9 +137,7 @@ def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] 
     with writing(output.folder):
         output.folder.mkdir(parents=True, exist_ok=True)
         if not output.work.exists() and any(output.folder.iterdir()):
-            raise SpecError(
-                f"{output.folder} is not empty, and what it holds is no prediction; choose another", "output"
-            )
+            raise SpecError(f"{output.folder} is not empty and holds no prediction; choose another", "output")
         output.work.mkdir(exist_ok=True)
     try:
         held.enter_context(locked(output.work / "lock", Deadline.after(LOCK_S)))
@@ -150,9 +148,9 @@ def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] 
     if plan is not None and plan.fingerprint != fingerprint:
         if output.num_finished():
             raise OtherPrediction(other)
-        plan.forget(output.work)  # nothing came of it
+        plan.forget(output.work)  # it has no parts yet
     for left in (*output.work.glob("part-*"), *output.work.glob("observed-*.arrow.*")):
-        left.unlink()  # of workers that were killed
+        left.unlink()  # left by workers that were killed
     return None
 
 
@@ -178,7 +176,7 @@ def _make_parts(
     *,
     trains: bool,
 ) -> None:
-    """Step 4: a worker that dies for a reason that may pass is followed by others."""
+    """Step 4. After a death that may not come again, the workers are started again."""
     total = len(plan.segments)
     share = request.share or (BESIDE_SHARE if trains else 1.0)
     beside = trains or share < 1
@@ -237,7 +235,7 @@ def complete(
 
 
 def _manifest(request: PredictionRequest, output: Output, plan: Plan, marks: list[Mark]) -> dict[str, Any]:
-    """All that is told of an output; nothing that depends on when or by whom it was made."""
+    """The manifest of an output. Nothing in it depends on when or by whom the output was made."""
     rejected: dict[str, int] = {}
     for mark in marks:
         for reason, count in mark.rejected.items():

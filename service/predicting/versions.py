@@ -1,6 +1,6 @@
-"""Whose rows a prediction reads: a commit of the job, leased as long as it runs, or an export made one.
+"""The rows that a prediction reads: a commit of the job, leased meanwhile, or an export turned into one.
 
-Reading exports is trainer.predict.exported's work.
+trainer.predict.exported reads the export.
 """
 
 import itertools
@@ -26,34 +26,34 @@ from trainer.predict.plan import names_commit
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)
-"""Of the leases of this process, which may predict several things at a time."""
+"""Numbers of the leases of this process: it may run several predictions at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is read."""
+    """The version that a prediction reads."""
 
     commit: Path
     """Folder of the commit: the job's own, or one made of an export."""
     told: Mapping[str, Any]
-    """What it is, for people and for a rerun; alike in every run."""
+    """Its description, for people and for a rerun; equal in every run."""
 
 
 @contextmanager
 def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scratch: Path) -> Iterator[Version]:
-    """The version that `text` means, there as long as the context lasts; `before`: what an earlier run of it read.
+    """The version that `text` names, held while the context lasts. `before`: the description from an earlier run.
 
     Raises SpecError, CommitDamaged, ExportUnusable.
     """
     commits = Commits(job.store)
     if (address := _export(job, text, before)) is not None:
-        commit, told = as_commit(address, job.spec, job.full, scratch)
-        yield Version(commit, told)
+        commit, description = as_commit(address, job.spec, job.full, scratch)
+        yield Version(commit, description)
         return
     name = str(before["commit"]) if before is not None else _named(job.store, text)
     if name not in commits.names():
         raise SpecError(
-            f"the commit {name}, of which parts are there already, was pruned; remove the output and begin anew",
+            f"the commit {name}, with which parts were predicted, was pruned; remove the output and begin anew",
             "version",
         )
     with leased(commits, name, f"predict{next(_numbers)}"):
@@ -65,7 +65,7 @@ def version_of(job: LoadedJob, text: str, before: Mapping[str, Any] | None, scra
 
 
 def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str | None:
-    """The address of the export that is meant; None: a commit is."""
+    """The address of the export that `text` names; None: it names a commit."""
     if not names_commit(text):
         return text
     check_run(job.store, job.spec.name)
@@ -92,7 +92,7 @@ def _named(store: Path, text: str) -> str:
 
 
 def check_dense(commit: Commit) -> None:
-    """Raise CommitDamaged unless the dense weights are as they were written; rows are checked as they are read."""
+    """Raise CommitDamaged unless the dense weights have their hash. Rows are checked when they are read."""
     wanted = commit.files[DENSE]
     try:
         sound = hash_of(commit.folder / DENSE) == wanted
@@ -103,7 +103,7 @@ def check_dense(commit: Commit) -> None:
 
 
 def check_fits(commit: Commit, job: LoadedJob) -> None:
-    """Raise SpecError where the commit was made under other slots, tables, tasks or another model."""
+    """Raise SpecError where the commit was made with other slots, tables, tasks or another model."""
     then = validate(TrainerJob, in_full(commit.state["spec"]), only_known=True)
     now = validate(TrainerJob, job.full, only_known=True)
     for what, ours, theirs in (

@@ -1,4 +1,4 @@
-"""What a prediction, or its metrics, are in lines for people."""
+"""A prediction and its metrics as lines for people."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ SHOWN = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "mse", "
 
 
 def lines_of(manifest: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> Iterator[str]:
-    """The version, what was rejected, and a line of figures a task."""
+    """The version, the rejected events by reason, and a line of metrics for each task and slice."""
     version = manifest["version"]
     what = version.get("commit") or version.get("export")
     yield f"version {version['version']} of {version['job']}, {what}"
@@ -24,6 +24,6 @@ def lines_of(manifest: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> 
 
 
 def figures(found: Mapping[str, Any]) -> str:
-    """Those that are defined, in one line."""
-    told = [f"{name} {found[name]:.6g}" for name in SHOWN if found.get(name) is not None]
-    return f"{count(found['count'])} samples  " + "  ".join(told)
+    """The metrics that are defined, in one line."""
+    shown = [f"{name} {found[name]:.6g}" for name in SHOWN if found.get(name) is not None]
+    return f"{count(found['count'])} samples  " + "  ".join(shown)

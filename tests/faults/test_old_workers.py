@@ -33,7 +33,7 @@ def test_an_old_chief_with_an_embedded_shard_is_superseded(tmp_path, delay_s):
     assert report(job.store) == told
     [died] = deaths.died
     assert died.old_codes == {"trainer-0": REPLACED}, last_words(deaths)
-    assert "generation 2 of the workers has claimed this job" in "\n".join(died.old["trainer-0"].words)
+    assert "generation 2 of the workers has claimed this job" in "\n".join(died.old["trainer-0"].lines)
     assert_nothing_left(job.store, generation=2)
 
 
@@ -50,7 +50,7 @@ def test_old_workers_change_nothing_one_by_one_and_all_together(tmp_path):
     assert alone == [{"trainer-0": REPLACED}, {"trainer-1": REPLACED}, {"shard-1": NOT_ASKED}], last_words(deaths)
     everybody = {"trainer-0": REPLACED, "trainer-1": REPLACED, "shard-0": NOT_ASKED, "shard-1": NOT_ASKED}
     assert together == everybody, last_words(deaths)
-    assert "generation 5 of the workers has claimed this job" in "\n".join(deaths.died[3].old["trainer-0"].words)
+    assert "generation 5 of the workers has claimed this job" in "\n".join(deaths.died[3].old["trainer-0"].lines)
     assert_nothing_left(job.store, generation=5)
 
 
@@ -65,4 +65,4 @@ def stopping(folder, trainers, shards, *planned):
 
 
 def last_words(deaths):
-    return [(died.death, name, list(child.words)) for died in deaths.died for name, child in died.old.items()]
+    return [(died.death, name, list(child.lines)) for died in deaths.died for name, child in died.old.items()]

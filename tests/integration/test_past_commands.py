@@ -169,7 +169,7 @@ def test_a_running_job_commits_when_asked_and_is_not_steered(tmp_path):
         assert ran.names == [name]
         for words in (["rewind", "--to", name], ["commits prune"]):
             refused = ran.say(*words, code=2)
-            assert "is in use by a run that is still going on; this can be done while it is stopped only" in refused
+            assert "is in use by a run that has not ended; this is possible only while it is stopped" in refused
         assert "not verified" in ran.say("commits list")
     finally:
         running.kill()

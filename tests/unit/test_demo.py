@@ -123,7 +123,7 @@ def test_what_an_earlier_demo_left_is_removed_and_nothing_else(tmp_path):
     assert not root.exists()
     root.mkdir()
     (root / "thesis.tex").touch()
-    with pytest.raises(SpecError, match="holds other things than a demo's"):
+    with pytest.raises(SpecError, match="holds files that are not of a demo"):
         running.begin_anew(root)
     assert (root / "thesis.tex").exists()
 

@@ -82,14 +82,14 @@ def test_other_rows_another_parent_or_another_day_differ(good, tmp_path):
         "s t1/0000000003-base/rows-default-0.parquet",
     ]
     many = {str(n): n for n in range(9)}
-    assert differing(many, {}) == ["0", "1", "2", "6 more of exports"]
+    assert differing(many, {}) == ["0", "1", "2", "6 more differences of exports"]
 
 
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
         (lambda ran: (ran.export / "_DONE").unlink(), "t1/0000000003-base has no _DONE"),
-        (lambda ran: (ran.export / "more").touch(), "t1/0000000003-base has ['more'] otherwise than its manifest"),
+        (lambda ran: (ran.export / "more").touch(), "t1/0000000003-base differs from its manifest in ['more']"),
         (lambda ran: (ran.export / "rows-default-0.parquet").write_bytes(b"rowz"), "is damaged"),
         (lambda ran: ran.tell(ok=False), "does not give its golden predictions: far off"),
         (lambda ran: (ran.folder / "donefile.txt").write_text(""), "t1/0000000003-base is not in donefile.txt"),
@@ -99,7 +99,7 @@ def test_other_rows_another_parent_or_another_day_differ(good, tmp_path):
         ),
         (
             lambda ran: (ran.folder / "current.json").write_text('{"chain": ["t1/0000000001-base"]}'),
-            "current.json names t1/0000000001-base, which is not there",
+            "current.json names t1/0000000001-base, which does not exist",
         ),
         (lambda ran: (ran.store / "exports-stage" / "s-0000000003").mkdir(parents=True), "is left in exports-stage"),
     ],

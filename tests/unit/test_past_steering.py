@@ -108,7 +108,7 @@ def test_a_skip_without_a_reason_is_refused(past, job):
 def test_a_job_that_runs_is_not_steered(past, job):
     with locked(job.store / "lock", Deadline.after(5)):
         for steer in (lambda: rewind_job(job, "1"), lambda: skip_job(job, Skip("a", 250, 260), "x")):
-            with pytest.raises(SpecError, match="is in use by a run that is still going on; this can be done while"):
+            with pytest.raises(SpecError, match="is in use by a run that has not ended; this is possible only while"):
                 steer()
     assert newest_generation(job.store / "log") == 1
 

@@ -66,7 +66,7 @@ def test_a_folder_that_holds_something_else_is_refused_before_anything_starts(tm
     folder.mkdir()
     check_before(loaded, fresh=True)
     (folder / "thesis.tex").touch()
-    with pytest.raises(SpecError, match="what it holds is no prediction"):
+    with pytest.raises(SpecError, match="holds no prediction"):
         check_before(loaded)
 
 
@@ -145,6 +145,6 @@ def test_a_stop_while_it_predicts_ends_it_well_and_an_error_with_its_own_code(pr
         raise PredictionFailed("no such slot")
 
     _, outcome, _, _ = predicts(called_off)
-    assert (outcome.code, outcome.reason) == (0, "stopped while it predicted; the next run goes on with that")
+    assert (outcome.code, outcome.reason) == (0, "stopped while it predicted; the next run continues")
     _, outcome, _, _ = predicts(fails)
     assert outcome.code == ExitCode.FAILED and outcome.reason.endswith("its prediction failed: no such slot")

@@ -167,7 +167,7 @@ def test_a_folder_that_is_no_store_is_never_touched(tmp_path, fresh):
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_store_in_use_is_refused(tmp_path, fresh):
     with claimed(tmp_path, "news", fresh=False):
-        assert refusal(tmp_path, fresh) == f"store.path: {tmp_path} is in use by a run that is still going on"
+        assert refusal(tmp_path, fresh) == f"store.path: {tmp_path} is in use by a run that has not ended"
     assert (tmp_path / RUN).exists()
 
 

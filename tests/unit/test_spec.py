@@ -186,8 +186,8 @@ MISTAKES = {
     "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",
     # between sections
     'slots.1={name="user",kind="dense"}': "slots.1: slot 'user' is declared twice",
-    'slots.0={kind="meta",name="a"} ; slots.1={kind="meta",name="b"}': "slots: all slots are meta: the model would be "
-    "fed nothing",
+    'slots.0={kind="meta",name="a"} ; slots.1={kind="meta",name="b"}': "slots: all slots are meta: the model "
+    "would have no input",
     'slots.1={name="x",share="g",table="other"} ; slots.0.share=g': "slots.1: slots of share group "
     "'g' are in two tables",
     "slots.0.table=defualt": "slots.0.table: there is no table 'defualt'; did you mean 'default'?",
@@ -213,9 +213,9 @@ MISTAKES = {
     'exports.main={tables=["defualt"]}': "exports.main.tables.0: there is no table 'defualt'; did you mean 'default'?",
     f'{NO_TIME} ; exports.main={{clock="event"}}': 'exports.main.clock: the source has no event_time; use "wall"',
     "exports.a.delta_threshold=1 ; exports.b.delta_threshold=2": "exports.b.delta_threshold: stream 'a' has one above "
-    "0 already, and its exports begin the count anew; only one may",
-    "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, so each export "
-    "would be the last one again; leave exports out (--set exports={})",
+    "0 already, and its exports reset the count; only one may",
+    "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, "
+    "so all exports would be equal; leave exports out (--set exports={})",
     'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base: there would be no delta",
     "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
     "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
@@ -228,7 +228,7 @@ MISTAKES = {
     "you mean 'impression'?",
     'metrics.slices=["device","devise"]': "metrics.slices.1: there is no slot 'devise'; a meta or sparse slot is "
     "needed; did you mean 'device'?",
-    'slots.1={name="event"}': "slots: slot 'event': the arrow protocol keeps this name for itself; rename the slot",
+    'slots.1={name="event"}': "slots: slot 'event': the arrow protocol reserves this name; rename the slot",
     'slots.0.weighted=true ; slots.1={name="user.weight"}': "slots: slot 'user.weight' has the name of the weights of "
     "slot 'user'; rename it",
     f"{MULTISLOT} ; {NO_TIME} ; slots.0.weighted=true": "slots.0.weighted: weights of signs need protocol = \"arrow\"",

@@ -20,7 +20,7 @@ SHARED_PLACES = {
 def test_two_streams_never_share_a_place_however_it_is_spelled(overrides):
     stream, place, other = SHARED_PLACES[overrides]
     assert message(*overrides.split(" ; ")) == (
-        f"exports.{stream}.path: leads to {place}, as stream {other!r} does: each needs a place of its own, "
+        f"exports.{stream}.path: leads to {place}, as stream {other!r} does: each needs its own destination, "
         "for its current.json"
     )
 

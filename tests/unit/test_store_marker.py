@@ -9,9 +9,9 @@ WRONG = {
     b"\x00\xffgarbage": "is no JSON: ",
     b"[" * 100_000: "has lists and objects nested deeper than 100",
     b"[]": "is no JSON object",
-    b"{}": 'is damaged, or no store\'s; a store\'s holds {"kind": "store", "format": 1}',
-    b'{"kind": "exports", "format": 1}': "is damaged, or no store's",
-    b'{"kind": "store", "format": true}': "is damaged, or no store's",
+    b"{}": 'is damaged or not of a store; the marker of a store holds {"kind": "store", "format": 1}',
+    b'{"kind": "exports", "format": 1}': "is damaged or not of a store",
+    b'{"kind": "store", "format": true}': "is damaged or not of a store",
     b'{"kind": "store", "format": 2}': "is of format 2, and this Millrace reads format 1; run the newer one",
     b" " * (2 << 20): "is longer than 1,048,576 bytes",
 }

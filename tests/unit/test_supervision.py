@@ -72,7 +72,7 @@ def test_an_exit_that_may_pass_is_given_time_to_settle(job, code, exit_code, wor
     assert job.step(Exited("trainer-0", code), 1) == []
     assert job.ending
     assert job.step(Tick(), 2.9) == []
-    assert job.step(Tick(), 3) == [Kill(("shard-0", "trainer-1"), f"still there: {reason}")]
+    assert job.step(Tick(), 3) == [Kill(("shard-0", "trainer-1"), f"still running: {reason}")]
     exit_all(job, "shard-0", "trainer-1", code=-9)
     assert job.outcome == Outcome(exit_code, reason, "trainer-0")
     assert job.outcome.may_pass
@@ -102,7 +102,7 @@ def test_who_is_still_there_after_sigterm_is_killed_at_the_deadline(job):
     job.step(Exited("trainer-0", 1), 1)
     job.step(Exited("shard-0", -15), 1)
     assert job.step(Tick(), 10.9) == []
-    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still there: trainer-0 ended first: exit code 1")]
+    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still running: trainer-0 ended first: exit code 1")]
     assert job.step(Tick(), 11.1) == []
     exit_all(job, "trainer-1", code=-9)
     assert job.outcome.first_dead == "trainer-0"
@@ -132,7 +132,7 @@ def test_draining_is_bounded(job):
 
 def test_a_trainer_that_does_not_finish_with_the_others_is_killed(job):
     assert exit_all(job, "trainer-0", at=5) == []
-    assert job.step(Tick(), 55) == [Kill(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 not")]
+    assert job.step(Tick(), 55) == [Kill(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 has not")]
 
 
 def test_a_request_before_training_began_ends_well():
