@@ -17,7 +17,7 @@ from rich.text import Text
 from millrace.printable import printable
 from service.alarms import alarms
 from service.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
-from service.running import PlainShow, Show
+from service.shows import PlainShow, Show
 from service.status import Status
 
 REFRESH_PER_S = 4

@@ -1,87 +1,19 @@
 """`millrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
 
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from millrace.lifecycle import ExitCode
 from millrace.printable import say
 from service.begun import as_begun
-from service.launcher.local import LocalLauncher
-from service.launcher.running import started
-from service.launcher.supervision import Outcome
-from service.lines import labelled, news, summary_lines
+from service.launcher.running import started, tell_end
 from service.predicting.after import ThenPredict, told
 from service.preflight import check_run
+from service.shows import Show
 from service.spec import LoadedJob
-from service.status import Status
 from service.store import REPORT
 
-LINE_EVERY_S = 2.0
-"""How often progress is printed as plain text."""
-
-
 GetStatus = Callable[[], Mapping[str, Any]]
-
-
-class Show(Protocol):
-    """Shows a run: takes the workers' lines of output, and the status while a context lasts."""
-
-    def on_line(self, worker: str, text: str) -> None:
-        """Take one line of a worker's output. Any thread."""
-        ...
-
-    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Show `status()` repeatedly until the context ends."""
-        ...
-
-
-class PlainShow:
-    """Lines of text on standard error: the workers' output, and progress at an interval."""
-
-    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
-        self._every_s = every_s
-
-    def on_line(self, worker: str, text: str) -> None:
-        """Print a worker's line."""
-        self._print(labelled(worker, text))
-
-    def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Print progress and alarms on a thread, where they have changed."""
-        return _Ticking(lambda last: self._print_news(Status(status()), last), self._every_s)
-
-    def _print_news(self, status: Status, last: Status | None) -> Status:
-        for line in news(status, last):
-            self._print(line)
-        return status
-
-    def _print(self, text: str) -> None:
-        say(text, file=sys.stderr, flush=True)
-
-
-class _Ticking:
-    """Calls `act` with its last return value, every `every_s` on a thread, while the context lasts."""
-
-    def __init__(self, act: Callable[[Status | None], Status], every_s: float) -> None:
-        self._act, self._every_s = act, every_s
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="show", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        last: Status | None = None
-        while not self._done.wait(self._every_s):
-            last = self._act(last)
-        self._act(last)  # the end
 
 
 def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
@@ -130,22 +62,3 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
 
     with bound(listen) as listener:
         yield serve
-
-
-def tell_end(outcome: Outcome, launcher: LocalLauncher, report: Mapping[str, Any], path: Path) -> int:
-    """Print the end of a run; the exit code.
-
-    A drained run goes to standard output, any other to standard error with the last lines of the first dead worker.
-    """
-    if outcome.code == ExitCode.DRAINED:
-        say(f"done: {outcome.reason}")
-        for line in summary_lines(report) if report else ():
-            say(line)
-        if report:
-            print(f"report    {path}")
-        return outcome.code
-    if outcome.first_dead is not None:
-        lines = launcher.last_lines(outcome.first_dead)
-        say(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
-    say(f"error: {outcome.reason}", file=sys.stderr)
-    return outcome.code

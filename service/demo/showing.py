@@ -19,7 +19,7 @@ from millrace.printable import say
 from service.demo.plan import FREEZE_AFTER, NAME, TWIN
 from service.display import REFRESH_PER_S, render
 from service.lines import count, ratio
-from service.running import LINE_EVERY_S
+from service.shows import LINE_EVERY_S
 from service.status import Status
 
 

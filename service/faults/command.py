@@ -20,7 +20,7 @@ BY_RERUN = "every close and the digest, compared with a rerun of the run's own l
 
 
 class _Quiet:
-    """Writes the workers' lines to a file. See service.running.Show."""
+    """Writes the workers' lines to a file. See service.shows.Show."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

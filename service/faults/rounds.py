@@ -23,7 +23,7 @@ from service.faults.plan import AtPoint, Busy, Death, deaths, places
 from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
 from service.past.rerun import rerun_job
-from service.running import Show
+from service.shows import Show
 from service.spec import LoadedJob, load_job
 from service.store import REPORT, RERUNS
 from trainer.exports.ordering import EXPORTS

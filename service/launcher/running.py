@@ -3,6 +3,7 @@
 The caller shows it: on a terminal (service.running), or to the service (service.hosting.launching).
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.lifecycle import ExitCode
+from millrace.printable import say
 from service.begun import as_begun, told_once
 from service.config import ClusterSection
 from service.launcher.launchers import open_launcher
@@ -22,6 +24,7 @@ from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import worker_folder
 from service.launcher.runtime import OnLine
 from service.launcher.supervision import Outcome
+from service.lines import summary_lines
 from service.spec import LoadedJob
 from service.store import PAUSED, REPORT, WORKERS, claimed, clear_live
 from trainer.commits import Commits
@@ -162,3 +165,22 @@ def last_status(outcome: Outcome, report: Mapping[str, Any], before: Mapping[str
         "failing": None,
     }  # the end waited for this commit
     return {"state": "done", **figures, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}
+
+
+def tell_end(outcome: Outcome, launcher: LocalLauncher, report: Mapping[str, Any], path: Path) -> int:
+    """Print the end of a run; the exit code.
+
+    A drained run goes to standard output, any other to standard error with the last lines of the first dead worker.
+    """
+    if outcome.code == ExitCode.DRAINED:
+        say(f"done: {outcome.reason}")
+        for line in summary_lines(report) if report else ():
+            say(line)
+        if report:
+            print(f"report    {path}")
+        return outcome.code
+    if outcome.first_dead is not None:
+        lines = launcher.last_lines(outcome.first_dead)
+        say(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
+    say(f"error: {outcome.reason}", file=sys.stderr)
+    return outcome.code

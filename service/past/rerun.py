@@ -17,10 +17,10 @@ from service.launcher.local import LocalLauncher
 from service.launcher.plan import JobPlan, plan_job
 from service.launcher.restarts import RestartLimits
 from service.launcher.run_folder import run_folder
-from service.launcher.running import read_report
+from service.launcher.running import read_report, tell_end
 from service.lines import count
 from service.past.choosing import chosen, leased, lineage
-from service.running import Show, tell_end
+from service.shows import Show
 from service.spec import LoadedJob
 from service.store import REPORT, RERUNS, WORKERS
 from trainer import respec

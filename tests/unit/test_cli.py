@@ -18,7 +18,8 @@ from service.launcher import plan as planning
 from service.launcher import running as launching
 from service.launcher.runtime import WorkerRole
 from service.launcher.supervision import Outcome
-from service.running import PlainShow, run_job
+from service.running import run_job
+from service.shows import PlainShow
 from service.spec import load_job
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from service import display, lines
-from service.running import PlainShow
+from service.shows import PlainShow
 from service.status import Status
 
 STATUS = {

@@ -21,7 +21,7 @@ from service.display import LiveShow, render
 from service.launcher.process import LocalWorker
 from service.lines import news
 from service.remote import commands
-from service.running import PlainShow
+from service.shows import PlainShow
 from service.status import Status
 
 TITLE = "\x1b]0;owned\x07"
