@@ -241,7 +241,7 @@ MISTAKES = {
     '"meta", type = "int64"',
     'model={name="deepfm"} ; tables.default={dim=0}': "model.name: deepfm needs vectors: the table of slot 'user' has "
     "dim = 0; use lr, or raise it",
-    'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files carry no time of "
+    'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files have no time of "
     'their own; name a field or a slot, or kind = "none"',
     "model.name=dcn_v3": "model.name: no model 'dcn_v3'; did you mean 'dcn_v2'? known: lr, fm, deepfm, wide_deep, "
     'deep_crossing, dcn, dcn_v2, dlrm; for one of your own, class = "package.module:Class"',
