@@ -28,9 +28,6 @@ from trainer.predict.config import PredictionRequest
 from trainer.predict.parts import Output
 from trainer.predict.plan import fingerprint_of
 
-PREDICTED = SECTION
-"""The key of the prediction in the report."""
-
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:
     """The prediction at the job's end, on all cores unless the job file says otherwise; None: there is none."""
@@ -112,7 +109,7 @@ class ThenPredict:
 
     def _report(self, predicted: Mapping[str, Any]) -> None:
         path = self._run.store / REPORT
-        self._run.report = {**self._run.report, PREDICTED: predicted}
+        self._run.report = {**self._run.report, SECTION: predicted}
         with writing(path):
             write_whole(REAL, path, json.dumps(self._run.report, indent=2, allow_nan=False).encode())
 

@@ -13,8 +13,8 @@ from typing import Any
 from dataset.schema import Schema
 from millrace.config import validate
 from millrace.errors import SpecError
+from service.exports.listing import opened
 from service.past.choosing import begins_at, chosen, leased, lineage
-from service.predicting import own_exports
 from service.spec import LoadedJob
 from service.store import check_run
 from trainer.commits import VERSION, Commit, CommitDamaged, Commits, hash_of
@@ -76,10 +76,29 @@ def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str 
     try:
         chosen(job.store, text)
     except SpecError as error:
-        if (address := own_exports.address_of(job, text)) is not None:
+        if (address := own_export(job, text)) is not None:
             return address
         raise SpecError(f"{error}; nor is there a complete export of this version", "version") from None
     return None
+
+
+def own_export(job: LoadedJob, version: str) -> str | None:
+    """The address of the only complete export of `version`, from the newest timeline that has one; None: no export.
+
+    Raises SpecError where several streams have one, Unavailable where a destination does not answer.
+    """
+    found: dict[str, str] = {}
+    for name in job.spec.exports:
+        with opened(job, name) as [stream]:
+            paths = [each.path for each in stream.present() if each.complete and each.order[1] == int(version)]
+            if paths:
+                found[name] = stream.outlet.url(paths[-1])
+    if len(found) > 1:
+        addresses = "; ".join(f"{name}: {address}" for name, address in found.items())
+        raise SpecError(
+            f"version {version} is exported by several streams; name one by its address: {addresses}", "version"
+        )
+    return next(iter(found.values()), None)
 
 
 def _named(store: Path, text: str) -> str:

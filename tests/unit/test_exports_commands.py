@@ -8,7 +8,7 @@ from millrace.errors import SpecError
 from service.exports import commands, listing
 from service.exports.commands import the_stream
 from service.exports.wishing import ExportFailed, ended
-from service.predicting import own_exports
+from service.predicting.versions import own_export
 from service.spec import load_job
 from service.status import Status
 from tests.fakes.exports import write_export
@@ -119,14 +119,14 @@ def test_how_an_export_that_was_asked_for_ended():
 
 
 def test_a_number_means_the_complete_export_of_that_version_on_the_newest_timeline(job, folder):
-    assert own_exports.address_of(job, "3") == str(folder / "t1" / "0000000003-base")
+    assert own_export(job, "3") == str(folder / "t1" / "0000000003-base")
     write_export(folder / "t2", "base", 3, ROWS)
-    assert own_exports.address_of(job, "3") == str(folder / "t2" / "0000000003-base")
-    assert own_exports.address_of(job, "6") is None, "it is not complete"
-    assert own_exports.address_of(job, "309") is None
+    assert own_export(job, "3") == str(folder / "t2" / "0000000003-base")
+    assert own_export(job, "6") is None, "it is not complete"
+    assert own_export(job, "309") is None
 
 
 def test_a_version_that_several_streams_export_must_be_named_by_its_address(job, folder):
     write_export(job.store / "exports" / "more" / "small" / "t1", "base", 3, ROWS)
     with pytest.raises(SpecError, match=r"version 3 is exported by several streams.*main: .*/out/.*; more: "):
-        own_exports.address_of(job, "3")
+        own_export(job, "3")
