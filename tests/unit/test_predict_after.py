@@ -77,7 +77,7 @@ def test_predictions_of_a_run_that_is_to_be_removed_are_no_ones_of_the_next(tmp_
     (folder / "_manifest.json").write_text(json.dumps(manifest))
     (folder / "_DONE").touch()
     check_before(loaded)
-    with pytest.raises(SpecError, match="--fresh removes has predicted; remove it, too"):
+    with pytest.raises(SpecError, match="of the run that --fresh removes; remove it, too"):
         check_before(loaded, fresh=True)
     with pytest.raises(SpecError, match="holds another prediction"):
         check_before(job(tmp_path, 'predict.columns=["a"]'))
