@@ -35,7 +35,7 @@ def locked(path: Path, deadline: Deadline) -> Iterator[int]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on the file `path` now."""
+    """True if a process holds the lock on the file `path` now."""
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

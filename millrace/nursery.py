@@ -1,4 +1,4 @@
-"""A pre-loaded parent that forks workers, so that one starts in milliseconds: `python -P -m millrace.nursery`.
+"""The forkserver: a preloaded parent that forks workers in milliseconds: `python -P -m millrace.nursery`.
 
 It imports the modules that workers need and starts no thread, channel or GPU of ours: a fork copies one thread only.
 (OpenBLAS and jemalloc each keep a thread from their import on; both handle forks through pthread_atfork.)
@@ -38,7 +38,7 @@ from millrace.process import kill_group, wait_until_gone
 MAX_MESSAGE_BYTES = 64 << 10
 """Longest request; a longer one is a bug."""
 GROUP_S = 10.0
-"""Longest wait for the rest of a killed group. The launcher ends a nursery that is silent for as long."""
+"""Longest wait for the rest of a killed group. The launcher ends a forkserver that is silent for as long."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2): the signal at the parent's death; adoption of the orphans below this process."""
 
@@ -90,8 +90,8 @@ class Nursery:
                 return None
 
     def _fork(self, request: Request) -> bool:
-        """Whether this is the child."""
-        nursery = os.getpid()
+        """True if this is the child."""
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
@@ -99,7 +99,7 @@ class Nursery:
             return False
         if pid == 0:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != nursery:  # the parent died before the prctl
+            if os.getppid() != parent:  # the parent died before the prctl
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             for ours in (self._control, self._woken, self._wake):
@@ -214,17 +214,17 @@ def main() -> None:
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the socket to the launcher")
     parser.add_argument("--preload", nargs="*", default=[], help="modules to import; requests are served after each")
     arguments = parser.parse_args()
-    nursery = Nursery(socket.socket(fileno=arguments.socket))
+    server = Nursery(socket.socket(fileno=arguments.socket))
     child = None
     for module in arguments.preload:
         importlib.import_module(module)
         load_kernels()
-        if child := nursery.serve(wait=False):
+        if child := server.serve(wait=False):
             break
     if child is None:
         gc.collect()
         gc.freeze()  # children share the loaded objects, and their collectors skip them
-        child = nursery.serve(wait=True)
+        child = server.serve(wait=True)
     assert child is not None, "serving ends in a child only"
     become(*child)
 

@@ -35,10 +35,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the log line of an event reports."""
+    """The figures in the log line of an event."""
 
     times: int
-    """How often it occurred, this time included, without a pause of QUIET_S."""
+    """Number of times it occurred, this time included, without a pause of QUIET_S."""
     left_out: int
     """Lines of any kind that were left out since the last one, because there were too many."""
 
@@ -65,10 +65,10 @@ class Occurrences:
             if wait_s > 0:
                 self._left_out += 1
                 return None
-            told, self._left_out = Told(times, self._left_out), 0
-            return told
+            found, self._left_out = Told(times, self._left_out), 0
+            return found
 
 
 def is_told(times: int) -> bool:
-    """Whether `times` is 1, 10, 100, ..."""
+    """True if `times` is 1, 10, 100, ..."""
     return str(times).strip("0") == "1"

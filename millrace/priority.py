@@ -22,7 +22,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 @cache
 def can_yield() -> bool:
-    """Whether a thread may lower its priority and raise it again; tried once, on a thread that then ends."""
+    """True if a thread may lower its priority and raise it again; tried once, on a thread that then ends."""
     if not all(hasattr(os, policy) for policy in POLICIES):
         return False
     allowed: list[bool] = []

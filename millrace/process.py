@@ -1,6 +1,6 @@
 """Child processes: started in a group of their own, ended with the whole group, in bounded time.
 
-Every child of Millrace is started here, but for workers that are forked (millrace.nursery). Reading a child's output
+Every child of Millrace is started here, except for forked workers (millrace.nursery). Reading a child's output
 and judging how it ended is the caller's work. Linux only: waits use pidfds.
 """
 
@@ -106,7 +106,7 @@ class ChildProcess:
                 kill_group(self.pid)
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Whether the process ends by itself within `seconds` (None: wait without a bound). It is not reaped."""
+        """True if the process ends by itself within `seconds` (None: wait without a bound). It is not reaped."""
         if self.code is not None:
             return True
         try:
@@ -199,7 +199,7 @@ def unbuffered(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command that `run` started has ended."""
+    """The end of a command that `run` started."""
 
     code: int | None
     """The exit code, or minus the signal's number; None: it did not end before the deadline and was killed."""
@@ -258,7 +258,7 @@ def _exchange(child: ChildProcess, data: bytes, held: Mapping[int, bytearray], d
 
 
 def _written(pipe: int, data: memoryview) -> memoryview:
-    """What is left of `data` after a write; nothing where nobody reads."""
+    """The rest of `data` after a write; empty where the reader is gone."""
     try:
         return data[os.write(pipe, data) :] if data else data
     except BlockingIOError:

@@ -31,7 +31,7 @@ class Alarm(StrEnum):
 
     @property
     def grave(self) -> bool:
-        """Whether the job ends unless somebody acts."""
+        """True if the job ends unless somebody acts."""
         return self in (Alarm.COMMITS, Alarm.LOG)
 
 

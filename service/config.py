@@ -1,4 +1,4 @@
-"""What a user writes about the processes of a job."""
+"""The section `[cluster]` of a job file: the processes of a job."""
 
 from pydantic import Field, field_validator, model_validator
 

@@ -45,7 +45,7 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
 
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
-    """Whether the run continues one that the store holds."""
+    """True if the run continues one that the store holds."""
     prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)

@@ -11,7 +11,7 @@ from service.lines import labelled, news
 from service.status import Status
 
 LINE_EVERY_S = 2.0
-"""How often progress is printed as plain text."""
+"""Interval at which progress is printed as plain text."""
 
 
 class Show(Protocol):

@@ -111,7 +111,7 @@ def remove(store: Path, job: str) -> None:
 
 
 def in_use(store: Path) -> bool:
-    """Whether a launcher runs a job in `store` now."""
+    """True if a launcher runs a job in `store` now."""
     return is_locked(store / LOCK)
 
 
@@ -140,7 +140,7 @@ def _make(store: Path) -> None:
 
 
 def check_free(store: Path, job: str, *, fresh: bool) -> bool:
-    """Whether a start of `job` would continue a run in `store`. Nothing is made or removed.
+    """True if a start of `job` would continue a run in `store`. Nothing is made or removed.
 
     Raises SpecError where `claimed` would, except for a store that is in use.
     """

@@ -23,7 +23,7 @@ Chunk = bytes | bytearray | memoryview
 
 
 class ChildFailed(Exception):
-    """The command broke its promise; the pool tries again or tells the user."""
+    """The command failed. The pool tries again, or raises PipeFailed."""
 
     def __init__(self, what: str, exit_code: int | None = None, stderr: str = "") -> None:
         super().__init__(what)
@@ -36,7 +36,7 @@ class Child:
     def __init__(self, command: Command, idle_s: float, repeats: RepeatedLines | None = None) -> None:
         self._idle_s = idle_s
         self.waited_s = 0.0
-        """How long the command neither read nor wrote, so far."""
+        """Seconds in which the command neither read nor wrote, so far."""
         try:
             self._process = ChildProcess(command.argv, folder=command.folder, environment=command.environment)
         except OSError as error:
@@ -101,7 +101,7 @@ class Child:
         return ChildFailed(what, self._process.code, self._stderr.tail())
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the process ends by itself within `seconds`."""
+        """True if the process ends by itself within `seconds`."""
         return self._process.ends_within(seconds)
 
     def kill(self) -> None:

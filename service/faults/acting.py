@@ -39,7 +39,7 @@ AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 MAX_UNASKED = 4
 """Most generations of a run that end in another way than planned; then the run is given up."""
 POLL_S = 0.01
-"""How often the log is read for new passes."""
+"""Interval at which the log is read for new passes."""
 STOPPED_S = 3.0
 """Longest time that a worker stays stopped: it may hold the lock for which the next generation waits."""
 END_S = 60.0
@@ -48,7 +48,7 @@ of trainer.succession, and more on a loaded machine. A shard does not check."""
 
 
 class TooManyDeaths(MillraceError):
-    """Workers die without being told to."""
+    """Workers die that no plan kills."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Died:
     old_codes: dict[str, int | None] = field(default_factory=dict)
     """Their exit codes; None for those that did not end by themselves."""
     continued: bool = False
-    """Whether the workers in `old` run again."""
+    """True if the workers in `old` run again."""
 
     @property
     def elsewhere(self) -> Point | None:

@@ -69,10 +69,10 @@ class HeldChild:
         """See Child."""
         return self._reported.result()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See Child."""
         if not self._taken_for_dead:
-            self._child.let_go()
+            self._child.release()
 
     def stop(self) -> bool:
         """Stop the process and report to its launcher that it was killed; False where it ended before."""
@@ -94,7 +94,7 @@ class HeldChild:
             self._ended.result()
             return None
         finally:
-            self._child.let_go()
+            self._child.release()
             self._reader.join()
 
     def _read(self) -> None:

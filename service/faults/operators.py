@@ -21,7 +21,7 @@ from trainer.history import History
 from trainer.log import read
 from trainer.records import RequestedOperation
 
-MAX_WISHES = 40
+MAX_REQUESTS = 40
 """Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""
 MAX_PAUSE_S = 0.3
 """Longest pause between two requests."""
@@ -50,7 +50,7 @@ class Operators:
     """One operator with one request at a time."""
 
     def __init__(self, spec: Job, store: Path, seed: int) -> None:
-        self.wishes: list[Wish] = []
+        self.requests: list[Wish] = []
         self._spec, self._store, self._random = spec, store, Random(seed)
         self._over = threading.Event()
 
@@ -66,22 +66,22 @@ class Operators:
             thread.join()
 
     def _work(self) -> None:
-        while len(self.wishes) < MAX_WISHES and not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
-            wish = Wish({**self._draw(), "id": f"request-{len(self.wishes):04d}"})
-            self.wishes.append(wish)
-            while not self._over.is_set() and wish.version is None and not wish.refused:
-                self._send(wish)
+        while len(self.requests) < MAX_REQUESTS and not self._over.wait(self._random.uniform(0, MAX_PAUSE_S)):
+            request = Wish({**self._draw(), "id": f"request-{len(self.requests):04d}"})
+            self.requests.append(request)
+            while not self._over.is_set() and request.version is None and not request.refused:
+                self._send(request)
                 self._over.wait(REPEAT_S)
 
-    def _send(self, wish: Wish) -> None:
+    def _send(self, request: Wish) -> None:
         try:
             with JobClient(self._store).rank0() as client:
-                answer = client.operate({"do": "ask", "operation": wish.body}, Deadline.after(CALL_S))
-            wish.version = answer["version"]
+                answer = client.operate({"do": "ask", "operation": request.body}, Deadline.after(CALL_S))
+            request.version = answer["version"]
         except (Unavailable, DeadlineExceeded, NotYet, NotRunning):
             pass
         except MillraceError as error:
-            wish.refused = str(error)
+            request.refused = str(error)
 
     def _draw(self) -> dict[str, Any]:
         random, tables = self._random, sorted(self._spec.tables)
@@ -99,7 +99,7 @@ class Operators:
                 return {"op": "export", "stream": random.choice(sorted(self._spec.exports)), "kind": kind}
 
 
-def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
+def misdeeds(requests: list[Wish], log: Path) -> Iterator[str]:
     """Requests that did not act exactly once, in words. `log`: a folder with every record ever logged."""
     history = History.of(read(log))
     logged = Counter(
@@ -111,15 +111,15 @@ def misdeeds(wishes: list[Wish], log: Path) -> Iterator[str]:
         for record in records
         if isinstance(record.content, RequestedOperation)
     }
-    for wish in wishes:
-        name = wish.body["id"]
-        most, least = (0, 0) if wish.refused else (1, 0 if wish.version is None else 1)
+    for request in requests:
+        name = request.body["id"]
+        most, least = (0, 0) if request.refused else (1, 0 if request.version is None else 1)
         if not least <= logged[name] <= most:
-            yield f"{wish.body['op']} {name} is logged {logged[name]} times"
-        if wish.version is not None and acted.get(name) != wish.version:
-            yield f"{wish.body['op']} {name} acted at {acted.get(name)}, not at {wish.version}"
+            yield f"{request.body['op']} {name} is logged {logged[name]} times"
+        if request.version is not None and acted.get(name) != request.version:
+            yield f"{request.body['op']} {name} acted at {acted.get(name)}, not at {request.version}"
 
 
-def carried_out(wishes: list[Wish]) -> int:
+def carried_out(requests: list[Wish]) -> int:
     """The number of requests that have acted."""
-    return sum(wish.version is not None for wish in wishes)
+    return sum(request.version is not None for request in requests)

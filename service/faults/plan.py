@@ -37,8 +37,8 @@ MAX_CLOSES, MAX_DELAY_S = 3, 0.05
 MAX_FILES = 2
 """An exporter dies at this file of an export at the latest: the first export has one, those with tombstones two."""
 EXPORTER_SHARE = EXPORTING_SHARE = 0.25
-"""Of the deaths at random instants of a job with exports: the share of the exporter; of the others, the share of those
-shortly after the cut of an export."""
+"""Shares of the deaths at random instants, for a job with exports: those of the exporter; of the others, those shortly
+after the cut of an export."""
 MAX_EXPORTING_S = 0.4
 """Longest time from the cut of an export to such a death."""
 STOPPED_SHARE = 0.2

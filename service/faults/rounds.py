@@ -35,7 +35,7 @@ COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "
 COMMITS = ("commit.every_passes=2", "commit.keep=2")
 """Many commits, of which few are kept. The user's own settings override them."""
 FALLBACK = Fault(point=Point.CLOSED, hit=6)
-"""Where a generation dies that does not reach its failpoint."""
+"""The failpoint at which a generation dies that does not reach its own."""
 KEEP_ALL = "commit.keep=1000"
 """Also keeps the whole log, which a rerun needs."""
 NAME_LENGTH = 57
@@ -54,15 +54,15 @@ class Round:
     wrong: list[str] = field(default_factory=list)
     """Differences from the undisturbed run, and violations."""
     ended: bool = False
-    """Whether it reached the end of the stream."""
-    wishes: list[Wish] = field(default_factory=list)
+    """True if it reached the end of the stream."""
+    requests: list[Wish] = field(default_factory=list)
     """The requests of its operator."""
     num_exports: int = 0
     """Complete exports that were compared."""
 
     @property
     def identical(self) -> bool:
-        """Whether its results are those of the undisturbed run."""
+        """True if its results are those of the undisturbed run."""
         return self.ended and not self.wrong and not self.unasked
 
 
@@ -129,7 +129,7 @@ class FaultRuns:
         if seen.waiting is not None:
             self._deaths = chain([seen.waiting], self._deaths)
         found.died, found.missed, found.unasked = seen.died, seen.missed, seen.unasked
-        found.ended, found.wishes = outcome.code == 0, operators.wishes
+        found.ended, found.requests = outcome.code == 0, operators.requests
         if found.ended:
             found.wrong += self._compared(job, seen, found, show)
         else:
@@ -143,7 +143,7 @@ class FaultRuns:
         """Differences and violations, in words."""
         exported = exported_of(job, seen.log)
         found.num_exports = sum(what.endswith(f"/{DONE}") for what in exported)
-        wrong = [*troubles(job, seen.log), *misdeeds(found.wishes, seen.log)]
+        wrong = [*troubles(job, seen.log), *misdeeds(found.requests, seen.log)]
         if not self.by_rerun:
             return [*differences(self._calm, (seen.closes, report_of(job.store), exported)), *wrong]
         if rerun_job(job, "0", show, keep=True) != 0:

@@ -57,6 +57,6 @@ def total_line(rounds: Sequence[Round]) -> str:
     identical = sum(len(each.died) for each in rounds if each.identical)
     line = f"{kills} kills, {recovered} recovered, {identical} identical"
     exports = sum(each.num_exports for each in rounds)
-    wishes = sum(carried_out(each.wishes) for each in rounds)
-    more = [f"{exports} exports"] * bool(exports) + [f"{wishes} requests acted"] * bool(wishes)
+    requests = sum(carried_out(each.requests) for each in rounds)
+    more = [f"{exports} exports"] * bool(exports) + [f"{requests} requests acted"] * bool(requests)
     return "; ".join([line, *more])

@@ -14,7 +14,7 @@ from millrace.process import STDOUT, ChildProcess, unbuffered
 
 
 class Child(Protocol):
-    """A process that leads a session of its own. Its standard input stays open, unwritten, until `let_go`."""
+    """A process that leads a session of its own. Its standard input stays open, unwritten, until `release`."""
 
     output: TextIO
     """Its standard output and standard error."""
@@ -35,7 +35,7 @@ class Child(Protocol):
         """Wait until the process and its group are gone; the exit code, or minus the signal's number. Called once."""
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release what is held of a process that is gone. `output` is closed by its reader."""
         ...
 
@@ -82,6 +82,6 @@ class SpawnedChild:
         self._process.ends_within(None)
         return self._process.end()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See Child."""
         self._process.close()

@@ -30,7 +30,7 @@ from service.launcher.supervision import (
 )
 
 TICK_S = 0.1
-"""How often limits of time are checked; a death or a signal is noticed at once."""
+"""Interval at which limits of time are checked. A death or a signal is noticed at once."""
 START_S = 120.0
 """Longest time until all shards have their addresses: at the first start they compile their kernels."""
 
@@ -60,7 +60,7 @@ class Generation:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a stop of the job was requested while these workers ran."""
+        """True if a stop of the job was requested while these workers ran."""
         return self._supervision.stop_asked
 
     def last_lines(self, worker: str) -> list[str]:

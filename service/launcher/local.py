@@ -58,7 +58,7 @@ class LocalLauncher:
         self._drain_asked = threading.Lock()  # acquired once, at the first request
         self._last_number = 0
         self.stopped = False
-        """Whether a stop was requested; set by `run`."""
+        """True if a stop was requested; set by `run`."""
         self._version = 0  # the newest that a chief has reported
 
     def status(self) -> Mapping[str, Any]:
@@ -125,7 +125,7 @@ class LocalLauncher:
             return generation.run(), generation.stop_asked
 
     def _closed_more(self) -> bool:
-        """Whether the chief reported a newer version than any before. Closes after its last status are not known."""
+        """True if the chief reported a newer version than any before. Closes after its last status are not known."""
         version = int(Status(self.status()).number("version") or 0)
         before, self._version = self._version, max(self._version, version)
         return version > before

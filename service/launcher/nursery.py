@@ -35,12 +35,12 @@ CLOSE_S = 5.0
 class NurseryChild:
     """A process that the forkserver forked."""
 
-    def __init__(self, nursery: "_Running", given: int, output: TextIO) -> None:
+    def __init__(self, server: "_Running", given: int, output: TextIO) -> None:
         self.output = output
-        self._nursery, self._given = nursery, given
+        self._server, self._given = server, given
         self.started: Future[tuple[int, int]] = Future()  # process number and pidfd
         self.ended: Future[int] = Future()
-        self._lock = threading.Lock()  # held by signals and `let_go`: a signal never uses a closed pidfd
+        self._lock = threading.Lock()  # held by signals and `release`: a signal never uses a closed pidfd
         self._open = True
 
     def terminate(self) -> None:
@@ -59,10 +59,10 @@ class NurseryChild:
         try:
             return self.ended.result(TOLD_S)
         except TooLate:
-            self._nursery.process.kill()
+            self._server.process.kill()
             return self.ended.result()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See Child."""
         with self._lock:
             self._open = False
@@ -194,5 +194,5 @@ class Nursery:
 
 
 def able() -> bool:
-    """Whether this system can run a forkserver: it is Linux."""
+    """True if this system can run a forkserver: it is Linux."""
     return sys.platform == "linux"

@@ -60,7 +60,7 @@ class PredictionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionFolders:
-    """Where the processes of a prediction work. `live` and `private` are new, and for their owner only."""
+    """The folders of a prediction. `live` and `private` are new, and for their owner only."""
 
     output: Path
     commit: Path
@@ -113,7 +113,7 @@ def plan_prediction(
     secret, generation = secrets.token_hex(32), 1
     max_message = job.spec.cluster.max_message
     command = (*PYTHON, BESIDE) if beside else PYTHON
-    told = {
+    config = {
         "job": with_secrets(job.full, job.secrets),
         "folder": str(job.folder),
         "output": str(folders.output),
@@ -139,7 +139,7 @@ def plan_prediction(
                 role=WorkerRole.PREDICTOR,
                 number=rank,
                 command=(*command, "trainer.predict"),
-                config={**told, "rank": rank},
+                config={**config, "rank": rank},
                 folder=job.folder,
                 run_folder=folders.private,
                 resources=Resources(cores=cores / request.trainers),
@@ -165,7 +165,7 @@ def _shards(
     command: tuple[str, ...] = PYTHON,
 ) -> tuple[WorkerSpec, ...]:
     """One shard for each folder of `live`; `common` holds secret, generation and max_message."""
-    told = {
+    config = {
         **common,
         "num_shards": len(live),
         "num_ranks": num_ranks,
@@ -180,7 +180,7 @@ def _shards(
                 role=WorkerRole.SHARD,
                 number=number,
                 command=(*command, "pserver"),
-                config={**told, "shard": number, "live": folder},
+                config={**config, "shard": number, "live": folder},
                 folder=job.folder,
                 run_folder=run_folder,
             )

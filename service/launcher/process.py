@@ -1,6 +1,6 @@
 """The local launcher: workers as child processes of this one, addresses in files.
 
-How one process is started is in service.launcher.child and service.launcher.nursery.
+service.launcher.child and service.launcher.nursery start the single process.
 """
 
 import threading
@@ -63,7 +63,7 @@ class LocalWorker:
     def _wait(self) -> None:
         self._code = self._child.wait()
         self._on_exit(self.name, self._code)  # before its last lines are read, so that deaths are reported in order
-        self._child.let_go()
+        self._child.release()
         self._reader.join(LAST_LINES_S)
 
 
@@ -111,5 +111,5 @@ class ProcessLauncher:
 
 
 def _end(name: str, child: Child) -> None:
-    """End a worker of a start that failed; nobody hears of it."""
+    """End a worker of a start that failed, without any report."""
     LocalWorker(name, child, lambda _name, _text: None, lambda _name, _code: None).kill()

@@ -32,7 +32,7 @@ class Death:
     at_s: float
     reason: str
     progress: bool = False
-    """Whether it closed a pass that no generation before it had closed."""
+    """True if it closed a pass that no generation before it had closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def decide(
     progress: bool = False,
     stop_asked: bool = False,
 ) -> Restart | End:
-    """What follows a generation that ended with `outcome`, at `now_s`. `past`: the deaths before it.
+    """The decision after a generation that ended with `outcome`, at `now_s`. `past`: the deaths before it.
 
     `progress`: whether it closed a new pass. `stop_asked`: whether a stop of the job was requested.
     """

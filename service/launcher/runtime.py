@@ -16,7 +16,7 @@ from millrace.errors import Unavailable
 KILL_S = 30.0
 """Longest wait for a worker after SIGKILL. Beyond it the operating system is at fault."""
 TAIL_LINES = 20
-"""Last lines of output kept of each worker, to tell how it died."""
+"""Last lines of output kept of each worker, to explain its death."""
 
 OnLine = Callable[[str, str], None]
 """Takes a worker's name and one line of its output. Called on a thread of the launcher."""
@@ -42,7 +42,7 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a worker may use. None: the launcher sets no limit and reserves nothing."""
+    """Resources that a worker may use. None: the launcher sets no limit and reserves nothing."""
 
     cores: float | None = None
     memory_bytes: int | None = None
@@ -60,7 +60,7 @@ class WorkerSpec:
     config: Mapping[str, Any] = field(repr=False)
     """The configuration as JSON. It holds secrets: only the worker's user may read it."""
     folder: Path
-    """Where the worker runs: the folder of the job file."""
+    """The working directory of the worker: the folder of the job file."""
     run_folder: Path
     """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
     resources: Resources = Resources()
@@ -72,7 +72,7 @@ class WorkerSpec:
 
     @property
     def address_file(self) -> Path:
-        """Where a worker on this machine writes its address."""
+        """The file to which a worker on this machine writes its address."""
         return self.run_folder / f"{self.name}.address"
 
 
@@ -103,10 +103,10 @@ class WorkerHandle(Protocol):
 
 
 class Rendezvous(Protocol):
-    """How workers and their launcher find each other."""
+    """Finds the addresses of workers."""
 
     def address(self, spec: WorkerSpec) -> str | None:
-        """Where the worker listens; None until it has said so."""
+        """The address of the worker; None until the worker has reported it."""
         ...
 
 

@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the cause may not come again, so that another generation may succeed."""
+        """True if the cause may not come again, so that another generation may succeed."""
         return self.code in (ExitCode.BUG, ExitCode.RETRY)
 
 
@@ -149,12 +149,12 @@ class Supervision:
 
     @property
     def ending(self) -> bool:
-        """Whether the end is decided: no worker is started any more."""
+        """True if the end is decided: no worker is started any more."""
         return self._verdict is not None
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a stop was requested."""
+        """True if a stop was requested."""
         return self._stop_asked
 
     def step(self, event: Event, now_s: float) -> list[Effect]:

@@ -21,7 +21,7 @@ from trainer.commits import read_commit
 START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""
 POLL_S = 0.1
-"""How often a wait checks whether the prediction was cancelled."""
+"""Interval at which a wait checks for cancellation."""
 ERROR = "error: "
 """Begins the line in which a worker says, for people, why it ended."""
 

@@ -42,7 +42,7 @@ from trainer.predict.plan import OtherPrediction, Plan, fingerprint_of, placed, 
 FORMAT = 1
 """Number of the manifest's layout."""
 TRIES = 3
-"""How often workers are started: again after a death. Finished parts are not made again."""
+"""Most starts of the workers: they start again after a death. Finished parts are not made again."""
 BESIDE_SHARE = 0.5
 """The share of the cores of a prediction while the job trains, unless the request sets it."""
 LOCK_S = 0.2
@@ -157,7 +157,7 @@ def _claim(output: Output, fingerprint: str, held: ExitStack) -> dict[str, Any] 
 def _fix(request: PredictionRequest, job: LoadedJob, fingerprint: str, version: Version, output: Output) -> Plan:
     """Step 3."""
     segments = segments_of(request.input, job.spec, job.folder, request.segment_events)
-    plan = Plan(fingerprint, version.told, segments)
+    plan = Plan(fingerprint, version.description, segments)
     plan.write(output.work)
     return plan
 

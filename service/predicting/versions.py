@@ -35,7 +35,7 @@ class Version:
 
     commit: Path
     """Folder of the commit: the job's own, or one made of an export."""
-    told: Mapping[str, Any]
+    description: Mapping[str, Any]
     """Its description, for people and for a rerun; equal in every run."""
 
 

@@ -61,7 +61,7 @@ def finished(child):
     code = child.wait()
     with child.output as output:
         said = output.read()
-    child.let_go()
+    child.release()
     return code, said
 
 
@@ -138,7 +138,7 @@ def test_nothing_that_killed_workers_left_in_other_sessions_outlives_the_last_of
     assert finished(second) == (-signal.SIGKILL, "")
     assert first.output.read() == "", "nobody holds it open any more"
     first.output.close()
-    first.let_go()
+    first.release()
     assert not any(Path(f"/proc/{pid}").exists() for pid in (*left, *at_work))
 
 
@@ -160,7 +160,7 @@ def test_its_input_closes_for_it_alone(nursery, tmp_path):
     assert first.output.readline() == "''\n"
     assert not second.ended.done()
     first._given = os.dup(0)
-    first.let_go()
+    first.release()
     first.output.close()
     second.kill()
     assert finished(second)[0] == -9
@@ -197,7 +197,7 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
     assert child.wait() == 0
     assert child.output.read() == "1\n"
     child.output.close()
-    child.let_go()
+    child.release()
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ def test_a_workers_lines_are_harmless_where_its_launcher_reads_them():
         def wait(self):
             return 0
 
-        def let_go(self): ...
+        def release(self): ...
 
     seen = []
     worker = LocalWorker("trainer-0", Printing(), lambda name, text: seen.append(text), lambda name, code: None)

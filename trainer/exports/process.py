@@ -108,7 +108,7 @@ class Child:
         return line
 
     def _end(self) -> str:
-        """How it ended, for people. It has ended, or does soon."""
+        """The end of the process in words. It has ended, or does soon."""
         if not self._process.ends_within(END_S):
             return "closed its output and was killed"
         code = self._process.end()
