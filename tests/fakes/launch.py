@@ -23,19 +23,19 @@ PRELOAD = ["millrace.role"]
 
 
 def starting(forked: bool) -> AbstractContextManager[Starter]:
-    """How workers are started: by a nursery, or each from nothing."""
+    """The starter of workers: a forkserver, or each from nothing."""
     return Nursery(PRELOAD) if forked else nullcontext(Spawner())
 
 
 def fake_worker(folder: Path, run: Path, role: WorkerRole, number: int, do: list, command=WORKER, **more) -> WorkerSpec:
-    """A worker that does as told; it notes its process number in a file of `folder`."""
+    """A worker that follows the script `do`. It notes its process number in a file of `folder`."""
     address_file = run / f"{role}-{number}.address"
     config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file), **more}
     return WorkerSpec(role=role, number=number, command=command, config=config, folder=folder, run_folder=run)
 
 
 def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -> JobPlan:
-    """A plan whose workers do as told: each list holds the verbs of each worker."""
+    """A plan whose workers follow scripts: one list of verbs for each."""
     run = folder / "run" / f"g{generation}"
 
     def plan(role: WorkerRole, number: int, do: list) -> WorkerSpec:

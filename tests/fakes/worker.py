@@ -1,4 +1,4 @@
-"""A worker that does what its configuration says: `python -m tests.fakes.worker --config FILE`, for tests of launchers.
+"""A worker that follows the script in its configuration, for tests: `python -m tests.fakes.worker --config FILE`.
 
 `do` is a list of verbs with their arguments, done in order.
 """

@@ -1,4 +1,4 @@
-"""A worker killed at any named point, in any role, changes nothing: the job comes out as the undisturbed one does."""
+"""A worker killed at any failpoint, in any role, changes nothing: the job has the results of an undisturbed run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Workers that were taken for dead and go on beside those in their place: refused everywhere, and they change nothing.
+"""Workers that were taken for dead and continue beside their successors are refused everywhere and change nothing.
 
 They are stopped, their launcher is told that they died, and they go on once the next generation has trained a pass.
 """
@@ -12,7 +12,7 @@ from tests.integration.stream_job import write_job
 
 REPLACED = 75
 NOT_ASKED = None
-"""A shard serves whoever is of its generation, and ends with its launcher."""
+"""A shard serves callers of its generation, and ends with its launcher."""
 
 
 def undisturbed(folder, trainers, shards):

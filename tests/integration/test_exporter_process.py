@@ -1,4 +1,4 @@
-"""The exporter process: one request at a time, killed at any named point, ended with its parent."""
+"""The exporter process: one request at a time, killed at any failpoint, ended with its parent."""
 
 import json
 import os

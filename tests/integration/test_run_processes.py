@@ -1,4 +1,4 @@
-"""`millrace run` with the real workers: it trains, it stops when asked, and it leaves nobody behind."""
+"""`millrace run` with the real workers: it trains, it stops at a request, and it leaves no process behind."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The demo: what its two jobs are, what is seen of them, how the twin begins, and that runs/demo is begun anew."""
+"""The demo: its two jobs, their display, the start of the twin, and a second demo in the same folder."""
 
 import io
 import socket
@@ -128,7 +128,7 @@ def test_what_an_earlier_demo_left_is_removed_and_nothing_else(tmp_path):
     assert (root / "thesis.tex").exists()
 
 
-def test_a_demo_that_goes_on_is_not_begun_anew(tmp_path):
+def test_a_demo_that_still_runs_is_not_removed(tmp_path):
     with locked(tmp_path / "service.lock", Deadline.after(1)), pytest.raises(SpecError, match="another demo runs"):
         running.begin_anew(tmp_path)
     assert tmp_path.exists()

@@ -1,4 +1,4 @@
-"""What a run looks like: as lines of text, and on a terminal."""
+"""The display of a run: as lines of text, and on a terminal."""
 
 import io
 import json

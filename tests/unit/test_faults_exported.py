@@ -1,4 +1,4 @@
-"""What a fault run compares of exports, and what it takes for wrong however two runs compare."""
+"""The comparison of exports in fault runs, and the checks of each export."""
 
 import json
 from types import SimpleNamespace
@@ -121,7 +121,7 @@ def test_what_the_log_may_never_say_is_found(tmp_path, logged, said):
     assert Ran(tmp_path / "ran", *map(operation, logged)).troubles() == [said]
 
 
-def test_a_wish_is_logged_once_and_acts_where_its_operator_was_told(tmp_path):
+def test_a_request_is_logged_once_and_acts_at_the_version_that_was_answered(tmp_path):
     wish = {"op": "set", "id": "wish-1", "keys": {}}
     logged = [Plan(1, ()), operation(wish), close(1)]
     log = Ran(tmp_path / "ran", *logged).log

@@ -1,4 +1,4 @@
-"""Which deaths a fault run plans, what it refuses, and how it tells what came of them."""
+"""The deaths that a fault run plans, the jobs that it refuses, and its table of results."""
 
 import itertools
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Which processes a job needs, and that each worker can read what it is told."""
+"""The processes of jobs and predictions; each worker can read its configuration."""
 
 from pathlib import Path
 

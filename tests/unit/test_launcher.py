@@ -1,4 +1,4 @@
-"""The local launcher with real processes that do as told."""
+"""Jobs on the local launcher, with real processes that follow a script."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class World:
         )  # fmt: skip
 
     def until_said(self, text, times=1):
-        """Read the launcher's output until it has held `text` so often."""
+        """Read the launcher's output until `text` has occurred `times` times."""
         for line in self.process.stdout:
             times -= text in line
             if times == 0:
@@ -134,7 +134,7 @@ def test_a_job_that_drains_ends_well_and_leaves_nothing(world):
     assert list((world.folder / "run").iterdir()) == []
 
 
-def test_trainers_are_told_the_addresses_of_all_shards(world):
+def test_trainers_get_the_addresses_of_all_shards(world):
     seen = {}
     launcher = world.make(
         [SHARD, SHARD], [[["say_config", "shards"], ["await_file", str(world.folder / "go")], ["exit", 0]]]
@@ -177,14 +177,14 @@ def test_a_worker_that_ignores_sigterm_is_killed(world):
     world.assert_nobody_left()
 
 
-def test_a_shard_that_dies_before_it_is_up_is_told(world):
+def test_a_shard_that_dies_before_it_is_up_is_named(world):
     outcome = world.run([[["say", "no port"], ["exit", 1]]], [TRAINER])
     assert outcome.reason == "shard-0 ended first: exit code 1"
     assert world.launcher.last_lines("shard-0") == ["no port"]
     assert world.launcher.last_lines("trainer-0") == []
 
 
-def test_a_program_that_does_not_exist_is_told(world):
+def test_a_program_that_does_not_exist_is_reported(world):
     plan = fake_plan(world.folder, [], [[]])
     object.__setattr__(plan.trainers[0], "command", ("/no/such/program",))
     launcher = world.make([], [])
@@ -306,7 +306,7 @@ def test_an_error_that_would_come_again_is_not_tried_again(world, code):
     assert world.launcher.status()["restarts"] == 0
 
 
-def test_restarts_are_bounded_and_the_end_tells_them(world):
+def test_restarts_are_bounded_and_the_end_lists_them(world):
     outcome = world.run([SHARD], [[["note_pid"], ["say", "alas"], ["kill_self", 11]]], max_restarts=2)
     assert outcome.code == 70
     assert outcome.reason == (
@@ -318,7 +318,7 @@ def test_restarts_are_bounded_and_the_end_tells_them(world):
 
 
 def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
-    """Also of one that is stopped, and its port is free."""
+    """Also of a worker that is stopped."""
     stopped = [["note_pid"], ["spawn"], ["address"], ["in_generation", 1, "kill_self", signal.SIGSTOP], ["sleep"]]
     chief = [["note_pid"], ["serve"], ["in_generation", 1, "kill_self", 9], ["exit", 0]]
     left = []
@@ -337,7 +337,7 @@ def test_nothing_of_the_old_generation_is_left_when_the_next_starts(world):
 
 
 def test_a_stop_between_generations_ends_well(world, monkeypatch):
-    """And at once: the pause in which it comes is one of ten seconds."""
+    """It ends at once, although the pause is ten seconds."""
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", restarts.MAX_PAUSE_S)
     died = [["note_pid"], ["kill_self", 9]]
     launcher = world.make([], [died], max_restarts=1000)
@@ -385,10 +385,10 @@ def test_phases_follow_one_another_where_they_drain(world):
     assert [text for _, text in world.lines] == ["first", "second"]
 
 
-# -- the nursery
+# -- the forkserver
 
 
-def nursery_of(launcher_pid):
+def forkserver_of(launcher_pid):
     """Its process number."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -397,46 +397,46 @@ def nursery_of(launcher_pid):
                 return int(path.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
-    raise AssertionError("there is no nursery")
+    raise AssertionError("there is no forkserver")
 
 
 @pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
-def test_kill_9_of_the_nursery_is_a_death_like_any_other(world):
+def test_kill_9_of_the_forkserver_is_a_death_like_any_other(world):
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["in_generation", 1, "sleep"], ["exit", 0]]
     world.launch([SHARD], [chief], max_restarts=1)
     world.until_said("up")
     first = world.pids()
-    nursery = nursery_of(world.process.pid)
-    os.kill(nursery, signal.SIGKILL)
+    forkserver = forkserver_of(world.process.pid)
+    os.kill(forkserver, signal.SIGKILL)
     world.until_said("ended first: killed by SIGKILL; restarting, 1 of 1")
     assert "outcome 0 the stream is drained" in world.rest()
     assert len(world.pids()) == 2 * len(first)
-    world.assert_nobody_left(nursery)
+    world.assert_nobody_left(forkserver)
 
 
 @pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
-def test_kill_9_of_the_launcher_ends_the_nursery_and_workers_that_are_stopped(world):
+def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped(world):
     world.launch([SHARD], [TRAINER])
     world.until_said("up")
-    nursery = nursery_of(world.process.pid)
+    forkserver = forkserver_of(world.process.pid)
     for pid in world.pids():
         os.kill(pid, signal.SIGSTOP)
     world.process.kill()
-    world.assert_nobody_left(nursery)
+    world.assert_nobody_left(forkserver)
 
 
 @pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
-def test_a_stopped_nursery_does_not_keep_a_job_from_ending(world, monkeypatch):
+def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
     monkeypatch.setattr("service.launcher.nursery.TOLD_S", 0.2)
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
     launcher = world.make([SHARD], [chief])
-    nursery = nursery_of(os.getpid())
+    forkserver = forkserver_of(os.getpid())
 
     def stop_and_kill():
-        os.kill(nursery, signal.SIGSTOP)
+        os.kill(forkserver, signal.SIGSTOP)
         os.kill(world.pids()[1], signal.SIGKILL)
 
     with when(lambda: ("trainer-0", "up") in world.lines, stop_and_kill):
         outcome = launcher.run()
     assert outcome.code == 70
-    world.assert_nobody_left(nursery)
+    world.assert_nobody_left(forkserver)

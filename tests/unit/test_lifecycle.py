@@ -1,4 +1,4 @@
-"""How processes start and end, in processes of their own."""
+"""The start and end of processes, tested in processes of their own."""
 
 import os
 import signal

@@ -11,7 +11,7 @@ from millrace.errors import DeadlineExceeded
 from millrace.locks import locked
 
 
-def test_a_lock_that_is_kept_is_waited_for_until_the_deadline_and_the_error_says_where(tmp_path):
+def test_a_held_lock_is_awaited_until_the_deadline_and_the_error_names_it(tmp_path):
     path = tmp_path / "lock"
     with locked(path, Deadline.after(1)), pytest.raises(DeadlineExceeded, match=f"{path} is locked by another"):
         with locked(path, Deadline.after(0.02)):

@@ -1,4 +1,4 @@
-"""What a process forked by the nursery is like: as if `python -m` had started it."""
+"""A process that the forkserver forked behaves as if `python -m` had started it."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_it_is_as_python_m_would_have_it(nursery, tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 70, 75])
-def test_its_exit_code_is_told(nursery, tmp_path, code):
+def test_its_exit_code_is_reported(nursery, tmp_path, code):
     assert finished(start(nursery, tmp_path, "end_me", str(code))) == (code, "up\n")
 
 
@@ -95,20 +95,20 @@ def test_an_exception_shows_its_traceback(nursery, tmp_path):
     assert said.endswith("KeyError: 'oh'\n")
 
 
-def test_a_module_that_is_not_there_is_a_death_with_words(nursery, tmp_path):
+def test_a_missing_module_is_a_death_with_a_message(nursery, tmp_path):
     code, said = finished(start(nursery, tmp_path, "no_such_module"))
     assert code == 1
     assert "No module named no_such_module" in said
 
 
-def test_a_folder_that_is_not_there_is_a_death_with_words(nursery, tmp_path):
+def test_a_missing_folder_is_a_death_with_a_message(nursery, tmp_path):
     code, said = finished(start(nursery, tmp_path / "none", "show_me"))
     assert code == 1
     assert "No such file or directory" in said
 
 
 @pytest.mark.parametrize(("act", "number"), [("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)])
-def test_signals_reach_it_also_where_it_is_done(nursery, tmp_path, act, number):
+def test_signals_reach_it_and_do_no_harm_after_its_end(nursery, tmp_path, act, number):
     child = start(nursery, tmp_path, "end_me", "wait")
     assert child.output.readline() == "up\n"
     getattr(child, act)()
@@ -116,20 +116,20 @@ def test_signals_reach_it_also_where_it_is_done(nursery, tmp_path, act, number):
     getattr(child, act)()
 
 
-def test_what_it_started_is_gone_once_it_is_told_to_be(nursery, tmp_path):
+def test_its_own_children_are_gone_when_its_end_is_reported(nursery, tmp_path):
     code, said = finished(start(nursery, tmp_path, "end_me", "orphan"))
     assert code == 0
     assert not Path(f"/proc/{said.split()[1]}").exists()  # no zombie either
 
 
 def away(nursery, folder):
-    """A child that started a shell in a session of its own, which started another process: child and both numbers."""
+    """A child that started a shell in another session, which started a process; the child and both process numbers."""
     child = start(nursery, folder, "end_me", "away")
     assert child.output.readline() == "up\n"
     return child, sorted(int(child.output.readline()) for _ in range(2))
 
 
-def test_nothing_that_killed_workers_left_in_other_sessions_outlives_the_last_of_them(nursery, tmp_path):
+def test_orphans_in_other_sessions_end_with_the_last_worker(nursery, tmp_path):
     (first, left), (second, at_work) = away(nursery, tmp_path), away(nursery, tmp_path)
     first.kill()
     assert first.wait() == -signal.SIGKILL
@@ -142,7 +142,7 @@ def test_nothing_that_killed_workers_left_in_other_sessions_outlives_the_last_of
     assert not any(Path(f"/proc/{pid}").exists() for pid in (*left, *at_work))
 
 
-def test_nothing_in_other_sessions_outlives_the_nursery(tmp_path, monkeypatch):
+def test_nothing_in_other_sessions_outlives_the_forkserver(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "end_me.py").write_text(END)
     with Nursery([]) as nursery:
@@ -166,7 +166,7 @@ def test_its_input_closes_for_it_alone(nursery, tmp_path):
     assert finished(second)[0] == -9
 
 
-def test_a_nursery_that_died_is_replaced_at_the_next_start(nursery, tmp_path):
+def test_a_forkserver_that_died_is_replaced_at_the_next_start(nursery, tmp_path):
     child = start(nursery, tmp_path, "end_me", "wait")
     nursery._running.process.kill()
     assert finished(child)[0] == -signal.SIGKILL

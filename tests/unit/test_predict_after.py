@@ -1,4 +1,4 @@
-"""What a job may predict at its end: refused before anything starts, done only once its stream is drained."""
+"""Predictions at the end of a job: refused before anything starts, made once the stream is drained."""
 
 import json
 import threading
@@ -102,7 +102,7 @@ MANIFEST = {"version": {"version": 3}, "events": 5, "samples": 7, "rejected": {}
 
 @pytest.fixture
 def predicts(tmp_path, monkeypatch):
-    """Has `predict` do something else; gives what ThenPredict made of it, and the statuses and lines meanwhile."""
+    """Replace `predict`; the outcome of ThenPredict, and the statuses and lines meanwhile."""
 
     def run(act, **ended):
         ran, lines, statuses = Ran(tmp_path, **ended), [], []

@@ -1,4 +1,4 @@
-"""A thread steps back while its work is ahead, and forth when it is awaited; long work rests."""
+"""A thread has low priority while it prefetches, and normal priority when it is awaited; long work pauses."""
 
 import os
 import threading
@@ -63,7 +63,7 @@ def test_long_work_rests_for_its_share_of_the_time_worked():
 
 
 @pytest.mark.skipif(not can_yield(), reason="this process may not lower and raise a thread's priority")
-def test_who_answers_goes_first_with_the_threads_it_starts_and_nobody_else_does(monkeypatch, tmp_path):
+def test_a_thread_that_answers_goes_first_with_the_threads_it_starts_and_no_other_does(monkeypatch, tmp_path):
     found, go, over = {}, threading.Event(), threading.Event()
 
     def nice(name):
@@ -101,7 +101,7 @@ def test_a_session_is_as_it_was_afterwards():
     assert AUTOGROUP.read_text() == before
 
 
-def test_where_nobody_may_go_first_nothing_happens(monkeypatch):
+def test_without_permission_to_go_first_nothing_happens(monkeypatch):
     def refused(*_):
         raise PermissionError
 

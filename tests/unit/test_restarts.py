@@ -1,4 +1,4 @@
-"""Whether a generation that died is followed by another one."""
+"""The decision about another generation after a death."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_pauses_grow_with_the_deaths_in_the_window_without_progress_up_to_a_boun
     assert decide(KILLED, past(8), 10, limits).reason == f"{REASON}; restarting in 0.5 s, 2 of 8"
 
 
-def test_a_death_after_progress_is_followed_at_once_and_the_pauses_begin_anew():
+def test_a_death_after_progress_is_followed_at_once_and_the_pauses_start_over():
     limits = RestartLimits(max_restarts=9, window_s=100)
     assert decide(KILLED, past(1, 2, 3), 10, limits, progress=True) == Restart(0, f"{REASON}; restarting, 4 of 9")
     after = [*past(1, 2, 3), *past(4, progress=True)]
@@ -44,7 +44,7 @@ def test_deaths_before_the_window_do_not_count():
     assert decide(KILLED, past(0, 1, 2), 102, LIMITS).after_s == 0
 
 
-def test_at_the_limit_the_job_ends_and_every_death_is_told():
+def test_at_the_limit_the_job_ends_and_every_death_is_listed():
     deaths = [*past(1, 2), Death(3, "trainer-0 ended first: exit code 70 (a bug)")]
     assert decide(KILLED, deaths, 4, LIMITS) == End(
         Outcome(

@@ -64,7 +64,7 @@ def test_commit_raises_the_flag_of_a_chief(world):
     assert (world.commits, world.drains) == (1, 0)
 
 
-def test_a_chief_answers_what_it_is_asked_says_no_or_is_to_be_asked_again(tmp_path):
+def test_a_chief_answers_refuses_or_asks_for_another_try(tmp_path):
     def answer(request):
         match request:
             case {"do": "fail"}:
@@ -123,12 +123,12 @@ def test_a_worker_that_is_gone_is_unavailable(world):
         world.client.status(soon())
 
 
-def test_no_time_left_is_said_as_such(world):
+def test_a_deadline_in_the_past_is_an_error_of_its_own(world):
     with pytest.raises(DeadlineExceeded, match=f"out of time while asking the worker at {world.server.address}"):
         world.client.status(Deadline.after(0))
 
 
-def test_a_worker_that_answers_too_late_is_said_as_such(world):
+def test_a_late_answer_is_an_error_of_its_own(world):
     go = threading.Event()
     world.answer = go.wait
     with pytest.raises(DeadlineExceeded, match="did not answer in time"):

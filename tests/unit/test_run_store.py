@@ -1,4 +1,4 @@
-"""The store's folder: claimed once, never taken from someone else, cleared only of what a run made."""
+"""The store's folder: claimed once, never taken from another run, cleared only of files of a run."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_a_store_in_use_is_refused(tmp_path, fresh):
     assert (tmp_path / RUN).exists()
 
 
-def test_a_file_in_the_stores_place_is_told(tmp_path):
+def test_a_file_at_the_path_of_the_store_is_refused(tmp_path):
     (tmp_path / "store").write_text("")
     assert refusal(tmp_path / "store") == f"store.path: {tmp_path / 'store'} cannot be used: File exists"
 
@@ -201,7 +201,7 @@ def test_a_store_is_for_its_owner_only_whether_it_is_made_or_was_open(tmp_path):
         assert stat.S_IMODE((tmp_path / store).stat().st_mode) == 0o700
 
 
-def test_what_workers_are_told_may_lie_elsewhere_and_is_found_through_the_store(tmp_path):
+def test_configurations_may_lie_elsewhere_and_are_found_through_the_store(tmp_path):
     path, private = tmp_path / "store" / "workers", tmp_path / "private"
     for left in (lambda: path.mkdir(parents=True), lambda: path.symlink_to(tmp_path)):
         left()  # by a launcher that was killed

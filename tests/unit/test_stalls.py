@@ -1,4 +1,4 @@
-"""A step that stands still is told, by whom it waits for, and no longer than it does."""
+"""A stalled step is reported, with what it waits for, until it goes on."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The marker of a store: what is damaged, or of a newer layout, is refused by name and left alone."""
+"""The marker of a store: a damaged one, or one of a newer layout, is refused by name and left alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a launcher decides, without any process."""
+"""The decisions of a launcher, without any process."""
 
 import pytest
 from hypothesis import given
@@ -162,7 +162,7 @@ exits = st.sampled_from(ALL).flatmap(
 
 
 @given(st.lists(exits | st.just(StopAsked()) | st.just(Tick()), max_size=12))
-def test_whatever_happens_the_job_ends_and_nobody_dead_is_signalled(events):
+def test_the_job_always_ends_and_no_dead_worker_is_signalled(events):
     job = Supervision(["shard-0"], ["trainer-0", "trainer-1"], LIMITS)
     alive = dict.fromkeys(ALL)
     for worker in ALL:
