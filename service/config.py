@@ -1,4 +1,4 @@
-"""The section `[cluster]` of a job file: the processes of a job."""
+"""The section `cluster` of a job spec: how many processes a job has, and how often they restart."""
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,9 +13,9 @@ class ClusterSection(Section):
     shards: int | None = Field(default=None, ge=0, le=64)
     """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
     max_message: Size = 256 << 20
-    """Bound of a message between a trainer and a shard: the rows of one step on one shard must fit."""
+    """Longest message between a trainer and a shard. The rows of one step on one shard must fit."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
-    """How often the workers are started again after a death within `restart_window`; then the job ends. 0: never."""
+    """Restarts of the workers within `restart_window` after which the next death ends the job. 0: never restart."""
     restart_window: Duration = 600.0
     """The time over which restarts are counted."""
 

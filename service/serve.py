@@ -1,6 +1,6 @@
-"""`millrace serve`: the host of many jobs, who may ask what of it, and the API, put together and served until a signal.
+"""`millrace serve`: composes the host of jobs, authorization, the API and its pages, and serves them until a signal.
 
-The jobs go on when it ends, and are found again by the next one.
+The jobs go on when the service ends; the next start finds them again.
 """
 
 import gc
@@ -28,7 +28,7 @@ Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="
 
 
 def serve(config: Config = Path("service.toml")) -> None:
-    """Host jobs, and serve the API that makes them and acts on them; the jobs outlive this command."""
+    """Host jobs, and serve the API that creates and controls them. The jobs outlive this command."""
     setup("service")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     serve_until_stopped(config)
@@ -41,34 +41,34 @@ def serve_until_stopped(path: Path) -> None:
     config = load_service(path)
     for script in config.allow.relative_scripts():
         log.warning(
-            "allow: the script %r is found below the base of each spec, and whoever may write there chooses what runs; "
-            "name it by an absolute path",
+            "allow: the script %r is relative to the base folder of each spec, so a user who may write there chooses "
+            "what runs; name it by an absolute path",
             script,
         )
     with stop_flag() as stopping, served(config) as service:
         gc.collect()
-        gc.freeze()  # else all requests wait, for a third of a second, each time all that is loaded is looked through
+        gc.freeze()  # else every full garbage collection blocks all requests for a third of a second
         print(f"serving {service.url}, jobs in {config.jobs}", flush=True)
         stopping.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A service that answers."""
+    """A running service."""
 
     host: "Host"
     url: str
-    """Its address, for people."""
+    """Its address."""
 
 
 @contextmanager
 def served(config: "ServiceConfig") -> Iterator[Served]:
-    """Serve as `config` says, all its paths absolute, as long as the context lasts. Raises SpecError.
+    """Serve by `config`, whose paths are absolute, while the context lasts. Raises SpecError.
 
-    1. Nobody else hosts these jobs; they are looked after. 2. Who may ask is known, and where that may be asked is
-    checked. 3. The API answers.
+    1. Lock the jobs for this service, and supervise them. 2. Load the tokens, and check where the API may listen.
+    3. Serve the API.
     """
-    # Not above: every command imports this module, and few need what serves.
+    # Imported here: every command imports this module, and few need a server.
     from service.access.exposure import exposure_of
     from service.access.guard import Guard
     from service.access.stored import StoredTokens

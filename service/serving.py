@@ -1,4 +1,4 @@
-"""`millrace replica`: answers predictions with a job's newest version. The work is trainer.replica's."""
+"""`millrace replica`: serves predictions of a job's newest version. The work is in trainer.replica."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,39 +12,41 @@ from trainer.replica.config import ReplicaConfig
 
 def replica(
     exports: Annotated[
-        str | None, typer.Option(metavar="DIR|URI", help="Follow a stream of exports: where current.json is.")
+        str | None, typer.Option(metavar="DIR|URI", help="Follow a stream of exports: the folder of current.json.")
     ] = None,
     feed: Annotated[
         str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store here.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store on this machine."),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Answer requests there.")] = "127.0.0.1:8090",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Requests must bear the token in a file; health needs none.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the token that requests must have; health needs none."),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Answer over HTTPS with this certificate, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate, PEM.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
     anyone: Annotated[
         bool, typer.Option("--anyone", help="Listen on another address than loopback without a token.")
     ] = False,
     feed_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token for the service of --feed.")
+        Path | None, typer.Option(metavar="FILE", help="File with the token for the service in --feed.")
     ] = None,
     address_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write host:port there once requests are answered.")
+        Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Versions to go back to, at most.")] = 100,
-    keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for them, at most.")] = "1GiB",
-    max_batch: Annotated[int, typer.Option(min=1, help="Samples of one request, at most.")] = 4096,
+    keep: Annotated[int, typer.Option(min=0, help="Most older versions to keep for a rollback.")] = 100,
+    keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory for them.")] = "1GiB",
+    max_batch: Annotated[int, typer.Option(min=1, help="Most samples of one request.")] = 4096,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="The longest request.")] = "8MiB",
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests at once; more are answered 503.")] = 256,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; further ones get 503.")] = 256,
 ) -> None:
-    """Answer predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C."""
-    told = {
+    """Serve predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C."""
+    options = {
         "exports": exports,
         "feed": feed,
         "store": store,
@@ -61,7 +63,7 @@ def replica(
         "max_body": max_body,
         "max_requests": max_requests,
     }
-    from trainer.replica.running import run  # onnx and what answers requests: other commands need none of it
+    from trainer.replica.running import run  # loads onnxruntime and a web server, which other commands do not need
 
     logs.setup("replica")
-    run(validate(ReplicaConfig, told))
+    run(validate(ReplicaConfig, options))

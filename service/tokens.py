@@ -1,4 +1,4 @@
-"""The commands that give tokens and take them back, on the service's own machine. The work is in service.access."""
+"""The commands that create, list and revoke tokens on the machine of the service. The work is in service.access."""
 
 import json
 from collections.abc import Iterator
@@ -16,26 +16,28 @@ from service.access.tokens import Token, Tokens
 from service.arguments import Json
 from service.hosting.config import load_service
 
-token = typer.Typer(no_args_is_help=True, help="Tokens, by which a service knows who asks.")
+token = typer.Typer(no_args_is_help=True, help="Tokens that clients of a service authenticate with.")
 
 Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
-Which = Annotated[str, typer.Argument(metavar="NAME", help="Its name, or its id.", show_default=False)]
+Which = Annotated[str, typer.Argument(metavar="NAME", help="Its name or id.", show_default=False)]
 HERE = Path("service.toml")
 
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; the audit log has it.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its holder, as the audit log shows it.", show_default=False)
+    ],
     role: Annotated[
         Literal["viewer", "operator", "admin"],
-        typer.Option("--role", help="viewer reads, operator also acts on jobs, admin also makes and deletes them."),
+        typer.Option("--role", help="viewer reads, operator also acts on jobs, admin also creates and deletes them."),
     ],
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d; else it does not.")
+        str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d. Default: never.")
     ] = None,
     config: Config = HERE,
 ) -> None:
-    """Make a token and print it: this once, it is kept nowhere."""
+    """Create a token and print it. It cannot be printed again."""
     with _tokens(config) as tokens:
         _, text = tokens.create(name, Role.of(role), _lifetime(expires))
     print(text)
@@ -43,7 +45,7 @@ def create(
 
 @token.command("list")
 def list_(config: Config = HERE, as_json: Json = False) -> None:
-    """Print the tokens, without what they open with."""
+    """List the tokens, without their secrets."""
     with _tokens(config) as tokens:
         there = [described(one) for one in tokens.rows.all()]
     if as_json:
@@ -52,34 +54,34 @@ def list_(config: Config = HERE, as_json: Json = False) -> None:
     for one in there:
         print(f"{one['id']}  {one['state']:<7}  {one['role']:<8}  {one['name']}{_times(one)}")
     if not there:
-        print("no tokens; make one with: millrace token create NAME --role viewer")
+        print("no tokens; create one with: millrace token create NAME --role viewer")
 
 
 @token.command()
 def revoke(name: Which, config: Config = HERE) -> None:
-    """Let a token open nothing any more, from now on; a service that runs notices within a second."""
+    """Revoke a token. A running service notices within a second."""
     with _tokens(config) as tokens:
-        gone = tokens.revoke(name)
-    print(f"the token {gone.name!r} ({gone.id}) opens nothing any more")
+        revoked = tokens.revoke(name)
+    print(f"the token {revoked.name!r} ({revoked.id}) is revoked")
 
 
 def described(token: Token) -> dict[str, str | None]:
-    """A token as it is listed: all but what it opens with."""
+    """A token as it is listed: everything but its secret."""
     now = datetime.now(UTC)
     state = "live" if token.live(now) else "expired" if token.revoked_at is None else "revoked"
     times = {key: getattr(token, key) for key in ("created_at", "last_used_at", "expires_at", "revoked_at")}
-    told = {key: None if at is None else at.isoformat(timespec="seconds") for key, at in times.items()}
-    return {"id": token.id, "name": token.name, "role": token.role.word, "state": state, **told}
+    texts = {key: None if at is None else at.isoformat(timespec="seconds") for key, at in times.items()}
+    return {"id": token.id, "name": token.name, "role": token.role.word, "state": state, **texts}
 
 
 def _times(token: dict[str, str | None]) -> str:
-    words = {"created_at": "made", "last_used_at": "last used", "expires_at": "expires", "revoked_at": "revoked"}
+    words = {"created_at": "created", "last_used_at": "last used", "expires_at": "expires", "revoked_at": "revoked"}
     return "".join(f", {word} {token[key]}" for key, word in words.items() if token[key] is not None)
 
 
 @contextmanager
 def _tokens(config: Path) -> Iterator[Tokens]:
-    # Not above: every command imports this module, and few need SQLAlchemy and Alembic, which take their time.
+    # Imported here: every command imports this module, and few need SQLAlchemy and Alembic, which load slowly.
     from service.access.stored import StoredTokens
     from service.records.database import opened
 

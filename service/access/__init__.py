@@ -1,1 +1,1 @@
-"""Who may do what: tokens and roles, the guard of the routes, and what specs may name."""
+"""Authentication and authorization: tokens, roles, the guard of the routes, and what job specs may name."""

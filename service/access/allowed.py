@@ -1,7 +1,8 @@
-"""What a spec that comes from elsewhere may name: commands, models, brokers, folders, as `allow` of the service says.
+"""Checks what a spec that arrives over the API names: commands, models, brokers and folders, by `allow` of the service.
 
-A section is walked whole. Whatever can hold free text stands in `HOLDS` with what it is; a key that does not is refused
-once it is set, so that a new one cannot be forgotten. Sizes are service.access.sizes' business.
+Every key of every section is visited. `HOLDS` says for each key that can hold free text which kind of text it is. A key
+that is not listed is refused once it is set, so that a new key cannot be forgotten. Sizes are checked by
+service.access.sizes.
 """
 
 import re
@@ -25,26 +26,26 @@ NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
 class Holds(Enum):
-    """What the text of a key is."""
+    """Kinds of text that a key can hold."""
 
     NAME = auto()
-    """A name: of a table it is a folder's, too."""
+    """A name. Some become names of folders, as a table's does."""
     FOLDER = auto()
     BASE = auto()
-    """A folder where relative paths start: what lies below it is not named by it."""
+    """A folder where relative paths start. It gives no access to what lies below it."""
     PLACE = auto()
     """A folder, or the address of one."""
     VERSION = auto()
-    """A commit of the job, or the place of an export."""
+    """A commit of the job, or the address of an export."""
     PATTERNS = auto()
     PIPE_COMMAND = auto()
     EXPORT_COMMAND = auto()
     MODEL = auto()
     MODEL_SETTINGS = auto()
-    """Of models that are allowed: numbers, or what the owner has let in with the class."""
+    """Settings of a model that is allowed: numbers, or text that the owner accepted with the class."""
     KAFKA_OPTIONS = auto()
     SPEC = auto()
-    """A spec in itself, which whoever loads it has checked."""
+    """A whole spec, which is checked where it is loaded."""
 
 
 HOLDS: Mapping[tuple[str, str], Holds] = {
@@ -91,15 +92,15 @@ HOLDS: Mapping[tuple[str, str], Holds] = {
     ("PredictionRequest", "spec"): Holds.SPEC,
     ("PredictionRequest", "base"): Holds.BASE,
 }
-"""By section and key; what a section inherits stands under the section that declares it."""
+"""By section and key. An inherited key is listed under the section that declares it."""
 KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 KAFKA_TEXTS = (
     "bootstrap_servers client_dns_lookup client_id client_rack isolation_level sasl_mechanism sasl_plain_password "
     "sasl_plain_username security_protocol ssl_ciphers ssl_password"
 ).split()
-"""Options of Kafka that may hold text. Not among them: proxies, which could be any host, and Kerberos' names."""
+"""Kafka options that may hold text. Proxies are not among them, as they could be any host, nor are Kerberos names."""
 OWN_CREDENTIALS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-"""Mechanisms by which a spec shows credentials that it brings; others show the service's."""
+"""Mechanisms that send credentials from the spec; all others send those of the service."""
 
 
 def check_spec(
@@ -109,10 +110,10 @@ def check_spec(
     private: Sequence[Path] = (),
     reserved: ReservedPaths = NONE_RESERVED,
 ) -> None:
-    """Raise SpecError at the first key of `job` that names what is not allowed; `own` is the job's own folder.
+    """Raise SpecError at the first key of `job` that names something that is not allowed.
 
-    `private`: what no spec may reach, even below an allowed root; `kept`: what other jobs keep. To be asked again when
-    workers are started.
+    `own` is the job's own folder. `private` are paths that no spec may reach, even below an allowed root; `reserved`
+    those of other jobs. Check again whenever workers are started.
     """
     allowed = Allowed(allow, own, private, reserved)
     allowed.confines.check_base(job.folder, "base")
@@ -120,7 +121,7 @@ def check_spec(
 
 
 class Allowed:
-    """What one job may name."""
+    """Checks the sections of one job."""
 
     def __init__(
         self,
@@ -133,11 +134,11 @@ class Allowed:
         self.confines = Confines.of(allow.roots, own, private, reserved)
 
     def check(self, section: BaseModel, folder: Path, at: str = "") -> None:
-        """Raise SpecError where `section`, whose relative paths start at `folder`, names what is not allowed."""
+        """Raise SpecError where `section` names something that is not allowed; its paths are relative to `folder`."""
         for owner, name, value, path in texts(section, at):
             holds = held(owner, name)
             if holds is None:
-                raise SpecError("cannot be set through the service: it does not know what this key may hold", path)
+                raise SpecError("cannot be set through the service: it has no rule for this key", path)
             self._check(holds, value, folder, path)
 
     def _check(self, holds: Holds, value: Any, folder: Path, at: str) -> None:
@@ -187,22 +188,21 @@ class Allowed:
         brokers = self._allow.bootstrap_servers
         mechanism = options.get("sasl_mechanism")
         if brokers is None and mechanism is not None and mechanism not in OWN_CREDENTIALS:
-            told = f"{mechanism!r} would show the service's own credentials to any broker; allow.bootstrap_servers must"
-            raise SpecError(f"{told} say to which ones", f"{at}.sasl_mechanism")
-        if (
-            "bootstrap_servers" in options
-        ):  # else a prediction has its job's; without any, a source is refused elsewhere
+            message = f"{mechanism!r} would send the service's own credentials to any broker; list the brokers that may"
+            raise SpecError(f"{message} have them in allow.bootstrap_servers", f"{at}.sasl_mechanism")
+        # Without them a prediction uses the brokers of its job; a source without any is refused elsewhere.
+        if "bootstrap_servers" in options:
             self._check_brokers(options, f"{at}.bootstrap_servers")
 
     def _check_brokers(self, options: Mapping[str, Any], at: str) -> None:
         brokers = self._allow.bootstrap_servers
         for server in servers_of(options):
             if brokers is not None and server not in brokers:
-                told = f"{server!r} is not allowed here; allowed: {', '.join(brokers)} (allow.bootstrap_servers)"
-                raise SpecError(told, at)
+                message = f"{server!r} is not allowed here; allowed: {', '.join(brokers)} (allow.bootstrap_servers)"
+                raise SpecError(message, at)
 
     def _check_reference(self, reference: Mapping[str, str], folder: Path, at: str) -> None:
-        """A secret of the service's machine: one that its owner has let in, and for brokers that are named only."""
+        """A secret of the service's machine: it must be in the owner's list, and so must the brokers that get it."""
         ((kind, name),) = reference.items()
         if kind == "env":
             known, key = self._allow.secret_env, "allow.secret_env"
@@ -211,19 +211,19 @@ class Allowed:
         if name not in known:
             raise SpecError(f"{name!r} is not allowed here; allowed: {', '.join(known) or 'none'} ({key})", at)
         if self._allow.bootstrap_servers is None:
-            told = f"{name!r} would be shown to any broker; allow.bootstrap_servers must say to which ones"
-            raise SpecError(told, at)
+            message = f"{name!r} would be sent to any broker; list the brokers that may have it in"
+            raise SpecError(f"{message} allow.bootstrap_servers", at)
 
 
 def held(owner: type[BaseModel], name: str) -> Holds | None:
-    """What the key `name` of the section `owner` holds; None where nobody has said."""
+    """The kind of text in key `name` of section `owner`; None where `HOLDS` does not list it."""
     return next((HOLDS[base.__name__, name] for base in owner.__mro__ if (base.__name__, name) in HOLDS), None)
 
 
 def texts(section: BaseModel, at: str = "") -> Iterator[tuple[type[BaseModel], str, Any, str]]:
-    """Every key below `section` whose value is set and holds free text: section, key, value, path.
+    """Every key below `section` that is set and holds free text: section, key, value, path.
 
-    Names of mappings of sections are checked on the way. Raises SpecError.
+    Names in mappings of sections are checked on the way. Raises SpecError.
     """
     for name in type(section).model_fields:
         value, path = getattr(section, name), f"{at}.{name}" if at else name
@@ -239,7 +239,7 @@ def declares_text(owner: type[BaseModel], name: str) -> bool:
 
 
 def holds_text(annotation: Any) -> bool:
-    """Whether a value so declared can hold text that a user makes up; names in mappings of sections are none."""
+    """Whether a value of this type can hold free text of a user. Names in mappings of sections do not count."""
     if annotation in (Any, object, str, bytes) or (isinstance(annotation, type) and issubclass(annotation, Path)):
         return True
     if get_origin(annotation) is Literal or isinstance(annotation, type):
@@ -251,16 +251,16 @@ def holds_text(annotation: Any) -> bool:
 
 
 def check_name(name: str, at: str) -> None:
-    """A name that is nothing but one, as it may become a file's. Raises SpecError."""
+    """Raise SpecError for a name that is more than a name, as it may become that of a file."""
     if name in (".", "..") or len(name) > MAX_NAME or NAME.fullmatch(name) is None:
-        told = (
-            f"{name[:MAX_NAME]!r} is no name: at most {MAX_NAME} characters, without '/', '\\' and control characters"
+        message = (
+            f"{name[:MAX_NAME]!r} is not a name: at most {MAX_NAME} characters, no '/', '\\' or control characters"
         )
-        raise SpecError(told, at)
+        raise SpecError(message, at)
 
 
 def check_command(words: Sequence[str], allowed: Sequence[Sequence[str]], at: str, where: str) -> None:
-    """Whether `words` is one of the commands `allowed`, word for word. Raises SpecError naming them."""
+    """Raise SpecError unless `words` is one of the commands `allowed`, word for word; the error lists them."""
     for command in allowed:
         if tuple(words) == tuple(command):
             return
@@ -271,7 +271,7 @@ def check_command(words: Sequence[str], allowed: Sequence[Sequence[str]], at: st
 
 
 def _sections(value: Any, at: str) -> Iterator[tuple[BaseModel, str]]:
-    """Sections in `value`: itself, or those in a list or mapping of them."""
+    """The sections in `value`: itself, or those in a list or mapping of them."""
     if isinstance(value, BaseModel):
         yield value, at
     elif isinstance(value, tuple | list):
@@ -285,7 +285,7 @@ def _sections(value: Any, at: str) -> Iterator[tuple[BaseModel, str]]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Plain values in lists and mappings, however deep; sections are not looked into."""
+    """The plain values in nested lists and mappings; sections are skipped."""
     if isinstance(value, Mapping):
         for part in value.values():
             yield from _leaves(part)

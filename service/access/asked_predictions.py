@@ -1,7 +1,7 @@
-"""What a prediction that somebody asks for may name, and how much it may take: its job's brokers, no more processes.
+"""Checks a prediction that is requested over the API: its paths, its brokers and its number of processes.
 
-Who asks is an operator, and no admin. So it is held to more than a spec is: it reaches no folder of a job and no store,
-and has the job's credentials for the job's brokers only (trainer.predict.plan sees to that).
+An operator may request it, who is no admin. So it may do less than a job's spec: it reaches no folder and no store of a
+job, and uses the job's credentials with the job's brokers only (see trainer.predict.plan).
 """
 
 from collections.abc import Iterable
@@ -23,20 +23,20 @@ from trainer.predict.plan import servers_of, source_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What the service's owner has written that predictions are held to."""
+    """The settings of the service that limit predictions."""
 
     allow: AllowSection
     limits: LimitsSection
     private: tuple[Path, ...]
-    """What nobody may reach, be it below an allowed root."""
+    """Paths that no request may reach, even below an allowed root."""
 
     def check(
         self, asked: PredictionRequest, job: LoadedJob, jobs: Iterable[HostedJob], hosted: HostedJob | None
     ) -> Allowed:
-        """Raise SpecError where `asked`, placed, names what is not allowed; what may be named, for its files.
+        """The rules for the files of its input. Raise SpecError where `asked` names something that is not allowed.
 
-        `job` is what events are read by; `hosted` the job that is asked for it, None where the request brings a spec.
-        To be asked again when it is begun.
+        `asked` has absolute paths. `job` says how events are read. `hosted` is the job of the request, None where the
+        request brings a spec. Check again when the prediction starts.
         """
         check_workers(asked, self.limits)
         reserved = reserved_by_jobs((each.name, each.spec, each.base, each.store) for each in jobs)
@@ -54,24 +54,24 @@ class Ground:
 
 
 def check_workers(asked: PredictionRequest, limits: LimitsSection) -> None:
-    """Raise SpecError where it asks for more processes than one prediction may have."""
+    """Raise SpecError where the request wants more processes than one prediction may have."""
     number, most = asked.trainers + asked.num_shards, limits.prediction_workers
     if number > most:
-        told = f"{asked.trainers} trainers and {asked.num_shards} shards are {number} processes; at most {most} may be"
-        raise SpecError(f"{told} (limits.prediction_workers of the service)", "trainers")
+        message = f"{asked.trainers} trainers and {asked.num_shards} shards are {number} processes; at most {most}"
+        raise SpecError(f"{message} are allowed (limits.prediction_workers of the service)", "trainers")
 
 
 def check_brokers(asked: PredictionRequest, job: TrainerJob, *, own_brokers: bool, allow: AllowSection) -> None:
-    """Raise SpecError where it would connect to brokers that are neither the hosted job's nor allowed by name."""
+    """Raise SpecError where the request names brokers that are neither the hosted job's nor allowed by name."""
     if allow.bootstrap_servers is not None or asked.input.kafka is None:
-        return  # those of a list are checked with all options
+        return  # a list of brokers is checked with all other options
     source = next(iter(job.sources.values()))
     known = servers_of(source.options) if own_brokers and isinstance(source, KafkaSource) else frozenset()
     config = source_config(asked.input, job)
     assert isinstance(config, KafkaSource), "checked"
     if other := sorted(servers_of(config.options) - known):
-        told = f"{other[0]!r} is no broker of the job; known: {', '.join(sorted(known)) or 'none'}"
+        message = f"{other[0]!r} is not a broker of the job; known: {', '.join(sorted(known)) or 'none'}"
         raise SpecError(
-            f"{told}; the service's owner names others in allow.bootstrap_servers",
+            f"{message}; the service's owner can allow others in allow.bootstrap_servers",
             "input.kafka.options.bootstrap_servers",
         )

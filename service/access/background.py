@@ -1,6 +1,7 @@
-"""Work on disks that a request asks for: on a thread of its own, within a deadline, some at a time.
+"""Disk work for a request: on a thread of its own, with a deadline, a few at a time.
 
-A folder that is huge, or on a server that is away, so keeps no thread that answers, and no other job's supervision.
+So a huge folder, or one on a file server that is down, blocks neither a thread that answers requests nor the
+supervision of other jobs.
 """
 
 import threading
@@ -12,15 +13,15 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, NotYet
 
 MAX_AT_ONCE = 4
-"""Beyond it a request is told to ask again."""
+"""Beyond it a request is refused with a hint to retry."""
 WITHIN_S = 30.0
-"""How long one may take. A thread that its disk keeps for longer is left to itself, and keeps its place."""
+"""How long one may take. A thread that its disk blocks for longer is abandoned, and still counts."""
 Result = TypeVar("Result")
 _places = threading.BoundedSemaphore(MAX_AT_ONCE)
 
 
 class Background(Generic[Result]):
-    """One piece of work, begun."""
+    """One piece of work that has started."""
 
     def __init__(
         self,
@@ -29,11 +30,11 @@ class Background(Generic[Result]):
         within_s: float = WITHIN_S,
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """`at_end` is called on the thread of the work, once `result` needs not wait."""
+        """`at_end` is called on the thread of the work, once `result` does not block."""
         self._deadline = Deadline.after(within_s)
         self._within_s = within_s
         self._future: Future[Result] = Future()
-        # A daemon: a thread that waits for a disk must not keep the service from ending.
+        # A daemon: a thread that waits for a disk must not keep the service from exiting.
         threading.Thread(target=self._run, args=(work, at_end), name="background", daemon=True).start()
 
     def ended(self) -> bool:
@@ -41,25 +42,25 @@ class Background(Generic[Result]):
         return self._future.done() or self._deadline.passed()
 
     def result(self) -> Result:
-        """What the work gave or raised, waited for. Raises DeadlineExceeded where it takes too long."""
+        """Wait for the work; return or raise what it did. Raises DeadlineExceeded where it takes too long."""
         try:
             return self._future.result(self._deadline.left_s())
         except TimeoutError:
             raise DeadlineExceeded(
-                f"looking at the folders that the request names takes longer than {self._within_s:g} s: their disk is "
-                "slow or away; ask again, or name other folders"
+                f"reading the folders that the request names takes longer than {self._within_s:g} s: their disk is "
+                "slow or unavailable; retry, or name other folders"
             ) from None
 
     def _run(self, work: Callable[[], Result], at_end: Callable[[], object]) -> None:
         try:
             self._future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # whoever waits has it
+        except BaseException as error:  # noqa: BLE001  # `result` raises it
             self._future.set_exception(error)
         at_end()
 
 
 def in_background(work: Callable[[], Result], *, within_s: float = WITHIN_S) -> Result:
-    """What `work` gives or raises. Raises NotYet where MAX_AT_ONCE are under way, DeadlineExceeded."""
+    """Return or raise what `work` does. Raises NotYet where MAX_AT_ONCE are running, DeadlineExceeded."""
     if not _places.acquire(blocking=False):
-        raise NotYet(f"{MAX_AT_ONCE} requests have folders looked at; ask again")
+        raise NotYet(f"{MAX_AT_ONCE} requests are reading folders already; retry")
     return Background(work, within_s=within_s, at_end=_places.release).result()

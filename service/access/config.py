@@ -1,4 +1,4 @@
-"""What a service's owner writes about access: who may ask, how it is encrypted, what specs may name."""
+"""Settings of the service about access: who may call it, how it is encrypted, what job specs may name."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,19 +10,19 @@ from trainer.mirror.address import parse as parse_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."
-"""Last word of an allowed command: whatever arguments may follow."""
+"""Last word of an allowed command: any arguments may follow."""
 SCRIPTS = (".py", ".sh", ".js", ".pl", ".rb")
-"""Endings of words of a command that name a script."""
+"""Suffixes by which a word of a command is taken for a script."""
 CommandWords = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class TlsSection(Section):
-    """How the API is encrypted; both keys, or neither."""
+    """TLS of the API; both keys, or neither."""
 
     cert: Path | None = None
-    """PEM file with the certificate and those between it and the root."""
+    """PEM file with the certificate chain, without the root."""
     key: Path | None = None
-    """PEM file with its key, without a password; not for everybody to read."""
+    """PEM file with its private key, without a password; others must not be able to read it."""
 
     @model_validator(mode="after")
     def _both(self) -> "TlsSection":
@@ -32,42 +32,42 @@ class TlsSection(Section):
 
 
 class AccessSection(Section):
-    """Who may ask for something."""
+    """Who may call the API."""
 
     anonymous: RoleWord | Literal["none"] = "none"
     """The role of callers without a token."""
     unprotected: bool = False
-    """Listen elsewhere than on loopback although there is no TLS, or although callers without a token have a role:
-    something in front must see to both."""
+    """Listen on other addresses than loopback without TLS, or although callers without a token have a role: a proxy in
+    front must encrypt and authenticate."""
     hosts: tuple[str, ...] = ()
-    """Names under which others reach the service; it answers under these, 127.0.0.1 and localhost, no others."""
+    """Host names under which clients reach the service. It answers under these and its local names only."""
     max_failures: int = Field(default=20, ge=1, le=100_000)
     """Wrong tokens that one address may try in a row before it must wait."""
     failures_per_s: float = Field(default=0.5, gt=0, le=1000)
-    """So many more a second."""
+    """Further tries a second."""
 
 
 class AllowSection(Section):
-    """What specs may name; whatever else one names, it is refused."""
+    """What job specs may name. Everything else is refused."""
 
     pipe_commands: tuple[CommandWords, ...] = ()
     """Commands for `pipe.command`, word for word; a last word "..." lets any arguments follow."""
     models: tuple[str, ...] | None = None
-    """Models for `model.name`, and classes "package.module:Class" for `model.class`; unless set, Millrace's own."""
+    """Models for `model.name`, and classes "package.module:Class" for `model.class`. Default: Millrace's own."""
     export_commands: tuple[CommandWords, ...] = ()
-    """Commands for `exports.<s>.command`, as above."""
+    """Commands for `exports.<s>.command`, in the same form."""
     roots: tuple[str, ...] = ()
-    """Folders and "s3://bucket/prefix" below which specs may read and write; their job's own folder always."""
+    """Folders and "s3://bucket/prefix" below which specs may read and write. A job's own folder is always allowed."""
     bootstrap_servers: tuple[str, ...] | None = None
-    """Brokers that Kafka sources may name, "host:port"; unless set, any. A prediction that somebody asks for may name
-    its job's, and others only where they stand here."""
+    """Brokers that Kafka sources may name, "host:port". Default: any. A prediction that is requested over the API may
+    name the brokers of its job, and others only if they are listed here."""
     secret_env: tuple[str, ...] = ()
     """Environment variables of the service that specs may name as secrets: { env = "NAME" }."""
     secret_files: tuple[str, ...] = ()
     """Files that specs may name as secrets: { file = "/path" }; no input or output may reach them."""
 
     def relative_scripts(self) -> list[str]:
-        """Words of allowed commands that name a file below a spec's base, which others may be able to write."""
+        """Words of allowed commands that name a file below a spec's base, where other users may be able to write."""
         words = (word for command in (*self.pipe_commands, *self.export_commands) for word in command[1:])
         named = (word for word in words if word != ANY_MORE and not word.startswith(("-", "/")))
         return sorted({word for word in named if "/" in word or Path(word).suffix in SCRIPTS})

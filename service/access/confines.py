@@ -25,26 +25,26 @@ from trainer.mirror.address import Address, Kind, parse
 
 @dataclass(frozen=True, slots=True)
 class ReservedPaths:
-    """See module docstring. Paths are without links."""
+    """Reserved paths, see module docstring. Symbolic links are resolved."""
 
     places: tuple[Path, ...] = ()
     exports: tuple[Path, ...] = ()
-    """Where jobs export to."""
+    """Folders that jobs export to."""
     strict: bool = False
-    """Whether what could only reach a place is refused, too, as a pattern; and whether any folder with a store's marker
-    is a place, also where no job of the service has it."""
+    """Whether a pattern that could match a reserved path is refused, too, and whether every folder with a store's
+    marker is reserved, also if no job of the service owns it."""
 
 
 NONE_RESERVED = ReservedPaths()
 
 
 def reserved_stores(stores: Iterable[Path]) -> ReservedPaths:
-    """Stores of other jobs, which no spec may reach."""
+    """Reserve the stores of other jobs."""
     return ReservedPaths(tuple(store.resolve() for store in stores))
 
 
 def reserved_by_jobs(jobs: Iterable[tuple[str, Mapping[str, Any], Path, Path]]) -> ReservedPaths:
-    """All that these jobs keep, each a name, a raw spec, the folder where its paths start, and its store."""
+    """Reserve stores, mirrors and exports of jobs, each a name, raw spec, base folder and store."""
     places: list[Path] = []
     exports: list[Path] = []
     for name, raw, base, store in jobs:
@@ -57,7 +57,7 @@ def reserved_by_jobs(jobs: Iterable[tuple[str, Mapping[str, Any], Path, Path]]) 
 
 
 def enclosing_store(real: Path) -> Path | None:
-    """The store that `real` is, or lies in, by its marker; None: it lies in none."""
+    """The store that `real` is or lies in, by the marker file; None if there is none."""
     for folder in (real, *real.parents):
         try:
             if (folder / MARKER).exists():
@@ -86,29 +86,29 @@ def _folders(texts: Iterable[Any], base: Path) -> Iterator[Path]:
 
 
 MAX_LOOKED = 1000
-"""Of the files that a pattern matches now, so many are looked at."""
+"""Files matched by one pattern that are checked."""
 LOOK_S = 5.0
-"""How long all patterns of a spec may take to be looked up."""
+"""How long all patterns of a spec may take to be matched."""
 WILD = re.compile(r"[*?\[{]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Below = tuple[str, ...] | None
-"""What of a folder is named: () all of it; some parts, wild ones, what they match there; None the folder alone."""
+"""The part of a folder that is named: () all of it; parts of a pattern: what they match there; None: only itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confines:
-    """Where a job, or a request, may read and write."""
+    """Paths where a job, or a request, may read and write."""
 
     own: Path | None
-    """The job's own folder, always allowed; None: there is none."""
+    """The job's own folder, which is always allowed; None: it has none."""
     roots: tuple[Address, ...]
     private: tuple[Path, ...] = ()
-    """Folders and files that no spec may reach, be they below a root: the service's records, its key."""
+    """Folders and files that no spec may reach, even below a root: the service's records, its key."""
     reserved: ReservedPaths = NONE_RESERVED
-    """What other jobs keep."""
+    """Paths of jobs."""
     deadline: Deadline | None = None
-    """Until when patterns may be looked up; None: as long as it takes."""
+    """Until when patterns may be matched; None: no limit."""
 
     @classmethod
     def of(
@@ -118,21 +118,21 @@ class Confines:
         private: Sequence[Path] = (),
         reserved: ReservedPaths = NONE_RESERVED,
     ) -> "Confines":
-        """From texts as in `allow.roots`, which are absolute; for one check, which is to end after LOOK_S."""
+        """Of absolute roots as in `allow.roots`. For one check, which ends after LOOK_S."""
         own = None if own is None else _resolved(own)
         places, hidden = tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private)
         return cls(own, places, hidden, reserved, Deadline.after(LOOK_S))
 
     def check_base(self, folder: Path, at: str) -> None:
-        """The folder where relative paths start. Raises SpecError at the key `at`."""
+        """Check the folder where relative paths start. Raises SpecError at the key `at`."""
         self._check_path(_plain(str(folder), at), folder, at, below=None)
 
     def check_folder(self, text: str, folder: Path, at: str) -> None:
-        """The folder or file `text`, relative to `folder`. Raises SpecError at the key `at`."""
+        """Check the folder or file `text`, relative to `folder`. Raises SpecError at the key `at`."""
         self._check_path(_plain(text, at), folder, at)
 
     def check_place(self, text: str, folder: Path, at: str) -> None:
-        """A folder, "file:///folder" or "s3://bucket/prefix". Raises SpecError at the key `at`."""
+        """Check a folder, "file:///folder" or "s3://bucket/prefix". Raises SpecError at the key `at`."""
         address, root = self._address(text, folder, at)
         if address.kind is Kind.S3:
             self._check_object_store(address, at)
@@ -140,7 +140,7 @@ class Confines:
             self._check_path(root, folder, at)
 
     def check_export(self, text: str, folder: Path, at: str) -> None:
-        """As `check_place`, of an export that is read: the places that jobs export to are allowed, too."""
+        """As `check_place`, for an export that is read: folders that jobs export to are allowed, too."""
         address, root = self._address(text, folder, at)
         if address.kind is Kind.S3:
             self._check_object_store(address, at)
@@ -148,7 +148,7 @@ class Confines:
             self._check_path(root, folder, at, export=True)
 
     def check_pattern(self, text: str, folder: Path, at: str) -> None:
-        """A glob or template of files, relative to `folder`: what it can match, and what it matches now."""
+        """Check a glob or template of files, relative to `folder`: what it can match, and what it matches now."""
         parts = Path(_plain(text, at)).parts
         wild = next((number for number, part in enumerate(parts) if WILD.search(part)), len(parts))
         self._check_path(str(Path(*parts[:wild])) if wild else ".", folder, at, below=parts[wild:])
@@ -156,11 +156,11 @@ class Confines:
             for match in islice(Pattern(text).find(folder, self.deadline), MAX_LOOKED):
                 self.check_match(match, folder, at)
         except DeadlineExceeded as error:
-            told = f"{text!r} takes longer than {LOOK_S:g} s to look up ({error}); name folders nearer to the files"
-            raise SpecError(told, at) from None
+            message = f"{text!r} takes longer than {LOOK_S:g} s to match ({error}); name folders nearer to the files"
+            raise SpecError(message, at) from None
 
     def check_match(self, path: str, folder: Path, at: str) -> None:
-        """A file that a pattern matches. Raises SpecError at the key `at`."""
+        """Check a file that a pattern matches. Raises SpecError at the key `at`."""
         self._check_path(path, folder, at, below=None)
 
     def _check_path(self, text: str, folder: Path, at: str, *, below: Below = (), export: bool = False) -> None:
@@ -171,12 +171,12 @@ class Confines:
             self._check_root(path, real, text, at)
         private = [each for each in self.private if own is None or not _within(own, each)]
         if any(_reaches(real, below, each) for each in private):
-            raise SpecError(f"{text!r} would reach what is the service's own; name another folder", at)
+            raise SpecError(f"{text!r} would reach the service's own files; name another folder", at)
         if (reserved := self._reserved(real, below, export=export)) is not None:
             raise SpecError(f"{text!r} would reach {reserved}, which belongs to a job; name another folder", at)
 
     def _reserved(self, real: Path, below: Below, *, export: bool) -> Path | None:
-        """What some job keeps and this would reach; of a store, an export may be read."""
+        """The reserved path that this would reach; None: none. An export in a store may be read."""
         strict = self.reserved.strict
         for place in self.reserved.places:
             if _reaches(real, below if strict else None, place):
@@ -189,10 +189,10 @@ class Confines:
         named = any(_within(path, root) or _within(path, _resolved(root)) for root in roots)
         if not named or not any(_within(real, _resolved(root)) for root in roots):
             leads = f" (it leads to {real})" if named else ""
-            raise SpecError(f"{text!r} is outside of what is allowed here{leads}; {self._allowed()}", at)
+            raise SpecError(f"{text!r} is outside of the allowed paths{leads}; {self._allowed()}", at)
 
     def _address(self, text: str, folder: Path, at: str) -> tuple[Address, str]:
-        """The address, and its root where that climbs nowhere."""
+        """The address, and its root. Raises SpecError where the root has a ".."."""
         try:
             address = parse(_plain(text, at), folder)
         except ValueError as error:
@@ -209,7 +209,7 @@ class Confines:
                 if address.options == root.options:
                     return
                 raise SpecError(f"{address.text!r} must have the options after '?' that the root has: {root.text}", at)
-        raise SpecError(f"{address.text!r} is outside of what is allowed here; {self._allowed()}", at)
+        raise SpecError(f"{address.text!r} is outside of the allowed paths; {self._allowed()}", at)
 
     def _allowed(self) -> str:
         roots = ", ".join(root.text for root in self.roots) or ("nothing" if self.own is None else "nothing else")
@@ -218,7 +218,7 @@ class Confines:
 
 
 def _plain(text: str, at: str) -> str:
-    """`text`, where it climbs nowhere. Raises SpecError."""
+    """`text`. Raises SpecError where it is empty, or has a ".." or a control character."""
     if not text or CONTROL.search(text):
         raise SpecError("is empty, or holds a control character", at)
     if ".." in PurePosixPath(text).parts:
@@ -231,7 +231,7 @@ def _within(path: Path, root: Path) -> bool:
 
 
 def _reaches(real: Path, below: Below, private: Path) -> bool:
-    """Whether `below` of the folder `real` can be `private`, or in it."""
+    """Whether the part `below` of the folder `real` can be `private`, or lie in it."""
     if _within(real, private):
         return True
     if below is None or not _within(private, real):
@@ -252,5 +252,5 @@ def _can_match(pattern: Sequence[str], names: Sequence[str]) -> bool:
 def _resolved(path: Path, at: str = "") -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a name no file can have
-        raise SpecError(f"{path} leads nowhere: {error}", at) from None
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links; a name no file can have
+        raise SpecError(f"{path} cannot be resolved: {error}", at) from None

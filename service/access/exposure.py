@@ -1,6 +1,6 @@
-"""Where the API may listen: on loopback as it likes, elsewhere encrypted and with tokens, unless its owner insists.
+"""Decides where the API may listen: freely on loopback; elsewhere only with TLS and tokens, unless the owner insists.
 
-Nothing is bound here.
+No socket is opened here.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from service.access.config import AccessSection, TlsSection
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How the API is reached."""
+    """The address of the API, its names and its certificate."""
 
     host: str
     port: int
     names: tuple[str, ...]
-    """The names that requests may call it by."""
+    """Host names that requests may use."""
     cert: Path | None = None
     key: Path | None = None
 
     @property
     def url(self) -> str:
-        """Its address, for people."""
+        """The address as a URL."""
         return f"{'http' if self.cert is None else 'https'}://{format_address(self.host, self.port)}"
 
 
 def exposure_of(listen: str, access: AccessSection, tls: TlsSection, *, any_token: bool) -> Exposure:
-    """How the API is reached at `listen`, "host:port". Raises SpecError where that would let in who should not be."""
+    """The exposure at `listen`, "host:port". Raises SpecError where that would be unprotected."""
     try:
         host, port = parse_address(listen)
     except ValueError as error:
@@ -41,22 +41,24 @@ def exposure_of(listen: str, access: AccessSection, tls: TlsSection, *, any_toke
     if not loopback and not access.unprotected:
         missing = _missing(access, tls, any_token=any_token)
         if missing:
-            told = f"{host} is not this machine's loopback, and {'; '.join(missing)}; or say access.unprotected = true"
-            raise SpecError(f"{told} where something in front of it encrypts and asks who is calling", "listen")
+            message = (
+                f"{host} is not this machine's loopback, and {'; '.join(missing)}; or set access.unprotected = true"
+            )
+            raise SpecError(f"{message} if a proxy in front encrypts and authenticates", "listen")
     names = (*LOCAL_NAMES, *access.hosts)
     if host not in ("0.0.0.0", "::"):
         names = (*names, host)
     elif not access.hosts:
-        raise SpecError(f"{host} has no name of its own: say under which ones others reach the service", "access.hosts")
+        raise SpecError(f"{host} is no host name: list the names under which clients reach the service", "access.hosts")
     return Exposure(LOOPBACK if host == "localhost" else host, port, tuple(dict.fromkeys(names)), tls.cert, tls.key)
 
 
 def _missing(access: AccessSection, tls: TlsSection, *, any_token: bool) -> list[str]:
     missing = []
     if tls.cert is None:
-        missing.append("what is said there could be read on the way: set tls.cert and tls.key")
+        missing.append("the traffic would not be encrypted: set tls.cert and tls.key")
     if not any_token:
-        missing.append("nobody has a token: `millrace token create`")
+        missing.append("there are no tokens: `millrace token create`")
     if access.anonymous != "none":
         missing.append(f'callers without a token would be {access.anonymous}: set access.anonymous = "none"')
     return missing

@@ -11,7 +11,7 @@ from millrace.occurrences import Bucket
 from service.access.roles import ANONYMOUS, Caller
 
 MAX_ADDRESSES = 4096
-"""Remembered at a time; beyond it the one is forgotten that failed longest ago."""
+"""Remembered at a time; beyond it the address whose failure is oldest is forgotten."""
 
 
 class Failures:
@@ -23,12 +23,12 @@ class Failures:
         self._lock = threading.Lock()
 
     def failed(self, address: str, now_s: float) -> float:
-        """Note a failure. -> seconds to wait; 0 where it is within the limit."""
-        whose = network_of(address)
+        """Count a failure. -> seconds to wait; 0 while within the limit."""
+        network = network_of(address)
         with self._lock:
             full = Bucket(self._capacity, now_s)
-            bucket, wait_s = self._buckets.pop(whose, full).after_failure(now_s, self._capacity, self._per_s)
-            self._buckets[whose] = bucket
+            bucket, wait_s = self._buckets.pop(network, full).after_failure(now_s, self._capacity, self._per_s)
+            self._buckets[network] = bucket
             if len(self._buckets) > self._max:
                 self._buckets.popitem(last=False)
         return wait_s
@@ -38,7 +38,10 @@ class Failures:
 
 
 def network_of(address: str) -> str:
-    """Whom a failure is counted against: an IPv4 address, or an IPv6 network of 64 bits, which one person has whole."""
+    """The unit that failures are counted for: an IPv4 address, or the 64-bit network of an IPv6 address.
+
+    One user usually has such a whole IPv6 network.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -59,7 +62,7 @@ class Shares:
         self._lock = threading.Lock()
 
     def take(self, who: str) -> bool:
-        """One more of `who`, unless they hold `max_each`; whether it was taken."""
+        """Take one more for `who`, unless they hold `max_each`; whether it was taken."""
         with self._lock:
             if self._held[who] >= self.max_each:
                 return False
@@ -67,7 +70,7 @@ class Shares:
             return True
 
     def give_back(self, who: str) -> None:
-        """One less."""
+        """Give one back."""
         with self._lock:
             self._held[who] -= 1
             if self._held[who] <= 0:
@@ -75,5 +78,5 @@ class Shares:
 
 
 def sharer(caller: Caller, address: str) -> str:
-    """Whose share it is: the token's, or, without one, that of the address, which several people may have."""
+    """Whom a share counts for: the token, or without one the address, which several users may have."""
     return f"{ANONYMOUS} {network_of(address)}" if caller.name == ANONYMOUS else caller.name

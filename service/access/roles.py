@@ -1,4 +1,4 @@
-"""Roles, in order: who may do more may do all that the others may. Which route asks for which role, the routes say."""
+"""Roles, in order: each includes all rights of those below it. The routes declare which role they need."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,23 +8,23 @@ ANONYMOUS = "anonymous"
 
 
 class Role(IntEnum):
-    """What a caller may do here; it compares: `Role.VIEWER < Role.ADMIN`."""
+    """The rights of a caller, comparable: `Role.VIEWER < Role.ADMIN`."""
 
     VIEWER = 1
-    """Reads what holds no secret."""
+    """Reads everything that holds no secret."""
     OPERATOR = 2
-    """Acts on jobs that are there, also."""
+    """Also acts on existing jobs."""
     ADMIN = 3
-    """Creates and deletes jobs, gives tokens, reads the audit log, also."""
+    """Also creates and deletes jobs, manages tokens, reads the audit log."""
 
     @property
     def word(self) -> str:
-        """As people write it: "viewer"."""
+        """The role as text: "viewer"."""
         return self.name.lower()
 
     @classmethod
     def of(cls, word: str) -> "Role":
-        """The role that people call `word`. Raises ValueError naming those there are."""
+        """The role named `word`. Raises ValueError that lists the roles."""
         for role in cls:
             if role.word == word:
                 return role
@@ -33,9 +33,9 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """The sender of a request."""
 
     name: str
     """The token's name; "anonymous" without one."""
     role: Role | None
-    """None: nobody gave this caller a role."""
+    """None: this caller has no rights."""

@@ -1,6 +1,6 @@
-"""How large a spec may be that comes from elsewhere: asked of the raw mapping, before anything is made of it.
+"""Bounds the size of a spec that arrives over the API: checks the raw mapping before it is parsed into sections.
 
-What a key of a known section may be at most, the section says; how many jobs and streams, the service's limits.
+The sections bound the values of their keys; the limits of the service bound the number of jobs and streams.
 """
 
 import json
@@ -13,19 +13,19 @@ from millrace.errors import SpecError
 MAX_BYTES = 1 << 20
 """Of a spec as JSON."""
 MAX_DEPTH = 24
-"""Of mappings and lists in each other."""
+"""Levels of nested mappings and lists."""
 MAX_PARTS = 50_000
-"""Values, in all."""
+"""Values in total."""
 MAX_SLOTS = 20_000
-"""Names of slots, ranges written out."""
+"""Names of slots, with ranges expanded."""
 MAX_TABLES, MAX_TASKS, MAX_STREAMS, MAX_WORKERS = 256, 64, 16, 64
 MAX_SQUARES = 4_000_000
-"""Of the dots in each line of TOML, in all: reading a key takes the square of its parts, and a key is on one line."""
+"""Sum over all lines of TOML of the squared number of dots: parsing a key takes time with the square of its parts."""
 RANGE = re.compile(r"\{(\d{1,4000})\.\.(\d{1,4000})\}")
 
 
 def check_size(raw: Mapping[str, Any]) -> None:
-    """Raise SpecError where a raw spec is larger than any that is meant."""
+    """Raise SpecError where a raw spec is larger than the bounds."""
     _check_shape(raw)
     if (size := len(json.dumps(raw, default=str))) > MAX_BYTES:
         raise SpecError(f"it has {size} bytes as JSON; at most {MAX_BYTES}")
@@ -39,16 +39,16 @@ def check_size(raw: Mapping[str, Any]) -> None:
 
 
 def check_lines(toml: str) -> None:
-    """Raise SpecError where a spec as TOML could hold keys that take for ever to read."""
+    """Raise SpecError where TOML could hold keys that take too long to parse."""
     squares = 0
     for number, line in enumerate(toml.split("\n"), 1):
         squares += line.count(".") ** 2
         if squares > MAX_SQUARES:
-            raise SpecError(f"too many dots in line {number}, or before it; break long lines", "toml")
+            raise SpecError(f"too many dots up to line {number}; break long lines", "toml")
 
 
 def _check_shape(raw: object) -> None:
-    """Depth and number of values, without recursion: what is too deep would overflow whatever reads it after us."""
+    """Check depth and number of values, without recursion: a deep mapping would overflow the next reader."""
     level, parts = [raw], 0
     for _ in range(MAX_DEPTH):
         level = [inner for value in level for inner in _inside(value)]
@@ -57,7 +57,7 @@ def _check_shape(raw: object) -> None:
             raise SpecError(f"it has more than {MAX_PARTS} values")
         if not level:
             return
-    raise SpecError(f"mappings and lists lie in each other more than {MAX_DEPTH} deep")
+    raise SpecError(f"mappings and lists are nested more than {MAX_DEPTH} deep")
 
 
 def _inside(value: object) -> list[object]:
@@ -68,7 +68,7 @@ def _inside(value: object) -> list[object]:
 
 def _check_count(key: str, number: int, most: int) -> None:
     if number > most:
-        raise SpecError(f"{number} are more than one job may have here; at most {most}", key)
+        raise SpecError(f"{number} are more than one job may have; at most {most}", key)
 
 
 def _num_names(entry: object) -> int:

@@ -11,7 +11,7 @@ from service.records.tables import TokenRow, of_row
 
 
 class StoredTokens:
-    """TokenRows in a database."""
+    """TokenRows in the database."""
 
     def __init__(self, records: Records) -> None:
         self._records = records

@@ -26,24 +26,24 @@ from service.access.roles import Caller, Role
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 1000
-"""Live ones at a time; at the bound another is refused until one is revoked."""
+"""Live tokens at a time; at the bound a new one is refused until another is revoked."""
 RELOAD_S = 1.0
-"""So long a token made or revoked by another process may go unnoticed."""
+"""Longest time until a token that another process creates or revokes is noticed."""
 NOTE_USE_S = 60.0
-"""The last use of a token is written at most so often."""
+"""Shortest time between two writes of a token's last use."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 RESERVED = ("anonymous", "service")
-"""Names under which the audit log tells of those who have no token."""
+"""Names in the audit log for callers without a token, and for the service itself."""
 FORM = re.compile(r"mlr_([0-9a-f]{16})_([0-9a-f]{64})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of a token."""
+    """The stored form of a token."""
 
     id: str
     name: str
-    """Whose it is: what audit log and records call its holder."""
+    """Name of its holder in the audit log and the records."""
     role: Role
     hash: str = field(repr=False)
     salt: str = field(repr=False)
@@ -53,32 +53,32 @@ class Token:
     revoked_at: datetime | None = None
 
     def live(self, now: datetime) -> bool:
-        """Whether it still opens anything."""
+        """Whether it is still valid."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 class TokenRows(Protocol):
-    """Where tokens are kept. Any thread. Raises Unavailable where they cannot be reached now."""
+    """Storage of tokens. Any thread. Methods raise Unavailable where the storage cannot be reached."""
 
     def all(self) -> list[Token]:
-        """All, the revoked and expired too, by the time they were made; of one instant, by id."""
+        """All tokens, also revoked and expired ones, by creation time and id."""
         ...
 
     def add(self, token: Token, now: datetime) -> None:
-        """Keep a new one. Raises SpecError where a live one has its name, or there are MAX_TOKENS."""
+        """Store a new token. Raises SpecError where a live one has its name, or there are MAX_TOKENS."""
         ...
 
     def revoke(self, token_id: str, now: datetime) -> bool:
-        """Let it open nothing any more; whether there is one with this id."""
+        """Revoke a token; whether there is one with this id."""
         ...
 
     def used(self, token_id: str, now: datetime) -> None:
-        """Note that it was used."""
+        """Record the time of its last use."""
         ...
 
 
 class MemoryRows:
-    """TokenRows of this process alone: the twin for tests."""
+    """TokenRows in memory, for tests."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, Token] = {}
@@ -111,40 +111,40 @@ class MemoryRows:
 
 
 def check_room(name: str, live: list[str]) -> None:
-    """Whether one called `name` may be added to those `live`. Raises SpecError."""
+    """Raise SpecError where no token `name` may be added to the `live` names."""
     if name in live:
-        raise SpecError(f"there is a token {name!r}; revoke it first, or choose another name", "name")
+        raise SpecError(f"there is already a token {name!r}; revoke it first, or choose another name", "name")
     if len(live) >= MAX_TOKENS:
         raise SpecError(f"there are {MAX_TOKENS} tokens, the most there may be; revoke one first", "name")
 
 
 def mint(name: str, role: Role, now: datetime, lifetime: timedelta | None = None) -> tuple[Token, str]:
-    """A new token: what is kept of it, and its text, which nobody can be told again. Raises SpecError."""
+    """A new token: its stored form and its text, which cannot be recovered later. Raises SpecError."""
     if NAME.fullmatch(name) is None or name in RESERVED:
-        told = f"{name!r} is no name for a token: letters, digits, '.', '_', '-', '@', at most 64, and not "
-        raise SpecError(told + " or ".join(RESERVED), "name")
+        message = f"{name!r} is not a token's name: letters, digits, '.', '_', '-', '@', at most 64, and not "
+        raise SpecError(message + " or ".join(RESERVED), "name")
     if lifetime is not None and lifetime <= timedelta(0):
         raise SpecError("it would have expired already", "expires")
     try:
         expires_at = None if lifetime is None else now + lifetime
     except OverflowError:
-        raise SpecError("would be after the year 9999; without it a token does not expire", "expires") from None
+        raise SpecError("is after the year 9999; without this option a token does not expire", "expires") from None
     token_id, secret, salt = secrets.token_hex(8), secrets.token_hex(32), secrets.token_hex(16)
     return Token(token_id, name, role, hashed(secret, salt), salt, now, expires_at), f"mlr_{token_id}_{secret}"
 
 
 def hashed(secret: str, salt: str) -> str:
-    """What is kept of a secret; `salt` is 16 bytes in hexadecimal."""
+    """The stored hash of a secret; `salt` is 16 bytes in hexadecimal."""
     digest = hashlib.blake2b(secret.encode(), digest_size=32, salt=bytes.fromhex(salt), person=b"millrace-token")
     return digest.hexdigest()
 
 
 NOBODY = Token("", "", Role.VIEWER, hashed("", "0" * 32), "0" * 32, datetime.min.replace(tzinfo=UTC))
-"""Compared with where there is no such token, so that this takes as long as a wrong secret."""
+"""Compared with if the id is unknown, so that the check takes as long as that of a wrong secret."""
 
 
 class Tokens:
-    """Who holds which token; a copy in memory, so that wrong tokens cost no question to the database. Any thread."""
+    """Looks tokens up in a copy in memory, so that wrong tokens cause no database queries. Any thread."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Tokens:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` tells the date, `now` the seconds that the copy is old."""
+        """`clock` gives the date, `now` the seconds that the age of the copy is measured with."""
         self.rows = rows
         self._clock, self._now = clock, now
         self._known: Mapping[str, Token] = {}
@@ -162,23 +162,23 @@ class Tokens:
 
     def caller(self, token: str) -> Caller | None:
         """The token's holder; None where it is unknown, wrong, expired or revoked. Raises Unavailable."""
-        found = self._opened_by(token, self._current())
+        found = self._find(token, self._current())
         if found is None:
             return None
         self._note(found)
         return Caller(found.name, found.role)
 
     def at_once(self, token: str) -> Caller | None:
-        """See Lookup: of a copy that is young, and a token whose use need not be noted."""
+        """See Lookup: only by a fresh copy, and for a token whose use was recorded lately."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            found = self._opened_by(token, self._known) if self._is_young() else None
+            found = self._find(token, self._known) if self._is_fresh() else None
             return Caller(found.name, found.role) if found is not None and self._is_noted(found) else None
         finally:
             self._lock.release()
 
-    def _opened_by(self, text: str, known: Mapping[str, Token]) -> Token | None:
+    def _find(self, text: str, known: Mapping[str, Token]) -> Token | None:
         match = FORM.fullmatch(text)
         token_id, secret = match.groups() if match is not None else ("", "")
         token = known.get(token_id, NOBODY)
@@ -186,12 +186,12 @@ class Tokens:
         return token if right and token is not NOBODY and token.live(self._clock()) else None
 
     def any_live(self) -> bool:
-        """Whether there is a token that opens something. Raises Unavailable."""
+        """Whether there is a valid token. Raises Unavailable."""
         now = self._clock()
         return any(token.live(now) for token in self._current().values())
 
     def create(self, name: str, role: Role, lifetime: timedelta | None = None) -> tuple[Token, str]:
-        """A new token and its text, to be shown once. Raises SpecError, Unavailable."""
+        """A new token and its text, which is shown once. Raises SpecError, Unavailable."""
         now = self._clock()
         token, text = mint(name, role, now, lifetime)
         self.rows.add(token, now)
@@ -199,9 +199,9 @@ class Tokens:
         return token, text
 
     def revoke(self, which: str) -> Token:
-        """Let the token with this id, or the live one with this name, open nothing any more. Raises SpecError.
+        """Revoke the token with this id, or the live one with this name. Raises SpecError.
 
-        The text of a token stands for its id: whoever revokes one has it at hand, and may paste it.
+        The text of a token is accepted in place of its id: a user who revokes a token may paste it.
         """
         if (text := FORM.fullmatch(which)) is not None:
             which = text[1]
@@ -215,20 +215,20 @@ class Tokens:
         return replace(found[0], revoked_at=found[0].revoked_at or now)
 
     def forget(self) -> None:
-        """Look at what is kept before the next answer."""
+        """Reload the copy before the next lookup."""
         with self._lock:
             self._loaded_s = None
 
     def _current(self) -> Mapping[str, Token]:
         """All tokens by id, as they were at most RELOAD_S ago."""
         with self._lock:
-            if not self._is_young():
+            if not self._is_fresh():
                 now_s = self._now()
                 self._known = {token.id: token for token in self.rows.all()}
                 self._loaded_s = now_s
             return self._known
 
-    def _is_young(self) -> bool:
+    def _is_fresh(self) -> bool:
         return self._loaded_s is not None and self._now() - self._loaded_s < RELOAD_S
 
     def _is_noted(self, token: Token) -> bool:
@@ -241,20 +241,23 @@ class Tokens:
             self._noted_s[token.id] = self._now()
         try:
             self.rows.used(token.id, self._clock())
-        except Unavailable as error:  # who has a right token is let in all the same
-            log.warning("the use of token %s was not noted: %s", token.id, error)
+        except Unavailable as error:  # a valid token is accepted all the same
+            log.warning("the use of token %s was not recorded: %s", token.id, error)
 
 
 TOKEN = re.compile(r"(mlr_[0-9a-f]{16}_)[0-9a-f]+", re.ASCII | re.IGNORECASE)
-"""A token's text, whole or cut; its id may be told, what follows opens something."""
+"""A token's text, whole or cut off. The id is public, the rest is secret."""
 
 
-def without_tokens(said: Any) -> Any:
-    """JSON, or text, with "***" in place of the secret part of every token in it."""
-    if isinstance(said, str):
-        return TOKEN.sub(rf"\1{HIDDEN}", said)
-    if isinstance(said, Mapping):
-        return {without_tokens(key): without_tokens(value) for key, value in said.items()}
-    if isinstance(said, list | tuple):
-        return [without_tokens(part) for part in said]
-    return said
+def without_tokens(value: Any) -> Any:
+    """JSON, or text, with "***" in place of the secret part of every token in it.
+
+    Users paste tokens where none belongs, in an address or a body.
+    """
+    if isinstance(value, str):
+        return TOKEN.sub(rf"\1{HIDDEN}", value)
+    if isinstance(value, Mapping):
+        return {without_tokens(key): without_tokens(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_tokens(part) for part in value]
+    return value

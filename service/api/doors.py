@@ -151,7 +151,7 @@ async def _once(
 async def _refused(request: Request, refusal: Refusal) -> None:
     """Who may not is written down, too, however they ask; of many alike, few."""
     guard: Guard = request.app.state.guard
-    detail = guard.told_of(refusal, address_of(request))
+    detail = guard.audit_detail(refusal, address_of(request))
     if detail is not None:
         line = _Line(refusal.who, None, request.method, request.url.path[:MAX_PATH], None, detail, refusal.status)
         await run_in_threadpool(_write, request, line)

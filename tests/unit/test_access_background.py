@@ -22,7 +22,7 @@ def test_work_that_its_disk_keeps_ends_for_the_request_at_the_deadline(monkeypat
     began_s = time.monotonic()
     stuck = Background(back.wait, within_s=0.2)
     assert not stuck.ended()
-    with pytest.raises(DeadlineExceeded, match="takes longer than 0.2 s: their disk is slow or away"):
+    with pytest.raises(DeadlineExceeded, match="takes longer than 0.2 s: their disk is slow or unavailable"):
         stuck.result()
     assert stuck.ended() and time.monotonic() - began_s < 5
     back.set()
@@ -40,7 +40,7 @@ def test_some_are_done_at_a_time_and_a_place_comes_back_once_the_disk_does(monke
     for thread in threads:
         thread.start()
         begun.acquire()
-    with pytest.raises(NotYet, match="ask again"):
+    with pytest.raises(NotYet, match="retry"):
         in_background(lambda: 1)
     back.set()
     for thread in threads:

@@ -33,7 +33,7 @@ def test_a_token_is_printed_alone_and_opens_the_service_until_it_is_revoked(mill
     assert made.exit_code == 0 and made.stdout.count("\n") == 1
     text = made.stdout.strip()
     assert holder(tmp_path, text) == Caller("anne", Role.OPERATOR)
-    assert "live     operator  anne, made 20" in millrace("list").stdout
+    assert "live     operator  anne, created 20" in millrace("list").stdout
     assert millrace("revoke", "anne").exit_code == 0
     assert holder(tmp_path, text) is None
     assert "revoked" in millrace("list").stdout
@@ -54,8 +54,8 @@ def test_the_list_has_nothing_that_opens(millrace, tmp_path):
         (("create", "anne", "--role", "viewer", "--expires", "soon"), "--expires: 'soon' is not of the form"),
         (("create", "anne", "--role", "viewer", "--expires", "0s"), "expired already"),
         (("create", "anne", "--role", "viewer", "--expires", "9" * 30 + "d"), "--expires"),
-        (("create", "anne", "--role", "viewer", "--expires", "9999999d"), "expires: would be after the year 9999"),
-        (("create", "../x", "--role", "viewer"), "no name for a token"),
+        (("create", "anne", "--role", "viewer", "--expires", "9999999d"), "expires: is after the year 9999"),
+        (("create", "../x", "--role", "viewer"), "not a token's name"),
         (("revoke", "anne"), "there is no token 'anne'; there are: none"),
     ],
 )
