@@ -61,11 +61,10 @@ def slots_of_job(spec: str | None) -> JobSlots | None:
     if path is None:
         return None
     # Only here, where nobody waits for a process to start: pydantic takes a moment.
-    from dataset.pipe.command import describe
     from dataset.spec import read_slots
 
     schema, drop = read_slots(Path(path))
-    return JobSlots(tuple(SlotShape(*describe(slot)) for slot in schema.slots), drop)  # type: ignore[arg-type]
+    return JobSlots(tuple(SlotShape(*slot.shape) for slot in schema.slots), drop)
 
 
 def values_of(value: Any) -> Sequence[Any]:

@@ -1,6 +1,7 @@
 """Errors of a generator: caught event by event, and told on stderr, each kind with its traceback once, then counted."""
 
 import logging
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 MAX_KINDS = 100
 """Kinds of errors told apart; further ones are counted as one."""
 OTHERS = "further errors"
-OURS = str(Path(__file__).parent)
+OURS = str(Path(sys.modules[__name__.partition(".")[0]].__path__[0]))
 
 
 class ErrorLog:

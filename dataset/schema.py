@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 from dataset.config import DenseSlot, MetaSlot, SampleSection, SlotEntry, SlotKind, SparseSlot
 from millrace.errors import SpecError
@@ -18,6 +19,19 @@ class Slot:
     """What the user wrote for it."""
     group: int = -1
     """Slot group of a sparse slot: slots of one `share` name have one; others have their own."""
+
+    @property
+    def shape(self) -> tuple[str, str, str, int]:
+        """What a generator must know of it: name, kind, type of its values, size; see dataset.columns.SlotShape."""
+        match self.entry:
+            case DenseSlot(size=size):
+                return self.name, "dense", "float", size
+            case MetaSlot(type=kind):
+                return self.name, "meta", kind, 1
+            case SparseSlot(values=kind, weighted=weighted):
+                return self.name, "sparse", kind, int(weighted)
+            case _:
+                assert_never(self.entry)
 
     @property
     def sparse(self) -> SparseSlot:

@@ -1,4 +1,4 @@
-"""What is started for a pipe command: program, folder, environment. Nothing is started here."""
+"""What a pipe command is started with: program, folder, environment. dataset.pipe.process starts it."""
 
 import base64
 import json
@@ -9,14 +9,16 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.config import DenseSlot, MetaSlot, PipeSection
-from dataset.schema import Schema, Slot
+import millrace
+from dataset.config import PipeSection
+from dataset.schema import Schema
 from millrace.errors import SpecError
 from millrace.process import dying_with_parent, user_environment
 
 MAX_SLOTS_BYTES = 100_000
-"""Linux refuses a longer variable (128 KiB)."""
-PACKAGES = Path(__file__).resolve().parents[2]
+"""Longest MILLRACE_SLOTS; Linux refuses variables above 128 KiB."""
+PACKAGES = Path(millrace.__file__).resolve().parents[1]
+"""Folder of our packages, for PYTHONPATH of a generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Command:
     """A pipe command, ready to start."""
 
     words: tuple[str, ...]
-    """As the user wrote it, for messages."""
+    """The command as the user wrote it, for messages."""
     argv: tuple[str, ...]
     folder: Path
     environment: dict[str, str]
@@ -34,7 +36,7 @@ class Command:
 
 
 def check_command(config: PipeSection, folder: Path) -> tuple[str, ...]:
-    """The argument vector of `pipe.command`. Raises SpecError where it cannot be started in the spec's `folder`."""
+    """The argument vector of `pipe.command`. Raises SpecError if it cannot be started in the spec's `folder`."""
     program, *arguments = config.command
     if program == "python":
         found: str | None = sys.executable
@@ -53,32 +55,21 @@ def check_command(config: PipeSection, folder: Path) -> tuple[str, ...]:
 
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:
-    """The command with its environment: fixed hashing, zone and locale, no secrets, and what `run()` must know."""
+    """The command with its environment: fixed hash seed, zone and locale, no secrets, the slots for `run()`."""
     environment = user_environment() | {"PYTHONHASHSEED": "0"}
     paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
     if spec is not None:
         environment["MILLRACE_SPEC"] = str(spec.resolve())
-    environment |= {"MILLRACE_SLOTS": tell_slots(schema), "MILLRACE_EXTRA": config.extra}
+    environment |= {"MILLRACE_SLOTS": encode_slots(schema), "MILLRACE_EXTRA": config.extra}
     return Command(config.command, dying_with_parent(check_command(config, folder)), folder, environment)
 
 
-def tell_slots(schema: Schema) -> str:
-    """Slots in order, as JSON; where they are very many, as base64 of its zlib."""
-    slots = json.dumps([describe(slot) for slot in schema.slots], separators=(",", ":"))
+def encode_slots(schema: Schema) -> str:
+    """The slots in order, as JSON; as base64 of its zlib if that is too long. Raises SpecError if both are."""
+    slots = json.dumps([slot.shape for slot in schema.slots], separators=(",", ":"))
     if len(slots) > MAX_SLOTS_BYTES:
         slots = base64.b64encode(zlib.compress(slots.encode(), 9)).decode()
     if len(slots) > MAX_SLOTS_BYTES:
-        raise SpecError(f"{len(schema.slots)} slots are more than a pipe command can be told", "slots")
+        raise SpecError(f"{len(schema.slots)} slots are too many to pass to a pipe command", "slots")
     return slots
-
-
-def describe(slot: Slot) -> list[object]:
-    """What a generator must know of a slot: name, kind, type of its values, size."""
-    match slot.entry:
-        case DenseSlot(size=size):
-            return [slot.name, "dense", "float", size]
-        case MetaSlot(type=kind):
-            return [slot.name, "meta", kind, 1]
-        case _:
-            return [slot.name, "sparse", slot.sparse.values, int(slot.sparse.weighted)]

@@ -15,7 +15,7 @@ from dataset.dead_letters import DeadLetters
 from dataset.errors import BadEvent, PipeFailed, SourceUnavailable
 from dataset.loader import Tally
 from dataset.memory import Fault, MemorySource
-from dataset.pipe.command import check_command, prepare_command, tell_slots
+from dataset.pipe.command import check_command, encode_slots, prepare_command
 from dataset.reader import SegmentReader
 from dataset.rejection import Reason
 from dataset.schema import Schema
@@ -163,8 +163,8 @@ def test_secrets_and_slots_are_what_a_command_does_not_and_does_see(tmp_path):
 def test_very_many_slots_are_told_shortly():
     many = Schema.of([SparseSlot(name="C{1..10000}")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MILLRACE_SLOTS", tell_slots(many))
-        assert len(tell_slots(many)) <= 100_000
+        patch.setenv("MILLRACE_SLOTS", encode_slots(many))
+        assert len(encode_slots(many)) <= 100_000
         told = slots_of_job(None)
     assert told is not None and [slot.name for slot in told.slots] == [slot.name for slot in many.slots]
 
