@@ -1,1 +1,1 @@
-"""From a stream to batches: sources, the pipe, parsing, loading. A library inside a trainer; never imports torch."""
+"""From a stream to batches: sources, pipe, formats, loader. A library inside a trainer; it never imports torch."""

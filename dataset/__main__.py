@@ -1,7 +1,7 @@
-"""`python -m dataset --spec job.toml --limit 20`: source and pipe alone, to try a generator before training.
+"""`python -m dataset --spec job.toml --limit 20`: runs source and pipe alone, to try a generator before training.
 
-Prints `--show` samples, what was rejected and why, the figures of each slot, the rates and where the time went. Reads
-only the sections of the spec that concern the stream, and of the stream at most `--limit` positions.
+Prints `--show` samples, the rejections with their reasons, figures of each slot, rates, and where the time is spent.
+Reads only the sections of the spec that concern the stream, and at most `--limit` positions.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from millrace.lifecycle import exit_code_of
 from millrace.logs import setup
 
 OPEN_S = 60.0
-"""How long a source may take to answer."""
+"""Longest time for an answer of a source."""
 WAIT_S, POLL_S = 5.0, 0.1
-"""How long a stream that has too few events is waited for, and how often it is asked."""
+"""Longest wait for a stream with too few events, and the pause between two looks."""
 MAX_WIDE_SLOTS = 10
-"""With more slots than that, a slot is a row of the table and a sample a column."""
+"""With more slots, the table has a row for each slot and a column for each sample."""
 SAMPLES_ACROSS = 6
 SHOWN = 20
-"""Samples that are printed unless --show says otherwise."""
+"""Samples printed by default."""
 PLAIN_WIDTH = 160
-"""Columns where the output is no terminal."""
+"""Columns if the output is not a terminal."""
 
 
 def first_segments(partitions: Sequence[Partition], limit: int) -> Iterator[Segment]:
-    """Where the first `limit` positions lie, partition after partition."""
+    """Segments of the first `limit` positions, partition after partition."""
     for partition in partitions:
         begin = max(partition.start, partition.begin)
         end = min(partition.end, begin + limit)
@@ -53,12 +53,12 @@ def first_segments(partitions: Sequence[Partition], limit: int) -> Iterator[Segm
 
 
 def await_segments(source: Source, limit: int, deadline: Deadline) -> list[Segment]:
-    """Where the first positions lie; a stream that is still empty or short is given until the deadline."""
+    """Segments of the first `limit` positions. Waits until the deadline for a stream with fewer."""
     while True:
         partitions = source.partitions(Deadline.after(OPEN_S))
         segments = list(first_segments(partitions, limit))
-        there = sum(segment.end - segment.begin for segment in segments)
-        if there >= limit or all(partition.final for partition in partitions) or deadline.passed():
+        available = sum(segment.end - segment.begin for segment in segments)
+        if available >= limit or all(partition.final for partition in partitions) or deadline.passed():
             return segments
         time.sleep(POLL_S)
 
@@ -79,7 +79,7 @@ def cell(samples: Samples, name: str, row: int) -> str:
 
 
 def sample_tables(samples: Samples, schema: Schema, num_shown: int) -> Iterator[Table]:
-    """The first samples: a row each, or a column each where slots are many."""
+    """The first samples: one row each, or one column each if there are many slots."""
     names = ["event", *(slot.name for slot in schema.slots)]
     rows = [
         [str(samples.event_B[row]), *(cell(samples, name, row) for name in names[1:])]
@@ -100,15 +100,15 @@ def sample_tables(samples: Samples, schema: Schema, num_shown: int) -> Iterator[
 
 
 def rejected_table(tally: Tally) -> Table:
-    """What was rejected, and the first of each reason."""
-    table = Table("reason", "rejected", "the first", title="rejected")
+    """Number of rejections by reason, and the first of each."""
+    table = Table("reason", "rejected", "first", title="rejected")
     for reason, count in sorted(tally.rejected.items(), key=lambda item: -item[1]):
         table.add_row(reason, str(count), tally.first_of.get(reason, ""))
     return table
 
 
 def slot_table(tally: Tally) -> Table:
-    """Figures of every slot."""
+    """Figures of each slot."""
     table = Table("slot", "empty", "mean count", "distinct", "padding", "cut", "non-finite", title="slots")
     for each in tally.slots.figures() if tally.slots is not None else ():
         sparse = (f"{each.empty_rate:.1%}", f"{each.mean_count:.2f}", f"~{each.distinct:.0f}")
@@ -118,10 +118,10 @@ def slot_table(tally: Tally) -> Table:
 
 
 def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, show: int = SHOWN) -> None:
-    """Read `limit` events, print `show` samples and what is known of all. BadInput where every event was rejected."""
+    """Read `limit` events; print `show` samples and the figures. Raises BadInput if every event is rejected."""
     schema = Schema.of(stream.slots)
     schema.check_sample(stream.sample)
-    # Here a bad event is to be seen, not to end the run; nothing is written either.
+    # A bad event is shown and does not end the run; no dead letters are written.
     pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
     deadline = Deadline.after(OPEN_S)
     source = open_source(stream.source, folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
@@ -146,16 +146,14 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
     console.print(
         f"{tally.num_events} events, {tally.num_samples} samples, {sum(tally.rejected.values())} rejected in "
         f"{took_s:.2f} s: {tally.num_events / took_s:,.0f} events/s, {tally.num_samples / took_s:,.0f} samples/s, "
-        "the start of the command included"
+        "including the start of the command"
     )
     console.print(breakdown(tally, took_s, pipe.processes))
     for line in advice(tally, took_s, pipe, stream.source, os.cpu_count() or 1):
         console.print(line)
     if tally.rejected and not tally.num_samples:
         reason, where = next(iter(tally.first_of.items()))
-        raise BadInput(
-            f"no sample came of {tally.num_events:,} events: all were rejected; the first: {where or reason}"
-        )
+        raise BadInput(f"no sample from {tally.num_events:,} events: all were rejected; the first: {where or reason}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,29 +1,29 @@
-"""What a generator gives as answers of the Arrow protocol, and back: the generator's side of it.
+"""The generator's side of the Arrow protocol: columns to answers, and answers to rows.
 
-Imports little and late: a MultiSlot generator starts once for each segment.
+Heavy imports are inside the functions, because a MultiSlot generator starts once for each segment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataset.columns import Row, SlotShape, no_slot
+from dataset.columns import Row, SlotShape, unknown_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NOT_UTF8 = "not UTF-8"
-"""An error text that begins so is counted as such."""
+"""An error text with this prefix is counted under this reason."""
 
 
 def error_text(error: BaseException) -> str:
-    """What is said of an event whose generation raised `error`."""
+    """The error text of an event whose generation raised `error`."""
     if isinstance(error, UnicodeDecodeError):
         return f"{NOT_UTF8}: {error}"
     return f"{type(error).__name__}: {error}"
 
 
 def answer_schema(slots: Sequence[SlotShape]) -> "pa.Schema":
-    """Schema of the answers we write."""
+    """The schema of the answers that our generators write."""
     import pyarrow as pa
 
     types = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(), "string": pa.utf8()}
@@ -43,12 +43,12 @@ def answer_schema(slots: Sequence[SlotShape]) -> "pa.Schema":
 def answer_of(slots: Sequence[SlotShape], columns: Mapping[str, Any], schema: "pa.Schema") -> "pa.RecordBatch":
     """Columns (see DataGenerator.generate_columns) as an answer without errors.
 
-    Raises ValueError (also pyarrow's) where they do not fit the slots or each other.
+    Raises ValueError (also pyarrow's) if they do not fit the slots or each other.
     """
     import pyarrow as pa
 
     if unknown := [name for name in columns if name not in schema.names]:
-        raise no_slot(unknown, slots)
+        raise unknown_slots(unknown, slots)
     event = pa.array(columns["event"], pa.int32())
     arrays = [event, pa.nulls(len(event), pa.utf8())]
     for slot in slots:
@@ -70,7 +70,7 @@ def answer_of(slots: Sequence[SlotShape], columns: Mapping[str, Any], schema: "p
 
 
 def _hint(slot: SlotShape, column: Any) -> str:
-    """What a user may have meant who gives text where signs are expected."""
+    """A hint for a user who gives text where numbers are expected."""
     values = column[0] if isinstance(column, tuple) else column
     if slot.kind == "sparse" and slot.type == "uint64" and any(isinstance(value, str) for value in values):
         return '; for text, set values = "string" in the slot of the job file'
@@ -78,7 +78,7 @@ def _hint(slot: SlotShape, column: Any) -> str:
 
 
 def _array(column: Any, kind: "pa.DataType", num_rows: int) -> "pa.Array":
-    """One column as Arrow has it."""
+    """One column as an Arrow array."""
     import numpy as np
     import pyarrow as pa
 
@@ -106,7 +106,7 @@ def _array(column: Any, kind: "pa.DataType", num_rows: int) -> "pa.Array":
 
 
 def rows_of(slots: Sequence[SlotShape], answer: "pa.RecordBatch") -> Iterator[tuple[int, str | None, Row]]:
-    """Rows of an answer: event, error, values (see dataset.columns)."""
+    """The rows of an answer: event, error, values (see dataset.columns)."""
     names = ("event", "error", *(name for slot in slots for name in slot.names))
     for event, error, *row in zip(*(answer.column(name).to_pylist() for name in names), strict=True):
         yield event, error, row
@@ -115,7 +115,7 @@ def rows_of(slots: Sequence[SlotShape], answer: "pa.RecordBatch") -> Iterator[tu
 def with_errors(
     answers: Iterable["pa.RecordBatch"], errors: Mapping[int, str], schema: "pa.Schema"
 ) -> "pa.RecordBatch":
-    """Answers of some events and the errors of others, in order of events."""
+    """One answer from the answers of some events and the errors of others, in order of events."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -124,11 +124,11 @@ def with_errors(
     failed = [pa.nulls(len(errors), f.type) if a is None else a for a, f in zip(failed, schema, strict=True)]
     table = pa.Table.from_batches([*answers, pa.RecordBatch.from_arrays(failed, schema=schema)])
     order = pc.sort_indices(table, sort_keys=[("event", "ascending")])
-    return table.take(order).combine_chunks().to_batches()[0] if len(table) else failed_batch(schema)
+    return table.take(order).combine_chunks().to_batches()[0] if len(table) else empty_answer(schema)
 
 
-def failed_batch(schema: "pa.Schema") -> "pa.RecordBatch":
-    """An answer of no rows."""
+def empty_answer(schema: "pa.Schema") -> "pa.RecordBatch":
+    """An answer without rows."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

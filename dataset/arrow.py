@@ -1,7 +1,7 @@
-"""The Arrow protocol's columns: events to request batches, answer batches to samples.
+"""The columns of the Arrow protocol: events to request batches, answer batches to samples.
 
-Semantics § 2 gives the schemas. An answer of the wrong shape raises BadAnswer: the generator is wrong, not an event.
-What is wrong with one event (its own error text, a non-finite value, an absent label) rejects that event alone.
+Semantics § 2 defines the schemas. An answer of the wrong shape raises BadAnswer: then the generator is wrong. A problem
+of one event (its own error text, a non-finite value, an absent label) rejects that event alone.
 
 Shapes: B rows of an answer, E events of its request, N signs.
 """
@@ -41,12 +41,12 @@ META_TYPES = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(),
 
 
 class BadAnswer(Exception):
-    """An answer is not of the schema asked for."""
+    """An answer does not have the required schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """An event of the request that is rejected."""
+    """A rejected event of the request."""
 
     event: int
     reason: Reason
@@ -55,11 +55,11 @@ class BadRow:
 
 
 def request_batch(segment: Segment, events: Events, values: NDArray[np.uint8]) -> pa.RecordBatch:
-    """A request of some events whose values lie in `values` one after the other."""
+    """A request with some events, whose values are concatenated in `values`. Raises BadInput above 2 GiB."""
     num = len(events)
     if len(values) > MAX_REQUEST_BYTES:
         raise BadInput(
-            f"{num} events of {segment.partition} from {events.position_E[0]} on hold {len(values)} bytes, more than a "
+            f"{num} events of {segment.partition} from {events.position_E[0]} on have {len(values)} bytes, more than a "
             "request of the Arrow protocol can carry (2 GiB); lower pipe.batch_events"
         )
     offset_E1 = np.zeros(num + 1, np.int32)
@@ -81,7 +81,7 @@ def request_batch(segment: Segment, events: Events, values: NDArray[np.uint8]) -
 
 
 def answer_types(slot: Slot) -> tuple[pa.DataType, ...]:
-    """Types that a slot's column may have; the first is what our generators write."""
+    """The types allowed for a slot's column; our generators write the first."""
     match slot.entry:
         case DenseSlot(size=size):
             listed = pa.list_(pa.float32(), size)
@@ -94,7 +94,7 @@ def answer_types(slot: Slot) -> tuple[pa.DataType, ...]:
 
 
 def check_answer_schema(schema: Schema, answer: pa.Schema, *, drop_extra: bool = False) -> None:
-    """Raise BadAnswer where columns are missing, twice there, of a wrong type, or unknown, unless those are dropped."""
+    """Raise BadAnswer if columns are missing, duplicate, of a wrong type, or unknown and not dropped."""
     allowed = {"event": (pa.int32(),), "error": (pa.utf8(),)}
     allowed |= {slot.name: answer_types(slot) for slot in schema.slots}
     optional = {f"{slot.name}.weight": (pa.list_(pa.float32()),) for slot in schema.sparse if slot.sparse.weighted}
@@ -106,11 +106,11 @@ def check_answer_schema(schema: Schema, answer: pa.Schema, *, drop_extra: bool =
             continue
         if types is None:
             raise BadAnswer(
-                f'answers with a column {field.name!r} that is no slot; pipe.extra = "drop" leaves out what is none'
+                f'answers with a column {field.name!r} that is not a slot; pipe.extra = "drop" ignores such columns'
             )
         if answer.names.count(field.name) > 1:
             raise BadAnswer(f"answers with two columns {field.name!r}")
-        # The name of a list's item is free.
+        # The name of a list's item does not matter.
         if not any(field.type.equals(kind) or _same_list(field.type, kind) for kind in types):
             raise BadAnswer(
                 f"answers {field.name!r} as {field.type}; it must be {' or '.join(str(kind) for kind in types)}"
@@ -128,27 +128,27 @@ def _same_list(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 @njit(nogil=True, cache=True)
 def hash_texts(data, offset_N1, out_N):  # type: ignore[no-untyped-def]
-    """Signs of texts: `data[offset_N1[n]:offset_N1[n + 1]]` is text n."""
+    """Hash texts to signs: `data[offset_N1[n]:offset_N1[n + 1]]` is text n."""
     for n in range(len(out_N)):
         out_N[n] = fnv1a(data, offset_N1[n], offset_N1[n + 1])
 
 
 def hash_texts_reference(texts: list[bytes]) -> U64:
-    """Plain twin."""
+    """Plain twin of `hash_texts`."""
     return np.array([sign_of_text(text) for text in texts], np.uint64)
 
 
 class AnswerReader:
     """Turns checked answers into samples.
 
-    `masks` gives, for a label that may be absent, the slot that is 0 then, or "" where it always may.
+    `masks` maps a label that may be absent to the slot that is 0 where it is; "" if it may always be absent.
     """
 
     def __init__(self, schema: Schema, masks: Mapping[str, str]) -> None:
         self._schema, self._masks = schema, masks
 
     def read(self, answer: pa.RecordBatch, position_E: I64, time_s_E: F64) -> tuple[Samples, list[BadRow]]:
-        """Samples of the events that are fine, and the rejected events. Raises BadAnswer."""
+        """The samples of the good events, and the rejected events. Raises BadAnswer."""
         event_B = self._events(answer, len(position_E))
         bad: dict[int, BadRow] = {}
         errors = answer.column("error")
@@ -178,7 +178,7 @@ class AnswerReader:
                 f"answers for event {event_B.min() if event_B.min() < 0 else event_B.max()} of {num_events}"
             )
         if np.any(np.diff(event_B) < 0):
-            raise BadAnswer("answers with falling numbers of events")
+            raise BadAnswer("answers with decreasing event numbers")
         return event_B
 
     def _columns(
@@ -204,7 +204,7 @@ class AnswerReader:
     def _unmasked(
         self, faults: list[tuple[str, Reason, NDArray[np.bool_]]], meta: Mapping[str, NDArray[Any]]
     ) -> Iterator[tuple[str, Reason, NDArray[np.bool_]]]:
-        """Faults that are some: a label may be absent where its mask is 0."""
+        """The faults without the labels that are absent where their mask is 0."""
         for name, reason, wrong_B in faults:
             if reason is Reason.LABEL_MISSING and name in self._masks:
                 mask = self._masks[name]
@@ -217,7 +217,7 @@ Wrong = dict[Reason, NDArray[np.bool_]]
 
 
 def _offsets(slot: str, column: pa.Array) -> tuple[I64, pa.Array]:
-    """Offsets from 0 and the values of a list column; a null is an empty list."""
+    """Offsets from 0, and the values, of a list column; a null is an empty list."""
     if column.null_count:
         column = column.fill_null([])
     offset_B1 = column.offsets.to_numpy().astype(np.int64)
@@ -244,7 +244,7 @@ def _signs(slot: Slot, column: pa.Array, answer: pa.RecordBatch) -> tuple[Ragged
         if index >= 0:
             weight_offset_B1, weights = _offsets(f"{slot.name}.weight", answer.column(index))
             if not np.array_equal(weight_offset_B1, offset_B1):
-                raise BadAnswer(f"answers with other counts of weights than of signs in slot {slot.name!r}")
+                raise BadAnswer(f"answers with different numbers of weights and signs in slot {slot.name!r}")
             weights_N = weights.to_numpy()
             wrong[Reason.NON_FINITE] = _any_of(~np.isfinite(weights_N), offset_B1)
     return Ragged(value_N, offset_B1, weights_N), wrong
@@ -262,7 +262,7 @@ def _hashed(values: pa.Array) -> U64:
 
 
 def _any_of(wrong_N: NDArray[np.bool_], offset_B1: I64) -> NDArray[np.bool_]:
-    """Rows of which any value is wrong."""
+    """(B,) whether any value of a row is wrong."""
     num_N1 = np.zeros(len(wrong_N) + 1, np.int64)
     np.cumsum(wrong_N, out=num_N1[1:])
     return np.asarray(num_N1[offset_B1[1:]] > num_N1[offset_B1[:-1]])

@@ -1,4 +1,4 @@
-"""Samples in columns: what the pipe gives and the trainer takes.
+"""Samples in columns, from the pipe to the trainer, and cutting them into batches.
 
 Shapes: B samples, N signs of one slot.
 """
@@ -18,7 +18,7 @@ U64 = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Signs of one sparse slot: sample b has `values_N[offset_B1[b]:offset_B1[b + 1]]`."""
+    """The signs of one sparse slot: sample b has `values_N[offset_B1[b]:offset_B1[b + 1]]`."""
 
     values_N: U64
     offset_B1: I64
@@ -26,14 +26,14 @@ class Ragged:
     weights_N: F32 | None = None
 
     def slice(self, begin: int, end: int) -> "Ragged":
-        """Samples `begin` to `end`."""
+        """Samples `begin` to `end` (exclusive)."""
         first, last = int(self.offset_B1[begin]), int(self.offset_B1[end])
         weights_N = None if self.weights_N is None else self.weights_N[first:last]
         return Ragged(self.values_N[first:last], self.offset_B1[begin : end + 1] - first, weights_N)
 
     @classmethod
     def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
-        """One after the other."""
+        """Concatenate the parts."""
         shifts = np.cumsum([0] + [len(part.values_N) for part in parts])
         offset_B1 = np.concatenate([[0], *(p.offset_B1[1:] + s for p, s in zip(parts, shifts, strict=False))])
         weights = [part.weights_N for part in parts if part.weights_N is not None]
@@ -46,7 +46,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one segment, in pipe order. Every mapping is in the order of the schema."""
+    """Samples of one segment, in pipe order. The mappings are in the order of the schema."""
 
     sparse: Mapping[str, Ragged]
     dense: Mapping[str, F32]
@@ -54,9 +54,9 @@ class Samples:
     meta: Mapping[str, NDArray[Any]]
     """(B,) each: float32, uint64, int64, or object for strings."""
     event_B: I64
-    """Position of the sample's event in its partition, never falling; where the pipe cannot tell, a running number."""
+    """Position of the sample's event in its partition, never decreasing; a running number if it is unknown."""
     time_s_B: F64
-    """Event time, unix seconds; NaN where there is none."""
+    """Event time in unix seconds; NaN if there is none."""
     num_samples: int = field(default=-1)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Samples:
         return self.num_samples
 
     def slice(self, begin: int, end: int) -> "Samples":
-        """Samples `begin` to `end`, without a copy of values."""
+        """Samples `begin` to `end` (exclusive), without copying values."""
         return Samples(
             {name: column.slice(begin, end) for name, column in self.sparse.items()},
             {name: column[begin:end] for name, column in self.dense.items()},
@@ -77,7 +77,7 @@ class Samples:
 
     @classmethod
     def concat(cls, parts: Sequence["Samples"]) -> "Samples":
-        """One after the other; all of one schema, at least one."""
+        """Concatenate the parts, at least one, all of one schema."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
@@ -91,10 +91,10 @@ class Samples:
 
 
 def cut_batches(blocks: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
-    """Batches of `batch_size` samples out of blocks of any size; the last may be smaller.
+    """Cut blocks of any size into batches of `batch_size` samples; the last may be smaller.
 
     The samples of one event stay together: a batch ends at the first event boundary at or after `batch_size`.
-    An event is told by neighbouring samples with one `event_B`; blocks never split an event.
+    Neighbouring samples with equal `event_B` are one event; blocks never split an event.
     """
     held: list[Samples] = []
     num_held = 0
@@ -117,7 +117,7 @@ def cut_batches(blocks: Iterator[Samples], batch_size: int) -> Iterator[Samples]
 
 
 def _boundary(event_B: I64, at: int) -> int:
-    """First index from `at` on where an event ends; len + 1 where `at` lies behind the end."""
+    """The first index from `at` on where an event ends; len + 1 if `at` is beyond the end."""
     if at > len(event_B):
         return len(event_B) + 1
     while at < len(event_B) and event_B[at] == event_B[at - 1]:

@@ -1,7 +1,7 @@
-"""The bytes of a file, plain or gzip, read forward in pieces.
+"""Reads the bytes of a file forward, plain or gzip.
 
-Both kinds count positions in the bytes a reader sees (of gzip: unpacked), so whoever reads need not know the kind.
-Finding lines in the bytes is line_file's work.
+Offsets count the bytes that the reader gets (unpacked bytes of gzip), so both kinds look alike. dataset.line_file finds
+the lines.
 """
 
 import os
@@ -17,21 +17,21 @@ GZIP_READ_BYTES = 256 << 10
 
 
 class ByteStream(Protocol):
-    """A file opened for reading forward."""
+    """A file opened for forward reading."""
 
     offset: int
-    """Bytes given so far, or the place sought."""
+    """Offset of the next byte that `read` returns."""
 
     def read(self, num_bytes: int) -> bytes:
-        """At most `num_bytes`, fewer only where the file ends for now; b"" at its end for now."""
+        """At most `num_bytes`; fewer, or b"", only at the present end of the file."""
         ...
 
     def seek(self, offset: int) -> None:
-        """Go to `offset`, at most the file's length. Of gzip, going back means unpacking from the start."""
+        """Go to `offset`, at most the file's length. In gzip, going back unpacks from the start."""
         ...
 
     def finished(self) -> bool:
-        """Whether what was read to its end is whole; False for gzip that stops in mid-stream."""
+        """Whether a file read to its end is complete; False for gzip that ends inside a member."""
         ...
 
     def close(self) -> None:
@@ -40,11 +40,11 @@ class ByteStream(Protocol):
 
 
 def open_bytes(path: Path) -> ByteStream:
-    """The bytes of `path`; gzip by its name (.gz) or by its first bytes. Raises SourceGap where it is gone."""
+    """Open `path`; gzip by its name (.gz) or its first bytes. Raises SourceGap if it is gone, or BadInput."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise SourceGap(f"{path}: the file is gone; put it back to read on from it") from None
+        raise SourceGap(f"{path}: the file is gone; put it back to continue") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     packed = path.suffix == ".gz" or os.pread(file, 2, 0) == GZIP_MAGIC
@@ -52,7 +52,7 @@ def open_bytes(path: Path) -> ByteStream:
 
 
 class PlainBytes:
-    """A file as it is."""
+    """A plain file."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -78,7 +78,7 @@ class PlainBytes:
 
 
 class GzipBytes:
-    """A gzip file of one or more members; one that still grows may be read as far as it goes."""
+    """A gzip file of one or more members; a growing file can be read up to its present end."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path, self.file = path, file
@@ -88,11 +88,11 @@ class GzipBytes:
         self.offset = 0
         self._raw_offset = 0
         self._unpacker = zlib.decompressobj(wbits=31)
-        self._fresh = True  # between members: nothing of the next one was seen
+        self._fresh = True  # between members: no byte of the next one was read
         self._input = b""
 
     def read(self, num_bytes: int) -> bytes:
-        """See ByteStream. Raises BadInput where the file is no gzip."""
+        """See ByteStream. Raises BadInput if the file is not gzip."""
         parts: list[bytes] = []
         wanted = num_bytes
         while wanted:
@@ -105,18 +105,18 @@ class GzipBytes:
         return b"".join(parts)
 
     def _read_some(self, max_bytes: int) -> bytes | None:
-        """Some bytes, perhaps none; None at the file's end for now."""
+        """Some bytes, perhaps none; None at the present end of the file."""
         at_end = False
         if not self._input:
             self._input = os.pread(self.file, GZIP_READ_BYTES, self._raw_offset)
             self._raw_offset += len(self._input)
             at_end = not self._input
         if self._fresh:
-            self._input = self._input.lstrip(b"\0")  # padding between members, as gzip itself allows
+            self._input = self._input.lstrip(b"\0")  # gzip allows zero padding between members
         try:
             data = self._unpacker.decompress(self._input, max_bytes)
         except zlib.error as error:
-            raise BadInput(f"{self.path}: no valid gzip at byte {self._raw_offset} or before: {error}") from error
+            raise BadInput(f"{self.path}: invalid gzip at byte {self._raw_offset} or before: {error}") from error
         self._fresh = self._fresh and not self._input
         self._input = self._unpacker.unconsumed_tail
         if self._unpacker.eof:

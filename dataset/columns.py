@@ -1,7 +1,7 @@
-"""Samples, each a mapping from slot to values, as columns of many samples: what `generate` gives, made ready to write.
+"""Turns the samples of `generate` (mappings from slot to values) into columns of many samples, or MultiSlot lines.
 
-A generator runs this for every value of a stream, so it works by column: a list a slot, no call a value. Imports little
-and late, as dataset.answers does.
+A generator runs this for every value of a stream, so it works by column: one list per slot, no call per value. Heavy
+imports are inside the functions, as in dataset.answers.
 """
 
 import base64
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LONE = frozenset((int, float, str, bytes, bool))
-"""Types of values that may stand without a sequence around them."""
+"""Types of values that need no sequence around them."""
 STAYS = LONE | {tuple, type(None)}
-"""Types of what does not change once it is given."""
+"""Immutable types."""
 MAX_LISTED = 200
-"""Slots that a note of an error lists."""
+"""Most slots that the note of an error lists."""
 
 
 Row = list[Any]
-"""A value or a tuple of values for each slot, and for its weights where it has them; None where they are left out."""
+"""For each slot, and its weights if it has them: a value or a tuple of values; None if left out."""
 
 
 class SlotShape(NamedTuple):
-    """What a generator must know of a slot."""
+    """What a generator needs to know about a slot."""
 
     name: str
     kind: str
@@ -34,33 +34,33 @@ class SlotShape(NamedTuple):
     type: str
     """"uint64" or "string"; of meta slots also "float" and "int64"."""
     size: int
-    """Floats of a dense slot; of a sparse one, 1 where its signs carry weights."""
+    """Floats of a dense slot; for a sparse slot, 1 if its signs carry weights, else 0."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its column, and of that of its weights where signs carry them."""
+        """Names of its column, and of the column of its weights if it has one."""
         return (self.name, f"{self.name}.weight") if self.kind == "sparse" and self.size else (self.name,)
 
 
 class JobSlots(NamedTuple):
-    """Slots in the order of the spec, and what happens to columns that are none."""
+    """The slots in the order of the spec, and what happens to other columns."""
 
     slots: tuple[SlotShape, ...]
     drop: bool
-    """pipe.extra = "drop": they are left out; else they are an error."""
+    """pipe.extra = "drop": other columns are left out; else they are an error."""
 
 
 def slots_of_job(spec: str | None) -> JobSlots | None:
-    """Slots of the file `spec`, or as the pipe that started us says; None where none does."""
-    told = os.environ.get("MILLRACE_SLOTS")
-    if spec is None and told is not None:
-        plain = told if told.startswith("[") else zlib.decompress(base64.b64decode(told))
+    """The slots of the file `spec`, or those that the pipe passed in the environment; None without either."""
+    passed = os.environ.get("MILLRACE_SLOTS")
+    if spec is None and passed is not None:
+        plain = passed if passed.startswith("[") else zlib.decompress(base64.b64decode(passed))
         slots = tuple(SlotShape(*each) for each in json.loads(plain))
         return JobSlots(slots, os.environ.get("MILLRACE_EXTRA") == "drop")
     path = spec or os.environ.get("MILLRACE_SPEC")
     if path is None:
         return None
-    # Only here, where nobody waits for a process to start: pydantic takes a moment.
+    # Imported here, because pydantic is slow to import and a pipe passes the slots.
     from dataset.spec import read_slots
 
     schema, drop = read_slots(Path(path))
@@ -68,7 +68,7 @@ def slots_of_job(spec: str | None) -> JobSlots | None:
 
 
 def values_of(value: Any) -> Sequence[Any]:
-    """The values of a slot: a sequence as it is, a lone value as one, None as none."""
+    """The values of a slot as a sequence: a lone value becomes one, None becomes none."""
     if isinstance(value, list | tuple):
         return value
     if value is None:
@@ -79,25 +79,25 @@ def values_of(value: Any) -> Sequence[Any]:
     return listed if isinstance(listed, list) else (listed,)
 
 
-def no_slot(unknown: Iterable[str], slots: Sequence[SlotShape]) -> ValueError:
-    """The error for names that are no slots; the slots themselves are a note, which is printed once."""
+def unknown_slots(unknown: Iterable[str], slots: Sequence[SlotShape]) -> ValueError:
+    """The error for names that are not slots; its note lists the slots and is printed once."""
     import difflib
 
     known = [slot.name for slot in slots]
     first, *more = unknown
     near = difflib.get_close_matches(first, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    names = f"{first!r} and {len(more)} more are no slots" if more else f"{first!r} is no slot"
-    error = ValueError(f'{names}; {hint}pipe.extra = "drop" leaves out what is none')
+    names = f"{first!r} and {len(more)} more are not slots" if more else f"{first!r} is not a slot"
+    error = ValueError(f'{names}; {hint}pipe.extra = "drop" ignores such columns')
     listed = ", ".join(known[:MAX_LISTED]) + (f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else "")
     error.add_note(f"the spec has slots {listed}")
     return error
 
 
 class SampleReader:
-    """Samples as rows: the values of every slot, and of its weights, in the order of the spec; None where left out.
+    """Turns samples into rows: the values of every slot, and of its weights, in the order of the spec.
 
-    A row does not change when its sample does: a generator may yield one mapping again and again.
+    A row is a copy, so a generator may yield the same mapping again and again.
     """
 
     def __init__(self, slots: Sequence[SlotShape], drop: bool) -> None:
@@ -108,7 +108,7 @@ class SampleReader:
         )
 
     def __call__(self, sample: Mapping[str, Any]) -> Row:
-        """Raises ValueError where a sample has what is no slot, lacks a dense slot, or has too many or few values."""
+        """Raises ValueError if a sample has unknown slots, lacks a dense slot, or has a wrong number of values."""
         row = [
             tuple(value) if type(value) is list else value if type(value) in STAYS else tuple(values_of(value))
             for value in map(sample.get, self._names)
@@ -116,7 +116,7 @@ class SampleReader:
         if len(sample) + row.count(None) != len(row) and not self._drop:
             known = {*self._names, *(f"{slot.name}.weight" for slot in self._slots)}
             if unknown := [name for name in sample if name not in known]:
-                raise no_slot(unknown, self._slots)
+                raise unknown_slots(unknown, self._slots)
         for place, name, kind, size in self._fixed:
             value = row[place]
             num = 1 if type(value) in LONE else 0 if value is None else len(value)
@@ -128,7 +128,7 @@ class SampleReader:
 
 
 def flattened(column: Sequence[Any]) -> tuple[list[Any], list[int] | None]:
-    """A slot's values in all rows, one after the other, and how many each row has: None where each has one."""
+    """A slot's values of all rows, concatenated, and the number in each row; None if every row has one."""
     kinds = set(map(type, column))
     if kinds <= LONE:
         return list(column), None
@@ -140,7 +140,7 @@ def flattened(column: Sequence[Any]) -> tuple[list[Any], list[int] | None]:
 
 
 def _by_slot(slots: Sequence[SlotShape], rows: Sequence[Row]) -> Iterator[tuple[SlotShape, Sequence[Any]]]:
-    """Each slot and its column, and again with the column of its weights, where it has them."""
+    """Each slot with its column, and again with the column of its weights if it has one."""
     columns = iter(zip(*rows, strict=True) if rows else [()] * sum(len(slot.names) for slot in slots))
     for slot in slots:
         for _ in slot.names:
@@ -148,7 +148,7 @@ def _by_slot(slots: Sequence[SlotShape], rows: Sequence[Row]) -> Iterator[tuple[
 
 
 def columns_of(slots: Sequence[SlotShape], rows: Sequence[Row], events: list[int]) -> dict[str, Any]:
-    """Rows as `dataset.answers.answer_of` takes them; `events` tells the event of each. ValueError for bad weights."""
+    """Rows as columns for `dataset.answers.answer_of`; `events` is the event of each. ValueError for bad weights."""
     columns: dict[str, Any] = {"event": events}
     for slot, column in _by_slot(slots, rows):
         if slot.name in columns:
@@ -157,7 +157,7 @@ def columns_of(slots: Sequence[SlotShape], rows: Sequence[Row], events: list[int
         values, lengths = flattened(column)
         if slot.kind == "sparse":
             columns[slot.name] = values if lengths is None else (values, lengths)
-        elif slot.kind == "meta" and lengths is not None:  # where it is absent
+        elif slot.kind == "meta" and lengths is not None:  # some values are absent
             rest = iter(values)
             columns[slot.name] = [next(rest) if length else None for length in lengths]
         else:
@@ -166,7 +166,7 @@ def columns_of(slots: Sequence[SlotShape], rows: Sequence[Row], events: list[int
 
 
 def _weights(slot: SlotShape, column: Sequence[Any], signs: Any) -> tuple[list[Any], list[int]]:
-    """Weights of a slot's signs; 1 each in a row that has none."""
+    """The weights of a slot's signs; 1 each in a row without weights."""
     lengths = signs[1] if isinstance(signs, tuple) else [1] * len(column)
     weights = [(1.0,) * n if each is None else values_of(each) for each, n in zip(column, lengths, strict=True)]
     for each, length in zip(weights, lengths, strict=True):
@@ -176,16 +176,16 @@ def _weights(slot: SlotShape, column: Sequence[Any], signs: Any) -> tuple[list[A
 
 
 def without_extra(columns: Mapping[str, Any], slots: Sequence[SlotShape]) -> dict[str, Any]:
-    """The columns that are slots or the protocol's own."""
+    """Only the columns that are slots or belong to the protocol."""
     known = {"event", *(name for slot in slots for name in slot.names)}
     return {name: column for name, column in columns.items() if name in known}
 
 
 def text_of(value: Any) -> str:
-    """A value as a token. Raises ValueError where a text holds blanks, which end a token."""
+    """A value as a token. Raises ValueError for a text with blanks, since a blank ends a token."""
     if isinstance(value, str):
         if not value or any(c in " \t\r\n" for c in value):
-            raise ValueError(f"{value!r} is empty or holds blanks: MultiSlot text cannot carry it")
+            raise ValueError(f"{value!r} is empty or contains blanks: MultiSlot text cannot carry it")
         return value
     if isinstance(value, bool):
         return str(int(value))
@@ -193,11 +193,11 @@ def text_of(value: Any) -> str:
 
 
 def lines_of(slots: Sequence[SlotShape], rows: Sequence[Row]) -> list[str]:
-    """Rows as MultiSlot lines, without their line feeds. Raises ValueError where text cannot carry one."""
+    """Rows as MultiSlot lines without line feeds. Raises ValueError if text cannot carry a value."""
     columns: list[list[str]] = []
     last = None
     for slot, column in _by_slot(slots, rows):
-        if slot is last:  # weights, which this protocol lacks
+        if slot is last:  # weights; this protocol has none
             continue
         last = slot
         values, lengths = flattened(column)
@@ -214,5 +214,5 @@ def lines_of(slots: Sequence[SlotShape], rows: Sequence[Row]) -> list[str]:
 
 
 def error_line(error: str) -> str:
-    """The line that rejects an event in the MultiSlot protocol: our parser takes what follows `!` as the reason."""
+    """The line that rejects an event in the MultiSlot protocol: the parser takes the text after `!` as the reason."""
     return "!" + " ".join(error.split())

@@ -1,8 +1,8 @@
-"""What is kept of rejected events, and when so many are rejected that the job must stop.
+"""Writes dead letters, the files of rejected events, and stops the job if too many events are rejected.
 
-A dead letter is one JSON line: partition, offset, reason, detail, bytes (base64). Letters of a pass and rank are one
-file: written under a temporary name while the pass is read, published at its close, replaced when
-the pass is run again.
+A dead letter is one JSON line: partition, offset, reason, detail, bytes (base64). The letters of a pass and rank are
+one file. It has a temporary name while the pass is read, is published at its close, and is replaced if the pass runs
+again.
 """
 
 import base64
@@ -23,10 +23,9 @@ from millrace.durable import REAL, check_no_link, writing
 
 
 class DeadLetters:
-    """Dead letters of one rank in `folder`, which is made when there is a first one. Any thread may call.
+    """Dead letters of one rank in `folder`, which is created for the first one. Any thread may call.
 
-    Raises Linked where the folder is a symbolic link, Unwritable where there is no room; what is not published is no
-    letter, and goes at `close`.
+    Raises Linked if the folder is a symbolic link, Unwritable if the disk is full. `close` deletes unpublished letters.
     """
 
     def __init__(self, folder: Path, rank: int, config: DeadLettersSection) -> None:
@@ -35,11 +34,11 @@ class DeadLetters:
         self._lock = threading.Lock()
 
     def path(self, pass_number: int) -> Path:
-        """Where the letters of a pass lie once published."""
+        """Path of the published letters of a pass."""
         return self._folder / f"pass-{pass_number:012d}-rank-{self._rank}.jsonl"
 
     def begin(self, pass_number: int) -> None:
-        """A pass is read from its begin (again): forget what an earlier reading wrote."""
+        """Start a pass, perhaps again: delete the letters of an earlier run of it."""
         with self._lock:
             if pass_number in self._open:
                 self._open.pop(pass_number)[0].close()
@@ -48,7 +47,7 @@ class DeadLetters:
                 self._temporary(pass_number).unlink(missing_ok=True)
 
     def add(self, pass_number: int, rejections: Iterable[Rejection]) -> int:
-        """Write letters; how many: none beyond `max_per_pass`."""
+        """Write letters, at most `max_per_pass` for the pass; return how many."""
         with self._lock:
             _, num_before = self._open.get(pass_number, (None, 0))
             chosen = islice(rejections, self._config.max_per_pass - num_before)
@@ -61,9 +60,9 @@ class DeadLetters:
         return len(letters)
 
     def publish(self, pass_number: int) -> Path | None:
-        """Make the letters of a closed pass visible, and delete old files; the file, if there is one.
+        """Publish the letters of a closed pass, and delete old files; return the file, if there is one.
 
-        1. The file is synced. 2. It is renamed, or an older one of a pass that now has none is removed.
+        1. The file is synced. 2. It is renamed; or, if the pass has no letters, an older file of it is removed.
         3. The folder is synced. 4. Files beyond `keep_passes` are deleted.
         """
         with self._lock:
@@ -81,7 +80,7 @@ class DeadLetters:
         return target
 
     def close(self) -> None:
-        """Drop what was not published."""
+        """Delete unpublished letters."""
         with self._lock:
             for pass_number, (file, _) in self._open.items():
                 file.close()
@@ -105,7 +104,7 @@ class DeadLetters:
 
 
 def letter(rejection: Rejection, *, keep_bytes: bool) -> bytes:
-    """The JSON line of a rejection. With `keep_bytes` off, the detail, which may quote the event, is left out too."""
+    """The JSON line of a rejection. Without `keep_bytes`, the detail is left out too, since it may quote the event."""
     fields: dict[str, object] = {
         "partition": rejection.partition,
         "offset": rejection.offset,
@@ -120,10 +119,10 @@ def letter(rejection: Rejection, *, keep_bytes: bool) -> bytes:
 
 
 class BadFraction:
-    """Stops the job when too much of the stream is rejected: called by the chief at each close, with all ranks' sums.
+    """Stops the job if too many events are rejected. Rank 0 calls it at each close with the sums of all ranks.
 
-    Looks at the latest passes that together hold at least `window_events` events (whole passes; the oldest are
-    forgotten once the others suffice), and says nothing before it has seen `min_events`.
+    The window is the newest whole passes that together have at least `window_events` events. No error before
+    `min_events`.
     """
 
     def __init__(self, max_fraction: float, window_events: int = 10_000, min_events: int = 1_000) -> None:
@@ -131,7 +130,7 @@ class BadFraction:
         self._passes: deque[tuple[int, dict[str, int]]] = deque()
 
     def add(self, num_events: int, num_rejected: Mapping[str, int]) -> None:
-        """Count a pass: its events and, by reason, those rejected. Raises TooManyBadEvents."""
+        """Add a pass: its number of events, and of rejected events by reason. Raises TooManyBadEvents."""
         self._passes.append((num_events, dict(num_rejected)))
         while self._num_events() - self._passes[0][0] >= self._window_events:
             self._passes.popleft()
@@ -144,15 +143,15 @@ class BadFraction:
             commonest = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
             raise TooManyBadEvents(
                 f"{bad} of the last {total} events were rejected, above pipe.max_bad_fraction = {self._max_fraction}: "
-                f"{commonest}; look at the dead letters, mend the stream or the pipe command, or raise the limit"
+                f"{commonest}; look at the dead letters, repair the stream or the pipe command, or raise the limit"
             )
 
     def state(self) -> list[list[Any]]:
-        """What a commit holds of it: the passes looked at, as JSON-able data."""
+        """The passes of the window, as JSON-able data for a commit."""
         return [[num_events, rejected] for num_events, rejected in self._passes]
 
     def load_state(self, state: Sequence[Sequence[Any]]) -> None:
-        """The inverse of `state`."""
+        """Restore the result of `state`."""
         self._passes = deque((int(num_events), dict(rejected)) for num_events, rejected in state)
 
     def _num_events(self) -> int:

@@ -1,4 +1,4 @@
-"""When an event happened, in unix seconds: from a field of its JSON, a slot, or the record. NaN where it does not say.
+"""The time of an event in unix seconds: from a field of its JSON, a slot, or the record. NaN if there is none.
 
 Shapes: E events, B samples.
 """
@@ -22,12 +22,14 @@ WHOLE = ("int64", "uint64")
 
 
 def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path: str) -> None:
-    """Raise SpecError where event time cannot come from what `config`, at `path` of the spec, names."""
+    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says."""
     if config.slot is not None:
         slot = schema.by_name.get(config.slot)
         if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
-            told = f"{config.slot!r} is no meta slot of whole numbers, which times take: floats hold the unix time to "
-            raise SpecError(told + '128 s only; have a slot with kind = "meta", type = "int64"', f"{path}.slot")
+            problem = (
+                f"{config.slot!r} is not a meta slot of whole numbers, and floats hold a unix time to 128 s only; "
+            )
+            raise SpecError(problem + 'use a slot with kind = "meta", type = "int64"', f"{path}.slot")
     elif protocol is Protocol.MULTISLOT and config.kind != "none":
         raise SpecError(
             'samples of protocol = "multislot" cannot be traced to their events; '
@@ -37,14 +39,14 @@ def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path
 
 
 def slot_times(config: EventTime, samples: Samples) -> F64:
-    """(B,) times by a slot; NaN where another way is asked for."""
+    """(B,) times from a slot; NaN if `config` names another source of time."""
     if config.slot is None:
         return samples.time_s_B
     return samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit]
 
 
 def event_times(config: EventTime, events: Events) -> F64:
-    """(E,) times of a block of events by field or record; NaN where a slot is asked for."""
+    """(E,) times from a field or the record; NaN if `config` names a slot or none."""
     if config.kind == "record":
         return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E * 1e-3, np.nan)
     if config.field is None:
@@ -54,7 +56,7 @@ def event_times(config: EventTime, events: Events) -> F64:
 
 
 def _fields(values: list[bytes], name: str) -> F64:
-    """A number of each JSON value: all at once, or one by one where one of them is not as expected."""
+    """The field of each JSON value: parsed all at once, or one by one if one of them is not as expected."""
     text = b"\n".join(values) + b"\n"
     if any(b"\n" in value for value in values):
         return np.array([_field(value, name) for value in values])

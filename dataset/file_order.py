@@ -1,7 +1,7 @@
-"""Which stream a file is a part of, and the time that its path tells: pure functions of patterns and paths.
+"""The stream that a file belongs to, and the time in its path: pure functions of patterns and paths.
 
-The fields of a pattern are its times, from left to right; a field by which files are partitioned is none. Patterns that
-have the same fields are one listing; else the files of a pattern come after those of the pattern before it.
+The fields of a pattern, from left to right, are its time, except the field that partitions files. Patterns with the
+same fields are one listing; otherwise the files of a pattern come after those of the pattern before it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dataset.paths import Pattern
 
 ONE_STREAM = "files"
-"""The stream of all files where none are declared as parallel partitions."""
+"""The stream of all files if there are no parallel partitions."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class FileOrder:
 
     patterns: Sequence[Pattern]
     partition_by: str | None
-    """Name of a field that stands in every pattern."""
+    """Name of a field that is in every pattern."""
 
     def stream(self, number: int, path: str) -> str:
-        """The stream of a path that matches the pattern of this number."""
+        """The stream of a path that matches pattern `number`."""
         if self.partition_by is None:
             return ONE_STREAM
         return f"{self.partition_by}={self._values(number, path)[self.partition_by]}"
 
     def period(self, number: int, path: str) -> tuple[str, ...]:
-        """What files of a stream are ordered by, before their names."""
+        """The first sort key of files in a stream; their name is the second."""
         values = self._values(number, path)
         times = tuple(values[field] for field in self.patterns[number].fields if field != self.partition_by)
         return times if self._one_listing else (str(number), *times)

@@ -1,15 +1,15 @@
-"""Lines of files as a stream: one partition a file, position = line number.
+"""Lines of files as a stream: one partition per file, position = line number.
 
-A partition is named by its path relative to the spec's folder, its identity is "device:inode". Partitions are numbered
-as they are first seen: pattern by pattern, sorted within one; a file found later comes last. Numbers may so differ
-after a restart, names do not. In which order they are read, and which are parallel, is file_order's to say. Finding
-lines in a file, and that it was replaced or truncated as far as that can be told, is line_file's work, readiness of
-folders is paths'.
+A partition is named by its path relative to the spec's folder; its identity is "device:inode". Partitions are numbered
+in the order they are found: pattern by pattern, sorted within one; a file found later comes last. So numbers may differ
+after a restart; names do not. dataset.file_order decides in which order files are read and which are parallel,
+dataset.line_file finds lines and notices most replaced or truncated files, dataset.paths decides which folders are
+ready.
 
-Without `follow` the source is bounded: the files of the first look, each up to the end it then had, until it is asked
-to look again. With `follow`, every `poll` seconds brings new lines and new files; a last line counts once its line feed
-is there, and a file that was deleted is final. Which files were met before a restart is told to us, so that a folder
-opened then is not opened again for files that came too late, and a bounded source stays what it was.
+Without `follow` the source is bounded: the files of the first look, each up to its end then, until `look_again`. With
+`follow`, every `poll` seconds brings new lines and new files; a last line counts once it has its line feed, and a
+deleted file is final. The caller names the files known before a restart, so that late files in a folder opened then are
+not read, and a bounded source stays the same.
 """
 
 import logging
@@ -30,20 +30,20 @@ from millrace.errors import SpecError
 log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 64
-"""Files kept open; one used longest ago is closed, and opened again when it is needed."""
+"""Most files kept open; the least recently used one is closed, and opened again when needed."""
 
 
 class Files:
-    """See module docstring."""
+    """A source of the lines of files; see the module docstring."""
 
     def __init__(self, config: FilesSource, folder: Path, known: Collection[str] | None = ()) -> None:
-        """Look for files under `folder`; `known` were met before. None: only segments are read, nothing is looked for.
+        """Find files under `folder`. `known`: files found before a restart; None: find none, only read segments.
 
-        Raises SpecError where a bounded source has no file.
+        Raises SpecError if a bounded source has no file.
         """
         self.bounded = not config.follow
         self.num_late_files = 0
-        """Files that appeared in a folder after it was opened; they are not read."""
+        """Number of files that appeared in a folder after it was opened; they are not read."""
         self._config, self._folder = config, folder
         self._patterns = [Pattern(text) for text in config.paths]
         self._order = FileOrder(self._patterns, config.partition_by and config.partition_by.strip("{}"))
@@ -62,10 +62,10 @@ class Files:
             self._find()
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: what has arrived is there."""
+        """See Source: nothing to do, the files exist."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source. The first call counts the lines of every file, however long that takes."""
+        """See Source. The first call counts the lines of every file, which may take longer than the deadline."""
         due = time.monotonic() - self._looked_at_s >= self._config.poll
         if due if self._config.follow else not self._partitions:
             if self._config.follow:
@@ -75,8 +75,8 @@ class Files:
         return self._partitions
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source. A file that is no longer what it was is told as what it is now."""
-        for name in [name for name in self._files if not self._is_as_it_was(name)]:
+        """See Source. A file that was replaced or became shorter is treated as a new file."""
+        for name in [name for name in self._files if not self._is_unchanged(name)]:
             self._files.pop(name).close()
             self._open.pop(name, None)
             self._add(name)
@@ -90,12 +90,12 @@ class Files:
         """See Source."""
         name = segment.partition
         if not self._add(name):
-            raise SourceGap(f"{name}: no such file in {self._folder}; the file is gone, or was none of ours")
+            raise SourceGap(f"{name}: no such file in {self._folder}; it was deleted, or never was part of the source")
         self._touch(name)
         yield from self._files[name].read(segment.begin, segment.end, segment.identity)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: nobody watches files."""
+        """See Source: nothing to do, there are no lag tools for files."""
 
     def close(self) -> None:
         """See Source."""
@@ -111,12 +111,12 @@ class Files:
             if self.bounded and not paths:
                 if not again:
                     raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
-                log.warning("%s any more", self._nothing(pattern))
+                log.warning("now %s", self._nothing(pattern))
             for path in paths:
                 self._pattern_of.setdefault(path, number)
                 self._add(path)
 
-    def _is_as_it_was(self, name: str) -> bool:
+    def _is_unchanged(self, name: str) -> bool:
         self._touch(name)
         try:
             self._files[name].count()
@@ -125,7 +125,7 @@ class Files:
         return True
 
     def _add(self, name: str) -> bool:
-        """Whether there is, or was while we looked, a file of that name; from now on it is a partition."""
+        """Make a file a partition, if it exists and is new; return whether it is one."""
         if name not in self._files and (self._folder / name).is_file():
             growing, max_bytes = self._config.follow, self._config.max_event_bytes
             self._files[name] = LineFile(self._folder / name, growing=growing, max_line_bytes=max_bytes)
@@ -137,7 +137,7 @@ class Files:
         return f"no folder of {pattern.text!r} in {self._folder} has its marker {self._config.ready!r}"
 
     def _ready(self, pattern: Pattern, paths: Sequence[str]) -> Sequence[str]:
-        """Those of `paths` that may be opened now; counts and reports late files."""
+        """The `paths` that may be opened now. Counts and logs late files."""
         ready = self._config.ready or ""
         paths = [path for path in paths if Path(path).name != ready]
         folders = {pattern.folder(path) for path in paths} - self._opened
@@ -147,10 +147,10 @@ class Files:
         self._known.update(opening.files, opening.late)
         self.num_late_files += len(opening.late)
         for path in opening.late:
-            log.warning("late file %s: its folder was already opened, so it is not read", path)
+            log.warning("late file %s: its folder was opened before, so it is not read", path)
         for folder in opening.waiting:
             if folder not in self._waiting:
-                effect = "it and those after it wait" if self._config.follow else "it is left out"
+                effect = "it and later folders wait" if self._config.follow else "it is not read"
                 log.warning("folder %s has no %s: %s", folder, ready, effect)
         self._waiting.update(opening.waiting)
         return opening.files
@@ -160,12 +160,12 @@ class Files:
         gone = self._config.follow and not file.path.exists()
         if gone and name not in self._gone:
             self._gone.add(name)
-            log.warning("%s is gone; %d lines of it were seen", name, file.num_lines())
+            log.warning("%s was deleted; %d lines of it were found", name, file.num_lines())
         elif not gone:
             self._gone.discard(name)
             self._touch(name)
             file.count()
-        pattern = self._pattern_of.get(name)  # of those met before a restart the log says the rest
+        pattern = self._pattern_of.get(name)  # the log has the order of files known before a restart
         order = () if pattern is None else (self._order.stream(pattern, name), self._order.period(pattern, name))
         return Partition(name, number, 0, 0, file.num_lines(), self.bounded or gone, file.identity, *order)
 

@@ -12,11 +12,11 @@
     if __name__ == "__main__":
         Clicks().run()
 
-`generate_columns` takes many events at once and is several times as fast as `generate`, which takes one: begin with it
-where a stream is large. `run()` speaks the protocol of the pipe that started it; in a shell it prints MultiSlot text:
+`generate_columns` takes many events at once and is several times as fast as `generate`, which takes one; use it for
+large streams. `run()` speaks the protocol of the pipe that started it; in a shell it prints MultiSlot text:
 `head -5 events.jsonl | python my_generator.py --spec job.toml`. An event whose generation raises an error is rejected
-with the error's text; the others go on. `dataset.columns` and `dataset.answers` do the formats. `dataset.paddle` has
-Paddle's classes.
+with the error's text; the other events are not affected. `dataset.columns` and `dataset.answers` implement the formats;
+`dataset.paddle` has Paddle's classes.
 """
 
 import logging
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 Sample = Mapping[str, Any]
 PaddleSample = Iterable[tuple[str, Sequence[Any]]]
 ColumnsOf = Callable[[int, int], Mapping[str, Any]]
-"""Columns of a request's events from one index to another."""
+"""Columns of a request's events, from one index to another."""
 
 TEXT_BATCH_EVENTS = 1024
-"""Events that `generate_columns` gets at once in the text protocol."""
+"""Events passed to `generate_columns` at once in the text protocol."""
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class DataGenerator:
     """
 
     request: "pa.RecordBatch | None" = None
-    """Arrow protocol: the request at hand; also with key, topic, partition, offset, timestamp_ms and headers."""
+    """Arrow protocol: the present request, with event, key, topic, partition, offset, timestamp_ms and headers."""
 
     def __init__(self) -> None:
         self._slots: JobSlots | None = None
@@ -84,24 +84,24 @@ class DataGenerator:
         - a fixed number each: a NumPy array (B, n) (dense: n is its size; sparse: n signs),
         - any number each (sparse): a tuple (values, lengths), B lengths that add up to the number of values,
         - or a pyarrow array of the protocol's type.
-        Strings come in lists. Weights of a weighted slot are a column "<slot>.weight" of the same counts. Where the
-        call raises, each event is tried alone, and only those that raise again are rejected.
+        Strings come in lists. Weights of a weighted slot are a column "<slot>.weight" with the same counts. If the
+        call raises, the events are tried in smaller groups, and only those that raise alone are rejected.
         """
         raise NotImplementedError
 
     def generate(self, event: bytes) -> Iterable[Sample]:
-        """The samples of one event: for each its values by slot, a sequence or a lone value.
+        """The samples of one event: a mapping from slot to values each, a sequence or a single value.
 
-        A sparse slot that is left out is empty; a dense slot must be there; a label that is left out is absent.
+        A sparse slot that is left out is empty; a dense slot is required; a label that is left out is absent.
         """
         raise NotImplementedError("define generate_columns, generate or generate_sample")
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[PaddleSample]]:
-        """Paddle's: a function that yields lists of (name, values) for a line, which ends with its line feed."""
+        """Paddle's: return a function that yields lists of (name, values) for a line with its line feed."""
         raise NotImplementedError
 
     def generate_batch(self, samples: list[Any]) -> Callable[[], Iterable[Any]]:
-        """Paddle's: a function that yields the samples of a group of `set_batch`, reordered or fewer."""
+        """Paddle's: return a function that yields the samples of a group, which it may reorder or drop."""
 
         def local_iter() -> Iterator[Any]:
             yield from samples
@@ -114,19 +114,19 @@ class DataGenerator:
     def job_slots(self) -> tuple[SlotShape, ...]:
         """The slots of the spec in its order: name, kind ("sparse", "dense", "meta"), type and size of each.
 
-        Of the job that started us; in a shell of `--spec job.toml`. With pipe.extra = "drop" a generator may give
-        other columns, too: they are left out.
+        The spec is that of the job that started the generator; in a shell, that of `--spec job.toml`. With
+        pipe.extra = "drop" a generator may also return other columns, which are ignored.
         """
         return self._job().slots
 
     def set_batch(self, batch_size: int) -> None:
-        """Paddle's: how many samples `generate_batch` gets at once."""
+        """Paddle's: set the number of samples that `generate_batch` gets at once."""
         self._batch_size = batch_size
 
     def run(self) -> None:
-        """Read events from stdin, write samples to stdout, in the protocol we are started in.
+        """Read events from stdin and write samples to stdout, in the protocol that the pipe asks for.
 
-        What the process prints by other means goes to stderr, so that it cannot spoil the samples.
+        All other output of the process goes to stderr, so that it cannot corrupt the samples.
         """
         logging.basicConfig(stream=sys.stderr, format="%(message)s")
         if os.environ.get("MILLRACE_PROTOCOL") == "arrow":
@@ -141,14 +141,14 @@ class DataGenerator:
         out.close()
 
     def run_from_stdin(self) -> None:
-        """Paddle's: lines from stdin, MultiSlot lines to stdout; `run()` where a pipe speaks Arrow."""
+        """Paddle's: lines from stdin, MultiSlot lines to stdout; the same as `run()` if the pipe speaks Arrow."""
         if os.environ.get("MILLRACE_PROTOCOL") == "arrow":
             self.run()
             return
         self._write_groups(line.decode(errors="surrogateescape") for line in sys.stdin.buffer)
 
     def run_from_memory(self) -> None:
-        """Paddle's: the samples of `generate_sample(None)` to stdout."""
+        """Paddle's: write the samples of `generate_sample(None)` to stdout."""
         self._write_groups([None])
 
     def _defines(self, method: str) -> bool:
@@ -158,18 +158,18 @@ class DataGenerator:
         if self._slots is None:
             self._slots = slots_of_job(_argument("--spec"))
         if self._slots is None:
-            raise SystemExit("error: which slots? Say --spec job.toml, or set MILLRACE_SPEC")
+            raise SystemExit("error: no slots given; use --spec job.toml, or set MILLRACE_SPEC")
         return self._slots
 
     def _kept_names(self) -> frozenset[str] | None:
-        """Names of slots where all others are dropped; None where nothing is, or no spec says which there are."""
+        """Names of the slots if other columns are dropped; None if they are not, or if there is no spec."""
         job = self._slots or slots_of_job(_argument("--spec"))
         return frozenset(slot.name for slot in job.slots) if job is not None and job.drop else None
 
     # -- Paddle's lines
 
     def _gen_str(self, sample: PaddleSample) -> str:
-        """A sample as a line, with its line feed."""
+        """A sample as a line with its line feed."""
         return lines_of(self.job_slots, [SampleReader(*self._job())(dict(sample))])[0] + "\n"
 
     def _write_groups(self, lines: Iterable[str | None]) -> None:
@@ -187,7 +187,9 @@ class DataGenerator:
         errors: dict[int, str] = {}
         with self._errors.rejecting(errors, 0):
             if line is not None:
-                line.encode(errors="surrogateescape").decode()  # an undecodable byte was kept as a surrogate
+                line.encode(
+                    errors="surrogateescape"
+                ).decode()  # raises for a byte that is not UTF-8, which came as a surrogate
             return [sample for sample in self.generate_sample(line)() if sample is not None]
         sys.stdout.write(error_line(errors[0]) + "\n")
         return []
@@ -204,11 +206,11 @@ class DataGenerator:
         in_columns = self._defines("generate_columns")
         while events := [line.rstrip(b"\n") for line in islice(lines, TEXT_BATCH_EVENTS)]:
             errors: dict[int, str] = {}
-            of, rows = self._unanswered(events, errors) if in_columns else self._gather(events, errors)
+            of, rows = self._gather_columns(events, errors) if in_columns else self._gather(events, errors)
             out.write("".join(self._texts(len(events), of, rows, errors)).encode())
 
-    def _unanswered(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
-        """As `_gather`, by `generate_columns`."""
+    def _gather_columns(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
+        """Like `_gather`, with `generate_columns`."""
         of, rows = list[int](), list[Row]()
         for event, error, row in rows_of(self.job_slots, self._answer(events, answer_schema(self.job_slots))):
             if error is None:
@@ -219,10 +221,10 @@ class DataGenerator:
         return of, rows
 
     def _texts(self, num_events: int, of: list[int], rows: list[Row], errors: dict[int, str]) -> list[str]:
-        """The lines of each event, or its error. `of` tells the event of each row."""
+        """For each event its lines, or the line of its error. `of`: the event of each row."""
         try:
             lines = lines_of(self.job_slots, rows)
-        except Exception:  # noqa: BLE001  # text cannot carry one of them: each event alone, which says why
+        except Exception:  # noqa: BLE001  # text cannot carry a value: try each event alone to find it
             for event, group in groupby(zip(of, rows, strict=True), key=itemgetter(0)):
                 with self._errors.rejecting(errors, event):
                     lines_of(self.job_slots, [row for _, row in group])
@@ -237,11 +239,11 @@ class DataGenerator:
     # -- Arrow
 
     def _run_arrow(self, requests: IO[bytes], out: IO[bytes]) -> None:
-        """One IPC stream after the other, each answered by one."""
+        """Answer one IPC stream after the other, each by a stream."""
         import pyarrow as pa
 
         if self._defines("generate_batch"):
-            raise SystemExit('error: generate_batch works with protocol = "multislot" only')
+            raise SystemExit('error: generate_batch works only with protocol = "multislot"')
         schema = answer_schema(self.job_slots)
         stream = _Unclosed(requests)
         while stream.peek():
@@ -254,7 +256,7 @@ class DataGenerator:
             out.flush()
 
     def _answer(self, events: Sequence[bytes], schema: "pa.Schema") -> "pa.RecordBatch":
-        """The answer to a request: samples, and errors of events."""
+        """The answer to a request: its samples, and the errors of its events."""
         errors: dict[int, str] = {}
         if self._defines("generate_columns"):
             columns: ColumnsOf = partial(self._called, self.request, events)
@@ -266,7 +268,7 @@ class DataGenerator:
     def _answers(
         self, columns: ColumnsOf, begin: int, end: int, schema: "pa.Schema", errors: dict[int, str]
     ) -> list["pa.RecordBatch"]:
-        """Answers to the events from `begin` to `end`; where that fails, to their halves, down to one event."""
+        """Answers to the events from `begin` to `end`; if that fails, to each half of them, down to one event."""
         alone = end - begin == 1
         with self._errors.rejecting(errors, begin) if alone else suppress(Exception):
             return [answer_of(self.job_slots, columns(begin, end), schema)]
@@ -279,7 +281,7 @@ class DataGenerator:
     def _called(
         self, request: "pa.RecordBatch | None", events: Sequence[bytes], begin: int, end: int
     ) -> Mapping[str, Any]:
-        """Columns of the events from `begin` to `end`, by `generate_columns`."""
+        """Columns of the events from `begin` to `end`, from `generate_columns`."""
         self.request = None if request is None else request.slice(begin, end - begin)
         columns = dict(self.generate_columns(events[begin:end]))
         columns["event"] = [index + begin for index in columns["event"]] if begin else columns["event"]
@@ -287,12 +289,12 @@ class DataGenerator:
         return without_extra(columns, slots) if drop else columns
 
     def _between(self, of: list[int], rows: list[Row], begin: int, end: int) -> Mapping[str, Any]:
-        """Columns of those of the rows that are of events from `begin` to `end`."""
+        """Columns of the rows that belong to events from `begin` to `end`."""
         first, last = bisect_left(of, begin), bisect_left(of, end)
         return columns_of(self.job_slots, rows[first:last], of[first:last])
 
     def _gather(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
-        """The samples of events, made one by one, and the event of each; other events' errors are put into `errors`."""
+        """The event of each row, and the rows, generated event by event. Errors go to `errors` by event."""
         read = SampleReader(*self._job())
         of, rows = list[int](), list[Row]()
         for index, event in enumerate(events):
@@ -309,7 +311,7 @@ class DataGenerator:
 
 
 class _Unclosed:
-    """A file that pyarrow may close without effect: the next stream comes through it too."""
+    """A file that pyarrow cannot close, because the next stream uses it too."""
 
     closed = False
 
@@ -326,7 +328,7 @@ class _Unclosed:
         self._file.flush()
 
     def peek(self) -> bytes:
-        """Some bytes without taking them; b"" at the end."""
+        """Some bytes, without consuming them; b"" at the end."""
         return self._file.peek(1)  # type: ignore[attr-defined,no-any-return]
 
     def close(self) -> None:
@@ -334,14 +336,14 @@ class _Unclosed:
 
 
 def signs(values: Iterable[int]) -> "NDArray[np.uint64]":
-    """Signs as an array, to compute with. Raises ValueError for what is no whole number from 0 to 2^64 - 1."""
+    """Signs (feature ids) as an array. Raises ValueError for values that are not whole numbers from 0 to 2^64 - 1."""
     import numpy as np
 
     listed = list(values)
     if strange := [kind for kind in set(map(type, listed)) if not issubclass(kind, int | np.integer)]:
         value = next(value for value in listed if type(value) in strange)
-        hint = '; give text as it is, and set values = "string" in its slot' if isinstance(value, str) else ""
-        raise ValueError(f"{value!r} is no sign: a whole number from 0 to 2^64 - 1{hint}")
+        hint = '; return text as it is, and set values = "string" in its slot' if isinstance(value, str) else ""
+        raise ValueError(f"{value!r} is not a sign: signs are whole numbers from 0 to 2^64 - 1{hint}")
     try:
         return np.array(listed, np.uint64)
     except OverflowError as error:
@@ -349,7 +351,7 @@ def signs(values: Iterable[int]) -> "NDArray[np.uint64]":
 
 
 def _own_stdout() -> IO[bytes]:
-    """Stdout for samples alone: what else is printed goes to stderr from here on."""
+    """Stdout for the samples only; from now on, everything else printed goes to stderr."""
     sys.stdout.flush()
     own = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
@@ -357,7 +359,7 @@ def _own_stdout() -> IO[bytes]:
 
 
 def _argument(name: str) -> str | None:
-    """The value behind `name` on the command line; other arguments are the generator's own."""
+    """The value of option `name` on the command line. Other arguments belong to the generator."""
     words = sys.argv[1:]
     for index, word in enumerate(words):
         if word.startswith(f"{name}="):

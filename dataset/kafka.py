@@ -1,15 +1,15 @@
-"""Records of Kafka topics as a stream: one partition of ours a partition of theirs, position = offset.
+"""Records of Kafka topics as a stream: each Kafka partition is a partition, position = offset.
 
-Partitions are assigned by hand and positions are the job's own; what is committed to the group is for lag tools only.
-A segment ends when the position reaches its end, not on seeing a record: control records, aborted transactions and
-compaction leave offsets without one. Ends are the last stable offset under read_committed (the default).
+Partitions are assigned by hand and positions are the job's own; offsets are committed to the group only for lag tools.
+A segment ends when the position reaches its end, not when a record is seen: control records, aborted transactions and
+compaction leave offsets without records. Ends are the last stable offset under read_committed (the default).
 
 Partitions are numbered topic by topic in the order of the spec, then by Kafka's number; one found later comes last
-and starts at its beginning. A partition's identity is its topic's id (brokers before 2.8 give none): so a topic made
-anew is told from the deleted one even where it is longer; the id is asked for after each segment.
+and starts at its beginning. A partition's identity is its topic's id (brokers before 2.8 have none), so a recreated
+topic is noticed even if it is longer; the id is checked after each segment.
 
-Only the partition being read is assigned: pausing the others would keep what was fetched of them, but kafka-python 3.0
-can then forget to hand it out. Connecting and waiting are kafka_client's work.
+Only the partition being read is assigned. Pausing the others would keep their fetched records, but kafka-python 3.0 can
+then fail to return them. dataset.kafka_client connects and waits.
 """
 
 import time
@@ -30,18 +30,18 @@ from millrace.deadline import Deadline
 
 MAX_BLOCK_RECORDS = 4_096
 BEGIN_AGE_S = 1.0
-"""How old the first retained position may be in `partitions`; reading finds out by itself."""
+"""Largest age of the first retained positions in `partitions`; `read` checks them itself."""
 LOOK_AGAIN_S = 0.25
-"""How often a topic that is not there is asked for while opening."""
+"""Pause between two looks for a missing topic while opening."""
 
 
 class Kafka:
-    """See module docstring."""
+    """A source of Kafka records; see the module docstring."""
 
     def __init__(self, config: KafkaSource, *, job: str, folder: Path, deadline: Deadline) -> None:
-        """Connect and fix where partitions start and, of a bounded source, end.
+        """Connect, and determine where partitions start and, for a bounded source, end.
 
-        Raises SpecError on wrong options, SourceUnavailable where broker or topic is not there in time.
+        Raises SpecError for wrong options, SourceUnavailable if there is no broker or topic in time.
         """
         self.bounded = config.end != "never"
         self._config = config
@@ -64,10 +64,10 @@ class Kafka:
             raise
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: what has arrived is there."""
+        """See Source: nothing to do, the records exist."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """See Source. The partitions of a bounded source are those of its opening."""
+        """See Source. A bounded source keeps the partitions of its opening."""
         if not self.bounded:
             if found := self._unknown():
                 self._add(found, deadline)
@@ -76,7 +76,9 @@ class Kafka:
         if time.monotonic() - self._begins_at_s >= BEGIN_AGE_S:
             self._begins = self._ask_begins(self._partitions, deadline)
             self._begins_at_s = time.monotonic()
-        self._identities = self._client.ask_identities(self._config.topics, deadline)  # last: the ends are theirs
+        self._identities = self._client.ask_identities(
+            self._config.topics, deadline
+        )  # last, so that the ends belong to these topics
         return [self._partition(number, part) for number, part in enumerate(self._partitions)]
 
     def look_again(self, deadline: Deadline) -> None:
@@ -91,14 +93,14 @@ class Kafka:
             self._ends = {part: max(end, self._starts[part]) for part, end in ends.items()}
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int]:
-        """See Source. One question, however many partitions."""
+        """See Source. One request for all partitions."""
         if not times_ms:
             return {}
         found = self._offsets_at({_part(name): ms for name, ms in times_ms.items()}, deadline)
         return {_name(part): offset for part, offset in found.items()}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source. The deadline's time is for each stretch without a record, so a slow reader loses none of it."""
+        """See Source. The deadline bounds each time without a record, not the time of the reader."""
         wait = Wait(f"reading {segment.partition} from {segment.begin}", deadline.left_s())
         part = self._checked(segment, deadline)
         position = segment.begin
@@ -114,12 +116,12 @@ class Kafka:
             while records and records[-1].offset >= segment.end:
                 records.pop()
             if position >= segment.end and segment.identity:
-                self._check_identity(segment, part.topic, Deadline.after(wait.patience_s))
+                self._check_identity(segment, part.topic, Deadline.after(wait.max_wait_s))
             if records:
                 yield _events(records)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: positions go to the group as its offsets."""
+        """See Source: positions are committed to the group as offsets."""
         offsets = {_part(name): OffsetAndMetadata(position, "", -1) for name, position in positions.items()}
         consumer = self._group_consumer(deadline).consumer
         self._client.ask(
@@ -140,7 +142,7 @@ class Kafka:
             if deadline.left_s() <= LOOK_AGAIN_S:
                 raise SourceUnavailable(
                     f"topic {missing[0]!r} does not exist at {self._client.servers}, or may not be read; "
-                    f"create it or mend sources.*.topics"
+                    f"create it or correct sources.*.topics"
                 )
             time.sleep(LOOK_AGAIN_S)
             self._client.refresh(self._config.topics, deadline)
@@ -156,7 +158,7 @@ class Kafka:
     def _places(
         self, where: str, parts: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], deadline: Deadline
     ) -> dict[TopicPartition, int]:
-        """Positions that "earliest", "latest", "group" or a time stand for; what lies in the future is the end."""
+        """The positions that "earliest", "latest", "group" or a time means; a time in the future means the end."""
         if where == "earliest":
             return {part: self._begins[part] for part in parts}
         if where == "latest":
@@ -168,7 +170,7 @@ class Kafka:
         return {part: min(found.get(part, ends[part]), ends[part]) for part in parts}
 
     def _offsets_at(self, times_ms: Mapping[TopicPartition, int], deadline: Deadline) -> dict[TopicPartition, int]:
-        """Of each partition the offset of its first record of a time or later, where it has one."""
+        """The offset of each partition's first record of a time or later, if it has one."""
         found = self._client.ask(
             "asking for offsets by time",
             lambda timeout_ms: self._client.consumer.offsets_for_times(dict(times_ms), timeout_ms),
@@ -186,7 +188,7 @@ class Kafka:
         return self._begins[part] if offset is None else int(offset)
 
     def _group_consumer(self, deadline: Deadline) -> Client:
-        # A consumer with a group asks its coordinator before every poll; reading shall not depend on that.
+        # A consumer with a group asks its coordinator before every poll; reading must not depend on that.
         if self._group_client is None:
             self._group_client = Client(self._options, deadline, self._group)
         return self._group_client
@@ -219,12 +221,12 @@ class Kafka:
     # Reading
 
     def _check_identity(self, segment: Segment, topic: str, deadline: Deadline) -> None:
-        """What a topic's id is now it was all the while, since ids do not come back."""
+        """Raise SourceGap if the topic was recreated. Ids are never reused, so one check at the end is enough."""
         now = self._client.ask_identities([topic], deadline).get(topic, "")
         check_identity(segment.partition, segment.identity, now)
 
     def _checked(self, segment: Segment, deadline: Deadline) -> TopicPartition:
-        """The partition of a segment that lies between what is retained and what is there."""
+        """The Kafka partition of a segment. Raises SourceGap if the segment reaches beyond its end."""
         part = _part(segment.partition)
         if part not in self._partitions:
             self._client.refresh(self._config.topics, deadline)
@@ -236,8 +238,8 @@ class Kafka:
             self._ends.update({new: self._begins[new] for new in found})
         if segment.end > self._ends[part] and segment.end > (end := self._ask_ends([part], deadline)[part]):
             raise SourceGap(
-                f"{segment.partition}: positions up to {segment.end} were asked for, but it ends at {end}; "
-                f"was the topic deleted and made anew?"
+                f"{segment.partition}: positions up to {segment.end} were requested, but it ends at {end}; "
+                f"was the topic deleted and created again?"
             )
         return part
 
@@ -253,19 +255,19 @@ class Kafka:
     def _poll(
         self, part: TopicPartition, max_records: int, wait: Wait, segment: Segment
     ) -> tuple[list[ConsumerRecord], int]:
-        """Records that came, and the position after them."""
+        """New records, and the position after them."""
         consumer = self._client.consumer
         position = int(consumer.position(part, timeout_ms=1))
         try:
             records = consumer.poll(timeout_ms=wait.poll_ms(), max_records=max_records).get(part, [])
             return records, int(consumer.position(part, timeout_ms=1))
         except (OffsetOutOfRangeError, LogTruncationError) as error:
-            deadline = Deadline.after(wait.patience_s)
+            deadline = Deadline.after(wait.max_wait_s)
             begin, end = self._ask_begins([part], deadline)[part], self._ask_ends([part], deadline)[part]
             raise SourceGap(
-                f"{segment.partition}: position {position} is not there, the broker keeps {begin} to {end}; "
-                f"what lies before was deleted by retention, or the topic was made anew; "
-                f"keep records longer than a job may stand still"
+                f"{segment.partition}: position {position} does not exist, the broker has {begin} to {end}; "
+                f"older records were deleted by retention, or the topic was created again; "
+                f"retain records longer than a job may be stopped"
             ) from error
         except RetriableError:
             return [], position

@@ -1,9 +1,9 @@
-"""Lines of one file by number: counted, found and read in blocks, without a Python step a line.
+"""Counts, finds and reads the lines of one file by number, in blocks, without a Python step per line.
 
-A line ends with a line feed; a carriage return before it is dropped too, so files of Windows read like others.
-A file that was replaced (another inode), or is shorter than it was when last looked at, is told; one that was
-truncated and has by now grown beyond that, or was changed in place, cannot be.
-Which files there are, and when they may be read, is paths' and files' work.
+A line ends with a line feed; a carriage return before it is dropped, so Windows files work too. A file that was
+replaced (another inode), or is shorter than at the last look, raises SourceGap. A file that was truncated and has grown
+beyond its old length since, or was changed in place, is not noticed. dataset.paths and dataset.files decide which files
+exist and when they may be read.
 
 Shapes: L lines in a block, C chunks of the index.
 """
@@ -22,40 +22,40 @@ from dataset.source import I64, Events, check_identity
 from millrace.errors import BadInput
 
 CHUNK_BYTES = 1 << 20
-"""Bytes between two entries of the index, and of one read: what a seek reads and throws away at most."""
+"""Bytes between two entries of the index, and of one read; a seek discards at most this many."""
 LINE_FEED, CARRIAGE_RETURN = 10, 13
 
 
 class LineFile:
-    """One file. Cheap until counted or read; `close` lets go of what is open, and reading opens it again."""
+    """One file. It is opened when it is counted or read; `close` closes it until then."""
 
     def __init__(self, path: Path, *, growing: bool, max_line_bytes: int) -> None:
         self.path = path
         self.growing = growing
-        """Whether more may be written: a last line without its line feed is then not yet one."""
+        """Whether more may be written; then a last line without a line feed does not count yet."""
         self.max_line_bytes = max_line_bytes
-        """Of a line that is longer and spans blocks only a beginning of more than this is kept."""
-        self._feeds_before_C = array("q", [0])  # line feeds before byte c * CHUNK_BYTES; the sparse index
+        """Of a longer line that spans blocks, only a beginning of a little more than this is kept."""
+        self._feeds_before_C = array("q", [0])  # the sparse index: line feeds before byte c * CHUNK_BYTES
         self._counted_bytes = self._num_feeds = 0
         self._ends_with_feed = True
         self.identity = ""
-        """"device:inode" once it was looked at."""
+        """"device:inode" after the first look."""
         self._size = 0  # at the last look
         self._counted_size = -1
         self._counter: ByteStream | None = None
         self._stream: ByteStream | None = None
-        self._line, self._rest = 0, b""  # the stream stands behind `_rest`, which begins line `_line`
+        self._line, self._rest = 0, b""  # the stream is after `_rest`, which begins line `_line`
 
     # Counting
 
     def num_lines(self) -> int:
-        """Lines that were whole at the last `count`; a last one without line feed counts unless the file grows."""
+        """Complete lines at the last `count`; a last one without a line feed counts unless the file grows."""
         return self._num_feeds + (not self.growing and not self._ends_with_feed)
 
     def count(self) -> int:
-        """Count what was written since the last count, and return `num_lines`.
+        """Count the lines written since the last count, and return `num_lines`.
 
-        Raises SourceGap where the file is gone, was replaced or became shorter, BadInput where gzip is broken off.
+        Raises SourceGap if the file is gone, was replaced or became shorter; BadInput if gzip ends too early.
         """
         self._look()
         if self._size == self._counted_size:
@@ -72,31 +72,33 @@ class LineFile:
                 self._feeds_before_C.append(self._num_feeds)
         if not self.growing:
             if not self._counter.finished():
-                raise BadInput(f"{self.path}: the gzip file is broken off after {self.num_lines()} lines; copy it anew")
+                raise BadInput(
+                    f"{self.path}: the gzip file ends too early, after {self.num_lines()} lines; copy it again"
+                )
             self._counter.close()
             self._counter = None
         return self.num_lines()
 
     def _look(self) -> None:
-        """Raise SourceGap where it is no longer the file it was."""
+        """Raise SourceGap if the file was deleted, replaced or truncated."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
-            raise SourceGap(f"{self.path}: the file is gone; put it back to read on from it") from None
+            raise SourceGap(f"{self.path}: the file is gone; put it back to continue") from None
         identity = f"{status.st_dev}:{status.st_ino}"
         if self.identity not in ("", identity) or status.st_size < self._size:
             raise SourceGap(
-                f"{self.path}: the file was replaced or became shorter while it was read, so line numbers no longer "
-                f"mean what they did; write to a new file instead"
+                f"{self.path}: the file was replaced or became shorter while it was read, so its line numbers have "
+                f"changed; write to a new file instead"
             )
         self.identity, self._size = identity, status.st_size
 
     # Reading
 
     def read(self, begin: int, end: int, identity: str = "") -> Iterator[Events]:
-        """Lines `begin` to `end` in blocks of about CHUNK_BYTES.
+        """Lines `begin` to `end` (exclusive) in blocks of about CHUNK_BYTES.
 
-        Raises SourceGap where the file has fewer, or is not the one of that identity.
+        Raises SourceGap if the file has fewer lines or another identity.
         """
         self._look()
         check_identity(str(self.path), identity, self.identity)
@@ -107,7 +109,7 @@ class LineFile:
             block = self._next_block(end - line)
             if block is None:
                 raise SourceGap(
-                    f"{self.path}: line {end - 1} was asked for, but the file ends after {self._line} lines"
+                    f"{self.path}: line {end - 1} was requested, but the file ends after {self._line} lines"
                 )
             line += len(block)
             yield block
@@ -116,19 +118,19 @@ class LineFile:
         if self._stream is None:
             self._stream = open_bytes(self.path)
             self._line, self._rest = 0, b""
-        # The last known chunk that begins before the line feed that ends the line before.
+        # The last indexed chunk that begins before the end of the previous line.
         chunk = max(0, bisect_left(self._feeds_before_C, line) - 1)
         if line < self._line or chunk * CHUNK_BYTES > self._stream.offset:
             self._stream.seek(chunk * CHUNK_BYTES)
-            # It begins within this line, which lies before the one sought, so its missing head does not matter.
+            # The chunk begins inside this line. It is before `line`, so its missing head does not matter.
             self._line, self._rest = self._feeds_before_C[chunk], b""
         while self._line < line:
             block = self._next_block(line - self._line)
             if block is None:
-                raise SourceGap(f"{self.path}: line {line} was asked for, but the file ends after {self._line} lines")
+                raise SourceGap(f"{self.path}: line {line} was requested, but the file ends after {self._line} lines")
 
     def _next_block(self, max_lines: int) -> Events | None:
-        """The next lines, at least one; None at the end for now."""
+        """The next lines, at least one; None at the present end."""
         assert self._stream is not None
         data = self._rest
         while True:
@@ -154,7 +156,7 @@ class LineFile:
         return block
 
     def close(self) -> None:
-        """Let go of what is open. Harmless when called twice."""
+        """Close what is open. May be called twice."""
         for stream in (self._counter, self._stream):
             if stream is not None:
                 stream.close()
@@ -162,7 +164,7 @@ class LineFile:
 
 
 def _block(data: bytes, feed_L: I64, first_line: int) -> Events:
-    """Events of the lines that end at `feed_L`."""
+    """The lines that end at `feed_L`, as events."""
     begin_L = np.empty(len(feed_L), np.int64)
     begin_L[0] = 0
     np.add(feed_L[:-1], 1, out=begin_L[1:])

@@ -1,7 +1,7 @@
-"""Reads passes ahead of training: segments -> events -> pipe -> samples -> batches, in threads, bounded.
+"""Reads passes ahead of training: segments -> events -> pipe -> samples -> batches, in threads, with bounded queues.
 
-The contract between dataset and trainer. Planning is trainer.plan's work; what a batch is made into, the caller's.
-Two threads: one reads samples, at most one pass ahead of the one being trained; one cuts and makes batches.
+This is the contract between dataset and trainer. trainer.plan plans passes; the caller decides what a batch becomes.
+Two threads: one reads samples, at most one pass ahead of the one being trained; the other cuts and makes batches.
 """
 
 import logging
@@ -25,36 +25,36 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 MAX_SUBMITTED = 2
-"""Passes given and not yet read; one more is a bug of the caller."""
+"""Most passes submitted and not yet read; one more is a bug of the caller."""
 MAX_AHEAD_SAMPLES = 1 << 20
-"""Samples read and not yet made into batches; then reading waits."""
+"""Most samples read and not yet made into batches; then reading waits."""
 POLL_S = 0.2
-"""How often a waiting thread looks whether it shall end."""
+"""Pause between two checks of a waiting thread whether to stop."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What reading a pass gave, on one rank."""
+    """The counts of reading one pass on one rank."""
 
     num_events: int = 0
     num_samples: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     """Events (multislot: output lines) rejected, by reason."""
     num_judged: int = 0
-    """What `rejected` is a part of: events (multislot: output lines, and events refused before the pipe)."""
+    """The total that `rejected` is a part of: events (multislot: output lines, and events rejected before the pipe)."""
     first_of: dict[str, str] = field(default_factory=dict)
-    """The first rejection by each reason, in words: where and what."""
+    """The first rejection of each reason, as text."""
     num_dead_letters: int = 0
     slots: SlotCounters | None = None
-    """Counters by slot, where the reader keeps them."""
+    """Counters by slot, if the reader has them."""
     source_s: float = 0.0
-    """Reading events. All three go on side by side, the last two in each of `pipe.processes`."""
+    """Seconds of reading events. The three run in parallel, the last two in each of `pipe.processes`."""
     pipe_s: float = 0.0
-    """Waiting for the command."""
+    """Seconds of waiting for the command."""
     parse_s: float = 0.0
-    """Feeding it, and making samples of its output."""
+    """Seconds of feeding the command and parsing its output."""
 
     def reject(self, reason: str, where: str = "") -> None:
         """Count one rejection."""
@@ -63,37 +63,37 @@ class Tally:
 
 
 class Reader(Protocol):
-    """Turns segments into samples. `read` on one thread; `close` from any."""
+    """Turns segments into samples. Call `read` from one thread, `close` from any."""
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
-        """Samples of the segments in order, in blocks that never split an event; counts into `tally` as it goes."""
+        """Samples of the segments in order, in blocks that never split an event; updates `tally` on the way."""
         ...
 
     def close(self) -> None:
-        """End processes, close files; a `read` in progress ends, at once or with an error."""
+        """End processes, close files; a `read` in progress ends or raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A pass is read to its end."""
+    """Marks the end of a pass."""
 
     tally: Tally
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A thread of the loader ended on an error."""
+    """Marks that a thread of the loader ended with an error."""
 
     error: BaseException
 
 
 class _Stopped(Exception):
-    """The loader is closed: its threads end, and nothing more is taken from it."""
+    """The loader is closed; raised in every thread that waits."""
 
 
-class _Ahead:
-    """Blocks of samples between reading and cutting, bounded by their samples."""
+class _SampleQueue:
+    """Blocks of samples between reading and cutting; its bound is a number of samples."""
 
     def __init__(self, stopping: threading.Event, max_samples: int) -> None:
         self._stopping, self._max_samples = stopping, max_samples
@@ -103,7 +103,7 @@ class _Ahead:
         self._starved_s, self._starved_since_s = 0.0, math.inf
 
     def put(self, item: Samples | _End | _Failure) -> None:
-        """Wait for room; a block larger than the bound goes alone."""
+        """Add an item; wait for room. A block larger than the bound enters an empty queue."""
         num = len(item) if isinstance(item, Samples) else 0
         with self._changed:
             while self._num_samples and self._num_samples + num > self._max_samples:
@@ -113,7 +113,7 @@ class _Ahead:
             self._changed.notify_all()
 
     def get(self) -> Samples | _End | _Failure:
-        """Wait for an item."""
+        """Remove the next item; wait for one."""
         with self._changed:
             self._starved_since_s = time.perf_counter()
             try:
@@ -128,7 +128,7 @@ class _Ahead:
             return item
 
     def starved_s(self) -> float:
-        """For how long `get` has waited for items, up to now."""
+        """Seconds that `get` has waited for items, up to now."""
         with self._changed:
             return self._starved_s + max(0.0, time.perf_counter() - self._starved_since_s)
 
@@ -139,10 +139,10 @@ class _Ahead:
 
 
 class Loader(Generic[T]):
-    """See module docstring. `submit` passes in order; then `batches(p)` to its end; then `tally(p)`.
+    """Reads passes ahead. Call `submit` for passes in order; then `batches(p)` to its end; then `tally(p)`.
 
     `make` is called on a thread of the loader with the number of the pass and the samples of one batch. At most
-    `max_batches` batches are ready and not yet taken. What a thread raises is raised again by `batches`.
+    `max_batches` finished batches wait. `batches` raises the errors of the threads.
     """
 
     def __init__(self, reader: Reader, make: Callable[[int, Samples], T], batch_size: int, max_batches: int) -> None:
@@ -150,7 +150,7 @@ class Loader(Generic[T]):
         self._submitted: Queue[tuple[int, Sequence[Segment]]] = Queue(MAX_SUBMITTED)
         self._order: Queue[int] = Queue(2 * MAX_SUBMITTED)
         self._stopping = threading.Event()
-        self._ahead = _Ahead(self._stopping, MAX_AHEAD_SAMPLES)
+        self._ahead = _SampleQueue(self._stopping, MAX_AHEAD_SAMPLES)
         self._ready: Queue[T | _End | _Failure] = Queue(max_batches)
         self._tallies: dict[int, Tally] = {}
         self._cutting = Yielding()
@@ -162,33 +162,33 @@ class Loader(Generic[T]):
             thread.start()
 
     def submit(self, pass_number: int, segments: Sequence[Segment]) -> None:
-        """Have a pass read, after those submitted before."""
-        assert not self._submitted.full(), f"pass {pass_number}: {MAX_SUBMITTED} passes wait to be read already"
+        """Add a pass to read after those submitted before."""
+        assert not self._submitted.full(), f"pass {pass_number}: {MAX_SUBMITTED} passes already wait to be read"
         self._order.put_nowait(pass_number)
         self._submitted.put_nowait((pass_number, tuple(segments)))
 
     def batches(self, pass_number: int) -> Iterator[T]:
-        """The batches of a pass. Raises what reading or making them raised."""
+        """The batches of a pass. Raises the errors of reading or making them."""
         while True:
             item = self._next()
             if isinstance(item, _End):
                 self._tallies = {pass_number: item.tally}
                 return
             if isinstance(item, _Failure):
-                self._ready.put(item)  # whoever asks again hears it again
+                self._ready.put(item)  # the next call raises it, too
                 raise item.error
             yield item
 
     def starved_s(self) -> float:
-        """For how long batches could not be made, up to now, since the reader had given no samples. Any thread."""
+        """Seconds up to now during which no batch could be made for lack of samples. Any thread may call."""
         return self._ahead.starved_s()
 
     def tally(self, pass_number: int) -> Tally:
-        """What the last pass that was taken to its end gave."""
+        """The counts of the last pass that was read to its end."""
         return self._tallies[pass_number]
 
     def close(self, deadline: Deadline) -> None:
-        """End the reader's processes and the threads. Harmless when repeated."""
+        """End the reader's processes and the threads. May be called twice."""
         self._stopping.set()
         self._reader.close()
         for thread in self._threads:
@@ -200,7 +200,7 @@ class Loader(Generic[T]):
         with _Caught() as caught:
             work()
         if caught.error is not None:
-            with _Caught():  # only _Stopped can come of it
+            with _Caught():  # raises only _Stopped
                 fail(_Failure(caught.error))
 
     def _read_passes(self) -> None:
@@ -225,7 +225,7 @@ class Loader(Generic[T]):
             self._cutting.end()
 
     def _blocks(self, ends: list[_End]) -> Iterator[Samples]:
-        """Blocks of one pass; its end is put into `ends`."""
+        """Blocks of one pass. Its end is appended to `ends`."""
         while True:
             item = self._ahead.get()
             if isinstance(item, _Failure):
@@ -236,7 +236,7 @@ class Loader(Generic[T]):
             yield item
 
     def _next(self) -> T | _End | _Failure:
-        """What is ready, or soon will be: until then, making it is urgent."""
+        """The next item. While none is ready, making one is urgent."""
         while not self._stopping.is_set():
             if self._ready.empty():
                 self._cutting.awaited()
@@ -265,7 +265,7 @@ class Loader(Generic[T]):
 
 
 class _Caught:
-    """Holds the error that ends a thread, whatever it is, so that another thread can raise it."""
+    """Catches any error that ends a thread, so that another thread can raise it."""
 
     error: BaseException | None = None
 

@@ -1,8 +1,7 @@
-"""The scripted twin of a stream, for tests: partitions are lists, and misfortune is data.
+"""The in-memory twin of a stream, for tests: partitions are lists, and faults are data.
 
-Everything a real source may do is here as a value: positions without an event (`Gap`), records without a value
-(None), retention (`drop_before`), another partition behind the same name (`recreate`), a call that fails at a given
-moment (`Fault`).
+Everything that a real source may do is a value here: positions without an event (`Gap`), records without a value
+(None), retention (`drop_before`), a recreated partition (`recreate`), a call that fails at a given moment (`Fault`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +18,14 @@ BLOCK_EVENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Positions that hold no event, as compaction and aborted transactions leave them."""
+    """Positions without an event, as compaction and aborted transactions leave them."""
 
     positions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An event with more than a value."""
+    """An event with time stamp, key and headers."""
 
     value: bytes | None
     timestamp_ms: int = -1
@@ -36,7 +35,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `on_read`-th call of `read` (from 1) raises once it has given `after_events` events."""
+    """The `on_read`-th call of `read` (from 1) raises after `after_events` events."""
 
     on_read: int
     after_events: int = 0
@@ -47,9 +46,9 @@ Entry = bytes | None | Gap | Record
 
 
 class MemorySource:
-    """A source held in lists; partition i is named "memory/i".
+    """A source in lists; partition i is named "memory/i".
 
-    With `bounded` it never grows; without, `append` adds events and `finish` makes every partition final.
+    A bounded one never grows; otherwise `append` adds events and `finish` makes every partition final.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class MemorySource:
     ) -> None:
         self.bounded = bounded
         self.committed: dict[str, int] = {}
-        """What `commit` was told, for assertions."""
+        """The positions passed to `commit`, for assertions."""
         self.num_reads = 0
         self.num_time_lookups = 0
         self.closed = False
@@ -71,7 +70,7 @@ class MemorySource:
             self.add_partition(values)
 
     def add_partition(self, values: Sequence[Entry] = ()) -> int:
-        """A new last partition; returns its number."""
+        """Add a partition; return its number."""
         self._records.append({})
         self._begin.append(0)
         self._end.append(0)
@@ -80,7 +79,7 @@ class MemorySource:
         return len(self._records) - 1
 
     def append(self, partition: int, values: Sequence[Entry]) -> None:
-        """Let events arrive at the end of a partition."""
+        """Add events at the end of a partition."""
         for value in values:
             if isinstance(value, Gap):
                 self._end[partition] += value.positions
@@ -90,21 +89,21 @@ class MemorySource:
             self._end[partition] += 1
 
     def drop_before(self, partition: int, position: int) -> None:
-        """Let retention take everything before `position`."""
+        """Delete everything before `position`, as retention does."""
         self._begin[partition] = position
 
     def recreate(self, partition: int, values: Sequence[Entry] = ()) -> None:
-        """Let another partition come under the same name."""
+        """Replace a partition by a new one of the same name."""
         self._records[partition], self._begin[partition], self._end[partition] = {}, 0, 0
         self._made[partition] += 1
         self.append(partition, values)
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Make every partition final."""
         self._final = True
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: what has arrived is there."""
+        """See Source: nothing to do."""
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source."""
@@ -114,10 +113,10 @@ class MemorySource:
         ]
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source: `partitions` always says what there is."""
+        """See Source: nothing to do, `partitions` is always fresh."""
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """See Source; None where no record has a time stamp."""
+        """See Source; None if no record has a time stamp."""
         self.num_time_lookups += 1
         if all(record.timestamp_ms < 0 for records in self._records for record in records.values()):
             return None
@@ -129,7 +128,7 @@ class MemorySource:
         return {name: position for name, position in found.items() if position is not None}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source; blocks of at most BLOCK_EVENTS events, cut where a fault strikes."""
+        """See Source; blocks of at most BLOCK_EVENTS events, cut at a fault."""
         number = self._number(segment)
         self.num_reads += 1
         fault = self._faults.get(self.num_reads)
@@ -160,7 +159,7 @@ class MemorySource:
         begin, end = self._begin[number], self._end[number]
         if segment.begin < begin or segment.end > end:
             raise SourceGap(
-                f"{segment.partition}: positions {segment.begin} to {segment.end} asked for, {begin} to {end} are there"
+                f"{segment.partition}: {segment.begin} to {segment.end} were requested, {begin} to {end} exist"
             )
         return number
 

@@ -1,8 +1,8 @@
-"""MultiSlot text to samples: `count v1 .. vcount` for each slot in the order of the spec, one sample a line.
+"""Parses MultiSlot text to samples: `count v1 .. vcount` for each slot in the order of the spec, one sample per line.
 
-The parser takes chunks of whole lines; bad lines are rejected one by one, with their reason and place, and the others
-kept. Loops are in `dataset.multislot_kernels`; `parse_line_reference` is their plain twin and the definition.
-Dropping padding and cutting long sequences is `dataset.trim`'s work.
+The parser takes chunks of whole lines. Bad lines are rejected one by one with reason and place; the others are kept.
+The loops are in `dataset.multislot_kernels`; `parse_line_reference` is their plain twin and the definition.
+`dataset.trim` drops padding and cuts long sequences.
 
 Shapes: S slots, C sparse slots, F float cells, W word cells, B lines, N signs.
 """
@@ -40,19 +40,19 @@ META_CELLS = {
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no sample."""
+    """A rejected line."""
 
     line: int
-    """Its number, from 1."""
+    """Number of the line, from 1."""
     reason: Reason
     detail: str
     data: bytes
     slot: str | None
-    """The slot at fault; None where the line as a whole is."""
+    """The slot with the fault; None if the fault is of the whole line."""
 
 
 def cell_of(slot: Slot) -> Cell:
-    """How values of a slot are kept."""
+    """How values of a slot are stored."""
     match slot.entry:
         case DenseSlot():
             return Cell.DENSE
@@ -65,8 +65,8 @@ def cell_of(slot: Slot) -> Cell:
 class MultiSlotParser:
     """Parses the output of one segment, chunk by chunk.
 
-    `masks` gives, for a label that may be absent, the meta slot that is 0 where it is, or "" where it always may; an
-    absent label is NaN then. Any other absent label is a fault.
+    `masks` maps a label that may be absent to the meta slot that is 0 where it is, or to "" if it may always be absent.
+    Such an absent label becomes NaN. Any other absent label is a fault.
     """
 
     def __init__(self, schema: Schema, masks: Mapping[str, str] | None = None) -> None:
@@ -89,9 +89,9 @@ class MultiSlotParser:
         self._slots_S3 = np.array([self._cells, self._sizes, self._columns], np.int64).T.copy().reshape(-1, 3)
 
     def parse(self, data: bytes, num_before: int = 0) -> tuple[Samples, list[BadLine]]:
-        """Samples and bad lines of `data`, whose every line ends with a line feed.
+        """Samples and bad lines of `data`, in which every line ends with a line feed.
 
-        `num_before` lines came before it: lines are numbered on from there, and `event_B` is a line's number less 1.
+        `num_before`: number of lines before `data`; numbering continues there. `event_B` is a line's number minus 1.
         """
         text: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
         num_lines = data.count(b"\n")
@@ -113,7 +113,7 @@ class MultiSlotParser:
         return self._samples(data, sparse, float_BF, word_BW, np.flatnonzero(good_B) + num_before), bad_lines
 
     def _finish_slow(self, data: bytes, slow_N5: I64, float_BF: F32, line_B4: I64) -> None:
-        """Numerals that the kernel left to Python."""
+        """Parse the numbers that the kernel left to Python."""
         for row, column, slot, begin, end in slow_N5.tolist():
             with np.errstate(over="ignore", under="ignore"):
                 value = np.float32(float(data[begin:end]))
@@ -122,7 +122,7 @@ class MultiSlotParser:
                 line_B4[row, :2] = Fault.NON_FINITE, slot << 32 | begin
 
     def _check_labels(self, float_BF: F32, word_BW: U64, line_B4: I64) -> None:
-        """Find labels that are absent and may not be."""
+        """Mark lines without a required label."""
         for slot, (cell, column) in enumerate(zip(self._cells, self._columns, strict=True)):
             if cell is Cell.META_FLOAT:
                 absent_B = np.isnan(float_BF[:, column]) & (line_B4[:, 0] == Fault.FINE)
@@ -132,7 +132,7 @@ class MultiSlotParser:
                     line_B4[absent_B, 1] = slot << 32 | line_B4[absent_B, 2]
 
     def _masked(self, label: str, float_BF: F32, word_BW: U64) -> NDArray[np.bool_]:
-        """Rows on which the label's mask is 0."""
+        """(B,) whether the label's mask is 0."""
         mask = self._masks.get(label)
         if mask is None:
             return np.zeros(len(float_BF), np.bool_)
@@ -161,7 +161,7 @@ class MultiSlotParser:
             yield BadLine(num_before + row + 1, reason, detail, line, name)
 
     def _sparse(self, value_N: U64, count_CB: I64, line_B4: I64) -> Iterator[Ragged]:
-        """Sparse slots, in order, of the lines without fault."""
+        """The sparse slots, in order, of the lines without a fault."""
         good_B = line_B4[:, 0] == Fault.FINE
         num_signs = int(count_CB[:, good_B].sum()) if not good_B.all() else int(count_CB.sum())
         out_N = np.empty(num_signs, np.uint64)
@@ -200,7 +200,7 @@ NUMERAL = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infini
 def parse_line_reference(
     line: bytes, schema: Schema, masks: Mapping[str, str] | None = None
 ) -> dict[str, Any] | tuple[Fault, str | None]:
-    """Values of a line by slot, or why it is rejected and which slot is at fault. Defines what the parser does."""
+    """Values of a line by slot; or its fault and the slot with the fault. Defines what the parser does."""
     if line.startswith(b"!"):
         return Fault.GENERATOR, None
     tokens = [token for token in re.split(rb"[ \t\r]+", line) if token]
@@ -238,7 +238,7 @@ def parse_line_reference(
 def _unsigned_reference(token: bytes) -> int | None:
     if not re.fullmatch(rb"[0-9]+", token):
         return None
-    # Python refuses to read thousands of digits; leading zeros may be as many as they like.
+    # int() refuses thousands of digits; any number of leading zeros is allowed.
     digits = token.lstrip(b"0") or b"0"
     return int(digits) if len(digits) <= 20 and int(digits) < 1 << 64 else None
 

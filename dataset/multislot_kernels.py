@@ -1,7 +1,7 @@
 """The hot loops of the MultiSlot parser: bytes of whole lines to rows, rows to columns.
 
-`dataset.multislot` prepares their arrays and holds their plain twin. Every line ends with a line feed, which also ends
-every token, so no loop needs to look for the end of the buffer.
+`dataset.multislot` prepares the arrays and has the plain twin. Every line ends with a line feed, which also ends a
+token, so no loop checks for the end of the buffer.
 
 Shapes: S slots, C sparse slots, F float cells of a row, W word cells of a row, B lines, N signs.
 """
@@ -15,7 +15,7 @@ from millrace.keys import fnv1a
 
 
 class Cell(IntEnum):
-    """What a value of a slot is, and where it is kept."""
+    """The type of a slot's values, which decides where they are stored."""
 
     SIGN = 0
     TEXT_SIGN = 1
@@ -67,7 +67,7 @@ def _ends(byte):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _unsigned(data, at):  # type: ignore[no-untyped-def]
-    """Value, index behind it, and whether a whole token of digits below 2^64 stood at `at`."""
+    """The value, the index after it, and whether a whole token of digits below 2^64 is at `at`."""
     value, first = np.uint64(0), at
     while True:
         digit = np.uint64(data[at]) - np.uint64(48)
@@ -81,7 +81,7 @@ def _unsigned(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _word(data, at, lower):  # type: ignore[no-untyped-def]
-    """Whether the token at `at` is the word `lower`, in any case."""
+    """Whether the token at `at` is the word `lower`, ignoring case."""
     for i in range(len(lower)):
         if data[at + i] | 32 != lower[i]:
             return False
@@ -102,7 +102,7 @@ NAN = np.frombuffer(b"nan", np.uint8)
 
 @njit(nogil=True, cache=True)
 def _no_digits(data, at):  # type: ignore[no-untyped-def]
-    """What `_numeral` makes of a token that begins without a digit."""
+    """The result of `_numeral` for a token without digits."""
     if _word(data, at, INF) or _word(data, at, INFINITY):
         return np.float32(np.inf), _token_end(data, at), EXACT
     if _word(data, at, NAN):
@@ -112,11 +112,11 @@ def _no_digits(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _numeral(data, at):  # type: ignore[no-untyped-def]
-    """A float32 value, the index behind its token, and EXACT, SLOW or BAD.
+    """A float32 value, the index after its token, and EXACT, SLOW or BAD.
 
-    EXACT is what Python's float() gives, rounded to float32. Up to 19 digits are taken as an integer and scaled by an
-    exact power of ten: exact for 53 bits (Clinger 1990), else off by less than 2^-51 of the value, which still decides
-    the float32 unless it lies that close to a border between two. SLOW is a numeral that is left to float().
+    EXACT: the value equals Python's float(), rounded to float32. Up to 19 digits are read as an integer and scaled by
+    an exact power of ten. This is exact for 53 bits (Clinger 1990); otherwise the error is below 2^-51 of the value,
+    which still decides the float32 unless the value is that close to a border between two. SLOW: left to float().
     """
     negative = data[at] == MINUS
     if negative or data[at] == PLUS:
@@ -160,7 +160,7 @@ def _numeral(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _scaled(negative, mantissa, scale, exact, at):  # type: ignore[no-untyped-def]
-    """The end of `_numeral`: mantissa * 10^scale."""
+    """The last step of `_numeral`: mantissa * 10^scale."""
     if mantissa == np.uint64(0):
         return np.float32(-0.0 if negative else 0.0), at, EXACT
     if scale < -22 or scale > 22:
@@ -177,7 +177,7 @@ def _scaled(negative, mantissa, scale, exact, at):  # type: ignore[no-untyped-de
 
 @njit(nogil=True, cache=True)
 def _is_utf8(data, at, end):  # type: ignore[no-untyped-def]
-    """Whether `data[at:end]` is UTF-8 as RFC 3629 has it: no overlong form, no surrogate, nothing above U+10FFFF."""
+    """Whether `data[at:end]` is UTF-8 by RFC 3629: no overlong form, no surrogate, nothing above U+10FFFF."""
     while at < end:
         lead = data[at]
         at += 1
@@ -206,7 +206,7 @@ def _is_utf8(data, at, end):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _signed(data, at):  # type: ignore[no-untyped-def]
-    """Bits of an int64, index behind it, and whether one stood there."""
+    """The bits of an int64, the index after it, and whether one is at `at`."""
     negative = data[at] == MINUS
     if negative or data[at] == PLUS:
         at += 1
@@ -217,7 +217,7 @@ def _signed(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _float_cell(data, at, row, column, slot, float_BF, slow_N5, num_slow, is_dense):  # type: ignore[no-untyped-def]
-    """Put a float; fault, index behind it, number of slow ones."""
+    """Store a float; return fault, index after it, number of slow floats."""
     value, after, how = _numeral(data, at)
     if how == BAD:
         return UNPARSABLE, at, num_slow
@@ -233,7 +233,7 @@ def _float_cell(data, at, row, column, slot, float_BF, slow_N5, num_slow, is_den
 
 @njit(nogil=True, cache=True)
 def _word_cell(data, at, row, column, kind, word_BW):  # type: ignore[no-untyped-def]
-    """Put an integer or the place of a text; fault and index behind it."""
+    """Store an integer, or the place of a text; return fault and index after it."""
     if kind == META_TEXT:
         after = _token_end(data, at)
         word_BW[row, column] = (np.uint64(at) << np.uint64(32)) | np.uint64(after)
@@ -245,7 +245,7 @@ def _word_cell(data, at, row, column, kind, word_BW):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def _signs(data, at, kind, count, value_N, num_values):  # type: ignore[no-untyped-def]
-    """Put `count` signs; fault, index behind them (at fault: of the token)."""
+    """Store `count` signs; return fault and index after them (after a fault: of the token)."""
     for n in range(count):
         at = _skip_blanks(data, at)
         if data[at] == LINE_FEED:
@@ -266,8 +266,8 @@ def _signs(data, at, kind, count, value_N, num_values):  # type: ignore[no-untyp
 
 @njit(nogil=True, cache=True)
 def _cells(data, at, row, slot, kind, count, column, float_BF, word_BW, slow_N5, num_slow):  # type: ignore[no-untyped-def]
-    """Put the values of a dense or meta slot; fault, index, number of slow floats."""
-    if count == 0:  # of a meta slot: whether a label may be absent is decided by the caller
+    """Store the values of a dense or meta slot; return fault, index, number of slow floats."""
+    if count == 0:  # a meta slot; the caller decides whether the label may be absent
         if kind != META_FLOAT:
             return LABEL_MISSING, at, num_slow
         float_BF[row, column] = np.nan
@@ -289,7 +289,7 @@ def _cells(data, at, row, slot, kind, count, column, float_BF, word_BW, slow_N5,
 
 @njit(nogil=True, cache=True)
 def _line(data, at, row, slots_S3, value_N, num_values, count_CB, float_BF, word_BW, slow_N5, num_slow):  # type: ignore[no-untyped-def]
-    """Parse one line; fault, slot, index where parsing stopped, numbers of values and of slow floats."""
+    """Parse one line; return fault, slot, index where parsing stopped, numbers of values and of slow floats."""
     if data[at] == BANG:
         return GENERATOR, 0, at, num_values, num_slow
     for slot in range(len(slots_S3)):
@@ -299,7 +299,7 @@ def _line(data, at, row, slots_S3, value_N, num_values, count_CB, float_BF, word
         if not good:
             return (WRONG_COUNT if data[at] == LINE_FEED else UNPARSABLE), slot, at, num_values, num_slow
         if kind <= TEXT_SIGN:
-            # More signs than the line has bytes cannot be: clipped, the kernel stops at the line's end.
+            # A line cannot have more signs than bytes; with a clipped count the kernel stops at the line's end.
             num = np.int64(min(count, np.uint64(len(data))))
             fault, at = _signs(data, after, kind, num, value_N, num_values)
             num_values += num if fault == FINE else 0
@@ -320,11 +320,10 @@ def _line(data, at, row, slots_S3, value_N, num_values, count_CB, float_BF, word
 
 @njit(nogil=True, cache=True)
 def scan(data, begin, end, slots_S3, value_N, count_CB, float_BF, word_BW, slow_N5, line_B4):  # type: ignore[no-untyped-def]
-    """Parse the lines of `data[begin:end]`; the number of slow floats.
+    """Parse the lines of `data[begin:end]`; return the number of slow floats.
 
-    `slots_S3` holds (Cell, size, column) of each slot. The signs of line b, slot by slot, begin at `value_N[v]`, and
-    `line_B4[b]` becomes (fault, slot or byte of the fault, begin of the line, v).
-    A fault's slot and index are packed as slot << 32 | index.
+    `slots_S3` has (Cell, size, column) of each slot. The signs of line b, slot by slot, begin at `value_N[v]`.
+    `line_B4[b]` becomes (fault, slot << 32 | index of the fault, begin of the line, v).
     """
     row, num_values, num_slow, at = 0, 0, 0, begin
     while at < end:
@@ -345,9 +344,9 @@ def scan(data, begin, end, slots_S3, value_N, count_CB, float_BF, word_BW, slow_
 
 @njit(nogil=True, cache=True)
 def gather_signs(value_N, count_CB, line_B4, out_N, offset_CB1):  # type: ignore[no-untyped-def]
-    """Signs of the lines without fault, from line order to slot order; the number of such lines, B'.
+    """Copy the signs of lines without a fault from line order to slot order; return the number of these lines, B'.
 
-    Slot c then owns `out_N[offset_CB1[c, 0]:offset_CB1[c, B']]`.
+    The signs of slot c are `out_N[offset_CB1[c, 0]:offset_CB1[c, B']]`.
     """
     num_slots, num_lines = count_CB.shape
     total = 0

@@ -1,8 +1,8 @@
-"""Paddle's data generators under their own names: `from dataset import paddle as fleet`, and they run unchanged.
+"""Paddle's data generators under their own names: with `from dataset import paddle as fleet` they run unchanged.
 
-Lines are printed in the order in which a sample names its slots, as there; the spec lists them in that order. An empty
-slot is printed as a count of 0 (there it is an error).
-With pipe.extra = "drop" slots that the spec lacks are not printed. Interface: paddle.distributed.fleet.data_generator.
+Values are printed in the order in which a sample names its slots, as in Paddle; the spec must list the slots in that
+order. An empty slot is printed as a count of 0 (in Paddle it is an error). With pipe.extra = "drop", slots that the
+spec lacks are not printed. Interface: paddle.distributed.fleet.data_generator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class _Pairs(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(_Pairs):
-    """Values are texts, printed as they are."""
+    """Values are texts, printed unchanged."""
 
     def _gen_str(self, sample: Iterable[tuple[str, Sequence[Any]]]) -> str:
         return (
@@ -37,7 +37,7 @@ class MultiSlotStringDataGenerator(_Pairs):
 
 
 class MultiSlotDataGenerator(_Pairs):
-    """Values are numbers. The first sample fixes the slots' names; one that then has a float holds floats."""
+    """Values are numbers. The first sample fixes the names of the slots; a slot with a float becomes a float slot."""
 
     def __init__(self) -> None:
         super().__init__()

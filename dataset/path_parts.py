@@ -1,8 +1,8 @@
 """One part of a path pattern, the text between two slashes: matched in linear time, without backtracking.
 
-Between two wildcards stands text of a fixed length. The first and the last such text have their places at the ends;
-the others are placed from right to left, each as far to the right as it can be. So the first wildcard takes as much
-as it can, then the second, and so on. `dataset.paths` puts parts together to a pattern.
+The text between two wildcards has a fixed length. The first and the last fixed text are at the ends; the others are
+placed from right to left, each as far right as possible. So the first wildcard matches as much as it can, then the
+second, and so on. `dataset.paths` combines parts to a pattern.
 """
 
 import fnmatch
@@ -13,15 +13,15 @@ from functools import cached_property
 from typing import TypeAlias
 
 TOKEN = re.compile(r"\{(?P<field>[A-Za-z_]\w*+)\}|(?P<star>\*++)|(?P<one>\?|\[!?+\]?+[^\]]*+\])")
-"""A field, stars, or one character: any, or of a set as in `fnmatch`."""
+"""A field, stars, or one character: any, or one of a set as in `fnmatch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """Any text: a star, or a field."""
+    """Matches any text: a star or a field."""
 
     field: str | None
-    """None: a star."""
+    """Name of the field; None: a star."""
 
 
 Fixed: TypeAlias = str | re.Pattern[str]
@@ -30,39 +30,39 @@ Fixed: TypeAlias = str | re.Pattern[str]
 
 @dataclass(frozen=True)
 class Part:
-    """See module docstring."""
+    """One part of a pattern; see the module docstring."""
 
     text: str
 
     @cached_property
     def tokens(self) -> tuple[Fixed | Wildcard, ...]:
-        """What the part consists of, in order."""
+        """The tokens of the part, in order."""
         return tuple(_tokens(self.text))
 
     @cached_property
     def is_literal(self) -> bool:
-        """Whether it matches nothing but its own text."""
+        """Whether it matches only its own text."""
         return self.tokens in ((), (self.text,))
 
     @property
     def fields(self) -> list[str]:
-        """Names of its fields, in order; one that stands twice is there twice."""
+        """Names of its fields, in order, with repeats."""
         return [token.field for token in self.tokens if isinstance(token, Wildcard) and token.field is not None]
 
     @cached_property
     def num_wildcards(self) -> int:
-        """How many places of any length it has."""
+        """Number of its wildcards."""
         return sum(isinstance(token, Wildcard) for token in self.tokens)
 
     def accepts(self, name: str) -> bool:
-        """Whether a file or folder of that name is meant; one that begins with a dot only where the part does, too."""
+        """Whether it matches the name of a file or folder. A name with a leading dot needs a part with one."""
         if self.is_literal:
             return name == self.text
         hidden = name.startswith(".") and not self.text.startswith(".")
         return not hidden and self.match(name, {}) is not None
 
     def match(self, text: str, known: Mapping[str, str]) -> dict[str, str] | None:
-        """The values of the fields that are not `known`, in `text`; None where it does not match."""
+        """The values of the fields that are not `known`; None if `text` does not match."""
         wildcards, fixed = _split(self.tokens, known)
         places = _places(fixed, text)
         if places is None:
@@ -90,7 +90,7 @@ def _tokens(text: str) -> Iterator[Fixed | Wildcard]:
 
 
 def _split(tokens: Iterable[Fixed | Wildcard], known: Mapping[str, str]) -> tuple[list[Wildcard], list[list[Fixed]]]:
-    """Wildcards, and the fixed texts before, between and behind them; a known field is its value."""
+    """The wildcards, and the fixed texts before, between and after them. A known field is replaced by its value."""
     wildcards: list[Wildcard] = []
     fixed: list[list[Fixed]] = [[]]
     for token in tokens:
@@ -105,7 +105,7 @@ def _split(tokens: Iterable[Fixed | Wildcard], known: Mapping[str, str]) -> tupl
 
 
 def _places(fixed: Sequence[Sequence[Fixed]], text: str) -> list[int] | None:
-    """Where each fixed text begins; see module docstring."""
+    """The index of each fixed text; None if they do not fit. See the module docstring."""
     first, last = fixed[0], fixed[-1]
     low, high = _length(first), len(text) - _length(last)
     if len(fixed) == 1:

@@ -1,7 +1,7 @@
-"""Find the files that a path pattern matches: each folder is listed once, however many `**` the pattern has.
+"""Finds the files that match a path pattern. Each folder is listed once, however many `**` the pattern has.
 
-At a folder it is known how many parts of the pattern its path may stand for; its entries are compared with the parts
-that may come next. As in a shell, wildcards pass over names that begin with a dot.
+For each folder the search keeps the numbers of pattern parts that its path may match, and compares the folder's entries
+with the parts that may follow. As in a shell, wildcards skip names with a leading dot.
 """
 
 import os
@@ -13,26 +13,26 @@ from dataset.path_parts import Part
 from millrace.deadline import Deadline
 
 DEEP = "**"
-"""A part of a pattern that stands for any number of folders."""
+"""A part of a pattern that matches any number of folders."""
 Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to be looked into."""
+    """A folder to search."""
 
     path: str
-    """As the files in it are named."""
+    """Prefix of the paths of its files."""
     matched: frozenset[int]
-    """How many parts of the pattern its path may stand for; several where the pattern has DEEP."""
+    """The numbers of pattern parts that its path may match; several if the pattern has DEEP."""
     above: frozenset[Identity] = frozenset()
-    """Folders that DEEP led through. A link back to one of them is not followed, as it would lead round for ever."""
+    """The folders above it that DEEP matched. A link to one of them is not followed, to avoid an endless loop."""
 
 
 def find_files(root: Path, parts: Sequence[Part], deadline: Deadline | None = None) -> Iterator[str]:
-    """Files below `root` whose path matches `parts`; absolute ones where the first part is empty.
+    """The files below `root` whose path matches `parts`; absolute paths if the first part is empty.
 
-    Folders that cannot be read are passed over. Raises DeadlineExceeded.
+    Skips folders that cannot be read. Raises DeadlineExceeded.
     """
     absolute = parts[0].text == ""
     left = [Folder("/" if absolute else "", _reached(parts, {int(absolute)}))]
@@ -58,9 +58,9 @@ def find_files(root: Path, parts: Sequence[Part], deadline: Deadline | None = No
 def _entries(
     place: Path, parts: Sequence[Part], matched: Collection[int], deadline: Deadline | None
 ) -> list[tuple[str, bool]]:
-    """Names in a folder that may match, in order, and whether they may be folders.
+    """The names in a folder that may match, in order, and whether they may be folders.
 
-    A folder in which only given names count is not listed.
+    The folder is not listed if only literal names can match.
     """
     if deadline is not None:
         deadline.check(f"listing {place}")
@@ -88,7 +88,7 @@ def _identity(place: Path) -> Identity | None:
 
 
 def _matched(parts: Sequence[Part], matched: Collection[int], name: str) -> set[int]:
-    """How many parts the path may stand for once `name` follows."""
+    """The numbers of parts that the path may match after `name` is added."""
     after: set[int] = set()
     for number in matched:
         if number == len(parts):
@@ -102,7 +102,7 @@ def _matched(parts: Sequence[Part], matched: Collection[int], name: str) -> set[
 
 
 def _reached(parts: Sequence[Part], matched: Collection[int]) -> frozenset[int]:
-    """`matched`, and what is reached where DEEP stands for no folder."""
+    """`matched`, and the numbers reached if DEEP matches no folder."""
     reached: set[int] = set()
     for number in matched:
         reached.add(number)

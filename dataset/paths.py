@@ -1,10 +1,9 @@
-"""Which files a source of files has, in which order, and when a folder of them may be read.
+"""Patterns of paths: which files they match, in which order, and when a folder of them may be read.
 
-A pattern is a glob in which `{name}` stands for a field: like `*` it matches within one part of a path, and files are
-ordered by the values of the fields first (numbers as numbers). `**` as a whole part stands for any number of folders.
-With a marker (`ready`), files belong to a folder: the part of the path up to the last field, or the file's own folder
-where the pattern has none. Deciding is pure, on names already listed; `find`, `matches` and `listed_markers` look at
-the disk.
+A pattern is a glob in which `{name}` is a field: like `*` it matches within one part of a path. Files are ordered by
+the values of the fields first (numbers as numbers). `**` as a whole part matches any number of folders. With a marker
+file (`ready`), files belong to a folder: the path up to the last field, or the file's own folder if the pattern has no
+field. Decisions are pure functions of listed names; `find`, `matches` and `listed_markers` read the disk.
 """
 
 import re
@@ -21,17 +20,17 @@ from dataset.path_search import DEEP, find_files
 from millrace.deadline import Deadline
 
 MAX_CHARS = 4_096
-"""Of a pattern: Linux has no longer paths."""
+"""Longest pattern; Linux has no longer paths."""
 MAX_FIELDS, MAX_WILDCARDS = 16, 32
-"""Of a pattern; a field is a wildcard, too. They bound the work for each file; nobody has needed half of them."""
+"""Most fields and wildcards of a pattern; a field is a wildcard, too. They bound the work for each file."""
 MAX_DIGITS = 300
-"""A longer run of digits in a name is ordered as text: names of files on Linux have at most 255 characters."""
+"""A longer run of digits is ordered as text. File names on Linux have at most 255 characters."""
 
 SortKey = tuple[tuple[tuple[int, int, str], ...], ...]
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key that takes runs of digits as numbers: "9" before "10"."""
+    """A sort key that compares runs of digits as numbers: "9" before "10"."""
     parts = filter(None, re.split(r"(\d+)", text))
     return tuple(
         (0, int(part), part) if part.isdecimal() and len(part) <= MAX_DIGITS else (1, 0, part) for part in parts
@@ -46,25 +45,25 @@ class Pattern:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Between the slashes. `**` at the end stands for any file, however deep."""
+        """The parts between the slashes. `**` at the end matches any file at any depth."""
         named = [Part(text) for text in split_path(self.text)]
         parts = [part if part.is_literal else Part(part.text.lstrip("/")) for part in named]
         return (*parts, Part("*")) if parts[-1].text == DEEP else tuple(parts)
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """Names of its fields, each once, in order."""
+        """Names of its fields, in order, without repeats."""
         return tuple(dict.fromkeys(name for part in self.parts for name in part.fields))
 
     @property
     def num_folder_parts(self) -> int | None:
-        """How many parts of a path name its folder; None: all but the file's own name."""
+        """Number of parts of a path that name its folder; None: all except the file's name."""
         parts = self.text.split("/")[:-1]
         with_field = [number for number, part in enumerate(parts) if Part(part).fields]
         return with_field[-1] + 1 if with_field else None
 
     def check(self) -> None:
-        """Raise ValueError where it has more than the bounds of this module allow."""
+        """Raise ValueError if it exceeds the bounds of this module."""
         wildcards = sum(part.num_wildcards for part in self.parts)
         for number, most, what in (
             (len(self.text), MAX_CHARS, "characters"),
@@ -72,13 +71,13 @@ class Pattern:
             (wildcards, MAX_WILDCARDS, "wildcards (fields and stars)"),
         ):
             if number > most:
-                raise ValueError(f"has {number} {what}; a pattern has at most {most}. Write out what is fixed in it")
+                raise ValueError(f"has {number} {what}; a pattern has at most {most}. Replace wildcards by fixed text")
 
     def values(self, path: str) -> dict[str, str] | None:
-        """What the fields stand for in `path`; None where it does not match.
+        """The values of the fields in `path`; None if it does not match.
 
-        The first wildcard takes as much as it can, then the second, and so on. A field that stands twice has one
-        value: that of the part with the fewest wildcards.
+        The first wildcard matches as much as it can, then the second, and so on. A field that occurs twice has one
+        value, from the part with the fewest wildcards.
         """
         texts, runs = split_path(path), self._runs
         first, last = runs[0], runs[-1]
@@ -96,26 +95,26 @@ class Pattern:
         return values
 
     def key(self, path: str) -> SortKey | None:
-        """Where a path comes in the order; None where the pattern has fields and does not match."""
+        """The sort key of a path; None if the pattern has fields and does not match."""
         values = self.values(path) if self.fields else {}
         return None if values is None else (*(natural(values[name]) for name in self.fields), natural(path))
 
     def folder(self, path: str) -> str:
-        """The folder whose marker says that `path` may be read."""
+        """The folder whose marker allows `path` to be read."""
         return "/".join(path.split("/")[:-1][: self.num_folder_parts])
 
     def find(self, root: Path, deadline: Deadline | None = None) -> Iterator[str]:
-        """Files that match where a field that stands twice may have two values. Raises DeadlineExceeded."""
+        """The files that match, even if a field that occurs twice has two values. Raises DeadlineExceeded."""
         return find_files(root, self.parts, deadline)
 
     def matches(self, root: Path) -> list[str]:
-        """Files below `root` that match now, as paths relative to it (or absolute as the pattern is), in order."""
+        """The files that match now, in order, as paths relative to `root` (or absolute, like the pattern)."""
         keyed = [(key, path) for path in self.find(root) if (key := self.key(path)) is not None]
         return [path for _, path in sorted(keyed)]
 
     @cached_property
     def _runs(self) -> list[list[Part]]:
-        """The parts before, between and behind those that are `**`."""
+        """The runs of parts before, between and after the `**` parts."""
         runs: list[list[Part]] = [[]]
         for part in self.parts:
             if part.text == DEEP:
@@ -126,12 +125,12 @@ class Pattern:
 
 
 def split_path(path: str) -> list[str]:
-    """Parts of a path; of an absolute one the first is empty. Of several slashes, all but one are the next part's."""
+    """The parts of a path; the first of an absolute path is empty. Extra slashes join the next part."""
     return re.split(r"(?<!/)/", path)
 
 
 def _match(pairs: Iterable[tuple[Part, str]], known: Mapping[str, str]) -> dict[str, str] | None:
-    """Values of fields, `known` ones among them, where each part matches its text; those with few wildcards first."""
+    """Values of the fields, including `known`, if each part matches its text; parts with few wildcards first."""
     values = dict(known)
     for part, text in sorted(pairs, key=lambda pair: pair[0].num_wildcards):
         found = part.match(text, values)
@@ -144,7 +143,7 @@ def _match(pairs: Iterable[tuple[Part, str]], known: Mapping[str, str]) -> dict[
 def _match_rightmost(
     run: Sequence[Part], texts: Sequence[str], low: int, high: int, known: Mapping[str, str]
 ) -> tuple[dict[str, str] | None, int]:
-    """Match `run` between `low` and `high`, as far to the right as it can be: the values, and where it begins."""
+    """Match `run` between `low` and `high`, as far right as possible; return the values and where it begins."""
     for at in range(high - len(run), low - 1, -1):
         values = _match(zip(run, texts[at : at + len(run)], strict=True), known)
         if values is not None:
@@ -158,19 +157,19 @@ def _checked(text: str) -> str:
 
 
 PathPattern = Annotated[str, AfterValidator(_checked)]
-"""An entry of `paths` as a user writes it."""
+"""An entry of `paths` in a job file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a look at the folders decided."""
+    """The decision which files to open."""
 
     files: tuple[str, ...]
     """Files to open now, in order."""
     late: tuple[str, ...]
-    """Files that appeared in folders already opened: never read, counted."""
+    """Files that appeared in folders opened before; never read, only counted."""
     waiting: tuple[str, ...]
-    """Folders seen that lack their marker, in order."""
+    """Folders without their marker, in order."""
 
 
 def open_folders(
@@ -184,9 +183,9 @@ def open_folders(
 ) -> Opening:
     """Decide which of `paths` (in order) may be read now.
 
-    `marked` are the folders that have their marker, `opened` those opened before, `known` the files opened or found
-    late before. With `in_turn` a folder without its marker holds back those after it, so that a folder is never
-    read before an earlier one that holds files; without, it is passed over.
+    `marked`: folders with their marker; `opened`: folders opened before; `known`: files opened before, or found late.
+    With `in_turn`, a folder without its marker blocks those after it, so that folders are read in order; otherwise it
+    is skipped.
     """
     files: list[str] = []
     late: list[str] = []
@@ -206,5 +205,5 @@ def open_folders(
 
 
 def listed_markers(root: Path, folders: Collection[str], ready: str) -> Iterator[str]:
-    """Those of `folders` that hold the marker."""
+    """The `folders` that contain the marker."""
     return (folder for folder in folders if (root / folder / ready).exists())

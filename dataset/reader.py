@@ -1,7 +1,7 @@
-"""A source and a pipe command, put together: segments of a pass in, blocks of samples out.
+"""Combines a source and a pipe command: takes the segments of a pass, yields blocks of samples.
 
-Sources give events (`dataset.source`), `dataset.pipe` makes samples of them; here rejected events are dealt with as the
-spec says, and everything is counted. Which segments make a pass, and when, is the trainer's decision.
+`dataset.source` gives events, `dataset.pipe` makes samples of them. This module handles rejected events as the spec
+says, and counts everything. The trainer decides which segments make a pass.
 """
 
 import logging
@@ -30,9 +30,9 @@ from dataset.source import Events, Segment, Source
 from millrace.deadline import Deadline
 
 READ_S = 30.0
-"""How long a source may take to go on before it counts as away."""
+"""Longest silence of a source before it counts as unavailable."""
 AWAY_WAIT_S = 1.0
-"""Pause before a source that is away is asked again."""
+"""Pause before an unavailable source is tried again."""
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,10 @@ def make_runner(
 
 
 class SegmentReader:
-    """See module docstring; a `dataset.loader.Reader`.
+    """Reads segments through the pipe; a `dataset.loader.Reader`. It owns the source and closes it.
 
-    Takes the source over, and closes it. `masks` gives, for a label that may be absent, the meta slot that is 0 then,
-    or "" where it always may.
-    Raises SpecError where the pipe command cannot be started or event time cannot be had.
+    `masks` maps a label that may be absent to the meta slot that is 0 then, or to "" if it may always be absent.
+    Raises SpecError if the pipe command cannot be started or there is no event time.
     """
 
     def __init__(
@@ -94,13 +93,13 @@ class SegmentReader:
         for work, outcome in self._pool.run(self._works(pass_number, segments, tally)):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
-                if self._pipe.protocol is Protocol.MULTISLOT:  # lines are numbered in their segment: now in the pass
+                if self._pipe.protocol is Protocol.MULTISLOT:  # from line numbers in the segment to numbers in the pass
                     samples = replace(samples, event_B=samples.event_B + num_lines)
                 yield samples
             num_lines += outcome.num_judged
 
     def close(self) -> None:
-        """End processes, the source, and a reading in progress. Harmless when repeated."""
+        """End the processes, the source, and a `read` in progress. May be called twice."""
         self._stopping.set()
         self._pool.close()
         self._source.close()
@@ -117,7 +116,7 @@ class SegmentReader:
                 yield work
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
-        """Events of a segment; waits, and says so, while the source is away."""
+        """The events of a segment. Waits while the source is unavailable, and logs it."""
         away_since_s: float | None = None
         while segment.begin < segment.end:
             try:
@@ -132,7 +131,7 @@ class SegmentReader:
             except SourceGap as error:
                 raise SourceGap(
                     f"pass {pass_number} is planned with positions {segment.begin} to {segment.end} of "
-                    f"{segment.partition}, and they cannot be read: {error}. If they are lost, go past them with "
+                    f"{segment.partition}, and they cannot be read: {error}. If they are lost, skip them with "
                     f"`millrace skip`"
                 ) from error
             except SourceUnavailable as error:
@@ -152,9 +151,9 @@ class SegmentReader:
         tally.slots.merge(outcome.counters)
         for rejection in outcome.rejections:
             tally.reject(rejection.reason, str(rejection))
-        self._deal_with(pass_number, outcome.rejections, tally)
+        self._handle_rejections(pass_number, outcome.rejections, tally)
 
-    def _deal_with(self, pass_number: int, rejections: Iterable[Rejection], tally: Tally) -> None:
+    def _handle_rejections(self, pass_number: int, rejections: Iterable[Rejection], tally: Tally) -> None:
         match self._pipe.on_bad_event:
             case OnBadEvent.SKIP:
                 pass
@@ -164,7 +163,7 @@ class SegmentReader:
             case OnBadEvent.FAIL:
                 for rejection in rejections:
                     raise BadEvent(
-                        f'{rejection}; pipe.on_bad_event = "fail" stops here: mend the stream or the pipe command, '
+                        f'{rejection}; pipe.on_bad_event = "fail" stops here: repair the stream or the pipe command, '
                         'or set it to "dead_letter"'
                     )
             case _:

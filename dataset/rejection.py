@@ -1,11 +1,11 @@
-"""Why an event, or a line of a pipe's output, gives no sample."""
+"""Rejections: why an event, or a line of a pipe's output, gives no sample."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """The short name under which rejections are counted."""
+    """The reason of a rejection; rejections are counted by it."""
 
     NULL = "null value"
     TOO_LONG = "longer than max_event_bytes"
@@ -20,20 +20,20 @@ class Reason(StrEnum):
 
     @classmethod
     def of_error(cls, text: str) -> "Reason":
-        """What an error told by a generator counts as."""
+        """The reason for an error text of a generator."""
         return cls.NOT_UTF8 if text.startswith(cls.NOT_UTF8.value) else cls.GENERATOR
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One event (multislot: one output line) that was rejected."""
+    """One rejected event (multislot: one output line)."""
 
     partition: str
     offset: int
-    """Position of the event; multislot: first position of the segment whose output the line is in."""
+    """Position of the event; multislot: first position of the segment with the line."""
     reason: Reason
     detail: str = ""
-    """Where, in words: the slot, the byte."""
+    """Details as text: the slot, the byte."""
     data: bytes | None = None
     """The event, or the output line."""
     line: int | None = None

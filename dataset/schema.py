@@ -1,4 +1,4 @@
-"""The slots of a job in a fixed order, resolved from what the user wrote."""
+"""The slots of a job in a fixed order, resolved from the job file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Slot:
     name: str
     kind: SlotKind
     entry: SparseSlot | DenseSlot | MetaSlot
-    """What the user wrote for it."""
+    """Its entry in the job file."""
     group: int = -1
-    """Slot group of a sparse slot: slots of one `share` name have one; others have their own."""
+    """Slot group of a sparse slot. Slots with the same `share` name have one group; others have their own."""
 
     @property
     def shape(self) -> tuple[str, str, str, int]:
@@ -90,10 +90,10 @@ class Schema:
         return tuple(slot for slot in self.slots if slot.kind is SlotKind.META)
 
     def check_sample(self, sample: SampleSection) -> None:
-        """Raise SpecError where the sample section names a slot that cannot serve."""
+        """Raise SpecError if the sample section names a slot of the wrong kind."""
         for key, name in (("group", sample.group), ("weight", sample.weight)):
             if name is not None:
                 slot = self.by_name.get(name)
                 if slot is None or slot.kind is SlotKind.DENSE or (key == "weight" and slot.kind is not SlotKind.META):
                     kinds = "meta slot" if key == "weight" else "meta or sparse slot"
-                    raise SpecError(f"{name!r} is no {kinds}", f"sample.{key}")
+                    raise SpecError(f"{name!r} is not a {kinds}", f"sample.{key}")

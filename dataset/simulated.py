@@ -1,12 +1,12 @@
-"""A made-up click stream: users with tastes that drift, items that are born and die. What the demo trains on.
+"""A synthetic click stream: users whose tastes drift, items that appear and disappear. The demo trains on it.
 
 An event is a pure function of (seed, partition, position), so reading again gives the same bytes. It is one line:
 
     {"ts":1704067200.864,"user":17,"device":2,"hour":0,"shown":[8,1203],"topics":[3,0],"clicked":[0,1]}
 
-`shown`, `topics` and `clicked` run side by side, one entry an item shown. Event n of partition p is number
-n * partitions + p of the stream; EVENTS_A_DAY of those make a day of event time. `rate` decides when an event
-arrives, by wall time from opening (or from `since`), never what it is. The world behind it is in simulated_world.
+`shown`, `topics` and `clicked` have one entry per item shown. Event n of partition p has number n * partitions + p in
+the stream; EVENTS_A_DAY numbers are a day of event time. `rate` decides when an event arrives, by wall time since the
+opening (or since `since`); it never changes the event. dataset.simulated_world makes the events.
 """
 
 import hashlib
@@ -24,29 +24,29 @@ from millrace.deadline import Deadline
 
 START_S = 1_704_067_200  # 2024-01-01T00:00:00Z
 CHUNK_EVENTS = 1_000
-"""Events made at once; part of what makes an event, so it never changes."""
+"""Events generated at once. It influences the events, so it must never change."""
 MAX_CHUNKS_KEPT = 8
-"""Chunks kept for readers of short segments; the one used longest ago is made again when it is needed."""
+"""Most chunks cached for readers of short segments; the least recently used one is dropped."""
 FOREVER = 1 << 62
 
 
 class Simulated:
-    """See module docstring."""
+    """A source of synthetic events; see the module docstring."""
 
     def __init__(self, config: SimulatedSource, seed: int) -> None:
         self.bounded = config.events is not None
         self._config, self._seed = config, seed
         self._world = World.of(config, seed)
-        # Of everything that decides what an event is, so not of when it arrives and where the stream ends.
+        # A hash of all that decides the content of events; not of their arrival and the end of the stream.
         self._identity = hashlib.sha256(repr(self._world).encode()).hexdigest()[:16]
         self._opened_s = time.monotonic() - (0 if config.since is None else max(0.0, time.time() - config.since))
-        self._num_arrived = 0  # at least so many, whatever the clock says: a replay showed them
+        self._num_arrived = 0  # at least this many, whatever the clock says: a replay has read them
         self._chunks: OrderedDict[tuple[int, int], Events] = OrderedDict()
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """See Source: arrival goes on from there."""
+        """See Source: arrival continues from there."""
         for name, position in positions.items():
-            self._saw(int(name.removeprefix("simulated/")), position)
+            self._mark_arrived(int(name.removeprefix("simulated/")), position)
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source."""
@@ -57,23 +57,21 @@ class Simulated:
         ]
 
     def look_again(self, deadline: Deadline) -> None:
-        """See Source: it is what its settings say."""
+        """See Source: nothing to do."""
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: partitions that are read in equal shares advance together, so nobody needs to ask."""
+        """See Source: None; partitions read in equal shares advance together anyway."""
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source. Of a stream without an end every position can be read; those before it have then arrived."""
+        """See Source. In a stream without an end every position can be read; then all before it have arrived."""
         number = int(segment.partition.removeprefix("simulated/"))
         if not 0 <= number < self._config.partitions:
-            raise SourceGap(
-                f"{segment.partition}: there is no such partition, they go up to {self._config.partitions - 1}"
-            )
+            raise SourceGap(f"{segment.partition}: no such partition; the last is {self._config.partitions - 1}")
         check_identity(segment.partition, segment.identity, self._identity)
         end = self._share(number, self._total())
         if segment.begin < 0 or segment.end > end:
-            raise SourceGap(f"{segment.partition}: position {segment.end} asked for, the partition ends at {end}")
-        self._saw(number, segment.end)
+            raise SourceGap(f"{segment.partition}: position {segment.end} was requested, the partition ends at {end}")
+        self._mark_arrived(number, segment.end)
         for chunk in range(segment.begin // CHUNK_EVENTS, -(-segment.end // CHUNK_EVENTS)):
             first = chunk * CHUNK_EVENTS
             begin, end = max(segment.begin - first, 0), min(segment.end - first, CHUNK_EVENTS)
@@ -81,7 +79,7 @@ class Simulated:
                 yield _slice(self._chunk(number, chunk), begin, end)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source. What was committed has arrived."""
+        """See Source. Committed events have arrived."""
         self.resume(positions)
 
     def close(self) -> None:
@@ -98,13 +96,13 @@ class Simulated:
         return min(self._total(), max(by_clock, self._num_arrived))
 
     def _share(self, number: int, num_events: int) -> int:
-        """How many of the stream's first `num_events` are in partition `number`."""
+        """Number of the stream's first `num_events` that are in partition `number`."""
         return max(0, -(-(num_events - number) // self._config.partitions))
 
-    def _saw(self, number: int, position: int) -> None:
+    def _mark_arrived(self, number: int, position: int) -> None:
         if position > 0:
             shown = (position - 1) * self._config.partitions + number + 1
-            if shown > self._arrived():  # arrival goes on from here, as if the clock had run this far
+            if shown > self._arrived():  # arrival continues from here, as if the clock were this far
                 self._num_arrived = shown
                 if self._config.rate:
                     self._opened_s = time.monotonic() - shown / self._config.rate
@@ -119,7 +117,7 @@ class Simulated:
         return self._chunks[key]
 
     def _make(self, number: int, chunk: int) -> Events:
-        """CHUNK_EVENTS events as bytes."""
+        """Generate CHUNK_EVENTS events."""
         shown, partitions = self._config.shown, self._config.partitions
         position_E = np.arange(chunk * CHUNK_EVENTS, (chunk + 1) * CHUNK_EVENTS, dtype=np.int64)
         index_E = position_E * partitions + number

@@ -1,7 +1,7 @@
-"""Figures of every slot over a pass: how often empty, how many signs, how many distinct, what was dropped.
+"""Figures of every slot over a pass: empty samples, signs, distinct signs, dropped signs.
 
-Kept as integer arrays, so ranks and passes merge exactly: sums by addition, registers by maximum. What is done about a
-slot that looks wrong is a person's decision; rates of new and unadmitted rows are counted by the shards.
+They are integer arrays, so ranks and passes merge exactly: sums by addition, registers by maximum. The shards count new
+and unadmitted rows.
 
 Shapes: S slots, R registers, N signs.
 """
@@ -24,7 +24,7 @@ NUM_REGISTERS = 1 << REGISTER_BITS
 """Registers of each slot's HyperLogLog; the standard error of `distinct` is 1.04 / sqrt(2048) = 2.3 %."""
 
 HALVED_K = 0.5 ** np.arange(65)
-"""What a register of each value k adds to the harmonic sum."""
+"""The term of a register with value k in the harmonic sum."""
 
 
 class Sum(IntEnum):
@@ -40,7 +40,7 @@ class Sum(IntEnum):
 
 @njit(nogil=True, cache=True)
 def observe_signs(sign_N, register_R):  # type: ignore[no-untyped-def]
-    """Raise the HyperLogLog registers (Flajolet et al. 2007) of one slot by its signs."""
+    """Update the HyperLogLog registers (Flajolet et al. 2007) of one slot with its signs."""
     for n in range(len(sign_N)):
         value = mix(sign_N[n])
         index = value >> np.uint64(64 - REGISTER_BITS)
@@ -54,7 +54,7 @@ def observe_signs(sign_N, register_R):  # type: ignore[no-untyped-def]
 
 
 def observe_signs_reference(sign_N: U64, register_R: NDArray[np.uint8]) -> None:
-    """Plain twin: register = first bits, rank = 1 + leading zeros of the 53 others (54 where all are zero)."""
+    """Plain twin: register = first bits, rank = 1 + leading zeros of the other 53 (54 if all are zero)."""
     for sign in sign_N.tolist():
         bits = f"{mix_reference(sign):064b}"
         index, rest = int(bits[:REGISTER_BITS], 2), bits[REGISTER_BITS:]
@@ -63,7 +63,7 @@ def observe_signs_reference(sign_N: U64, register_R: NDArray[np.uint8]) -> None:
 
 
 def distinct_of(register_R: NDArray[np.uint8]) -> float:
-    """Estimate of the number of distinct signs; by linear counting while many registers are untouched."""
+    """Estimated number of distinct signs; uses linear counting while many registers are zero."""
     alpha = 0.7213 / (1 + 1.079 / NUM_REGISTERS)
     count_K = np.bincount(register_R, minlength=len(HALVED_K))
     estimate = alpha * NUM_REGISTERS**2 / float(count_K @ HALVED_K)
@@ -75,11 +75,11 @@ def distinct_of(register_R: NDArray[np.uint8]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SlotFigures:
-    """One slot over the samples counted."""
+    """Figures of one slot."""
 
     name: str
     sparse: bool
-    """Whether empty rate, mean count and distinct say anything."""
+    """Whether empty rate, mean count and distinct apply."""
     num_samples: int
     empty_rate: float
     mean_count: float
@@ -97,12 +97,12 @@ class SlotCounters:
         self._schema = schema
         self._index = {slot.name: index for index, slot in enumerate(schema.slots)}
         self.sums_SK = np.zeros((len(schema.slots), len(Sum)), np.int64)
-        """Merges by addition."""
+        """Merged by addition."""
         self.registers_SR = np.zeros((len(schema.slots), NUM_REGISTERS), np.uint8)
-        """Merges by maximum."""
+        """Merged by maximum."""
 
     def observe(self, samples: Samples) -> None:
-        """Count samples as the model gets them."""
+        """Count samples in the form that the model gets."""
         self.sums_SK[:, Sum.SAMPLES] += len(samples)
         for name, column in samples.sparse.items():
             index = self._index[name]
@@ -111,16 +111,16 @@ class SlotCounters:
             observe_signs(np.ascontiguousarray(column.values_N), self.registers_SR[index])
 
     def add(self, slot: str, what: Sum, count: int) -> None:
-        """Count something seen on the way."""
+        """Add to one sum of a slot."""
         self.sums_SK[self._index[slot], what] += count
 
     def merge(self, other: "SlotCounters") -> None:
-        """Add what another rank or pass counted."""
+        """Add the counters of another rank or pass."""
         self.sums_SK += other.sums_SK
         np.maximum(self.registers_SR, other.registers_SR, out=self.registers_SR)
 
     def figures(self) -> Iterator[SlotFigures]:
-        """All slots, in order."""
+        """The figures of all slots, in order."""
         for slot, sums, registers in zip(self._schema.slots, self.sums_SK.tolist(), self.registers_SR, strict=True):
             num = max(1, sums[Sum.SAMPLES])
             yield SlotFigures(

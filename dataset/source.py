@@ -1,8 +1,8 @@
 """The protocol of sources: a stream of events in partitions, read by segments.
 
-Files, Kafka, the simulated stream and the scripted twin for tests implement it, each in a module of its own; one
-contract suite runs over all. A source holds no position: who reads says which segment, so reading again gives the
-same events. Deciding which segments make a pass is trainer.plan's work.
+Files, Kafka, the simulated stream and the in-memory twin for tests implement it; one contract suite runs over all. A
+source has no position: the caller names the segment, so a second read gives the same events. trainer.plan decides which
+segments make a pass.
 
 Shapes: E events in a block.
 """
@@ -22,7 +22,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """Positions `begin` to `end` (exclusive) of one partition; may hold fewer events than positions."""
+    """Positions `begin` to `end` (exclusive) of one partition. There may be fewer events than positions."""
 
     partition: str
     """Name of the partition: "topic/3", a file's path."""
@@ -31,12 +31,12 @@ class Segment:
     begin: int
     end: int
     identity: str = ""
-    """That of the partition when the segment was planned; where it is no longer so, reading raises SourceGap."""
+    """Identity of the partition when the segment was planned; if it has changed, reading raises SourceGap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What a source knows of one partition now."""
+    """The present state of one partition."""
 
     name: str
     number: int
@@ -48,13 +48,13 @@ class Partition:
     end: int
     """Position after the last event that can be read now."""
     final: bool
-    """Nothing will come after `end`."""
+    """Whether nothing will be added after `end`."""
     identity: str = ""
-    """Changes when another partition hides behind the same name: a topic's id, a file's "device:inode". "": unknown."""
+    """Differs if the partition was replaced under the same name: a topic's id, a file's "device:inode". "": unknown."""
     stream: str = ""
-    """Partitions of one stream are read one after another, by period and name; "": this one is a stream of its own."""
+    """Partitions of one stream are read one after another, by period and name; "": it is a stream of its own."""
     period: tuple[str, ...] = ()
-    """The time that the partition's name tells, compared part by part, digits as numbers; of all streams alike."""
+    """The time in the partition's name, compared part by part, digits as numbers; comparable across streams."""
 
     @property
     def stream_name(self) -> str:
@@ -64,16 +64,16 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """A block of events of one partition, in order of position; values lie in one buffer."""
+    """A block of events of one partition, in order of position; the values are in one buffer."""
 
     data: bytes | bytearray | memoryview
-    """Values; `data[begin_E[i]:end_E[i]]` is event i, without a line feed."""
+    """The values; `data[begin_E[i]:end_E[i]]` is event i, without a line feed."""
     begin_E: I64
-    """-1 where the event has no value (a Kafka record with null)."""
+    """-1 if the event has no value (a Kafka record with null)."""
     end_E: I64
     position_E: I64
     timestamp_ms_E: I64
-    """The record's own time stamp; -1 where there is none."""
+    """The record's time stamp; -1 if there is none."""
     keys: Sequence[bytes | None] | None = None
     headers: Sequence[Sequence[tuple[str, bytes]]] | None = None
 
@@ -81,7 +81,7 @@ class Events:
         return len(self.begin_E)
 
     def value(self, index: int) -> bytes | None:
-        """The bytes of event `index`."""
+        """The bytes of event `index`; None if it has no value."""
         begin = int(self.begin_E[index])
         return None if begin < 0 else bytes(self.data[begin : int(self.end_E[index])])
 
@@ -94,7 +94,7 @@ class Events:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[Sequence[tuple[str, bytes]]] | None = None,
     ) -> "Events":
-        """A block made of separate values."""
+        """Make a block of separate values."""
         length_E = np.fromiter((len(v) if v is not None else 0 for v in values), np.int64, len(values))
         end_E = np.cumsum(length_E)
         begin_E = end_E - length_E
@@ -107,50 +107,50 @@ class Events:
 class Source(Protocol):
     """A stream of events in numbered partitions.
 
-    One thread at a time may call it. `read` twice over one segment gives the same events. A call that cannot be
-    answered by its deadline raises SourceUnavailable; a position that is gone or never was raises SourceGap.
+    One thread at a time may call it. Two calls of `read` for a segment give the same events. A call without an answer
+    at its deadline raises SourceUnavailable; a position that no longer exists, or never did, raises SourceGap.
     """
 
     bounded: bool
-    """Whether the stream ends: every partition becomes final."""
+    """Whether the stream ends, that is, every partition becomes final."""
 
     def resume(self, positions: Mapping[str, int]) -> None:
-        """A job that was there before goes on from these positions, by partition name: so they have arrived."""
+        """A restarted job continues from these positions, by partition name; events before them have arrived."""
         ...
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
-        """All partitions known now, by number; fresh ends. Cheap enough to call several times a second."""
+        """All partitions known now, by number, with fresh ends. Cheap enough to call several times a second."""
         ...
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """The events of a segment, in order, in blocks; ends when the position reaches the segment's end."""
+        """The events of a segment, in order, in blocks. Ends when the position reaches the segment's end."""
         ...
 
     def look_again(self, deadline: Deadline) -> None:
-        """Of a bounded source: from here on `partitions` says what there is now, with what came since the opening."""
+        """For a bounded source: `partitions` then includes all that was added since the opening."""
         ...
 
     def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
-        """By partition the position of its first record of this time stamp or later, where it has one.
+        """By partition: the position of its first record with this time stamp or later, if it has one.
 
-        None: records have no time stamps here.
+        None if the records have no time stamps.
         """
         ...
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
-        """Tell lag tools how far the job is, by partition name. Nothing is ever read back from it by us."""
+        """Publish the job's positions for lag tools, by partition name. They are never read back."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections. Harmless when called twice."""
+        """Close files and connections. May be called twice."""
         ...
 
 
 def check_identity(name: str, was: str, now: str) -> None:
-    """Raise SourceGap where what goes by the name of a partition is not what it was; "" says nothing."""
+    """Raise SourceGap if the identity of a partition has changed; "" is unknown."""
     if was and now and was != now:
         raise SourceGap(
             f"{name} is not what it was when the job began to read it (identity {was} then, {now} now): the topic was "
-            f"deleted and made anew, or the file replaced, so positions no longer mean what they did. Bring the old "
-            f"one back; or leave what is unread of an old file with `millrace skip`; or start anew with --fresh"
+            f"deleted and created again, or the file was replaced, so positions have another meaning. Restore the old "
+            f"one; or skip the unread part of an old file with `millrace skip`; or start again with --fresh"
         )

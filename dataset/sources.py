@@ -1,4 +1,4 @@
-"""Opens the source that a spec names. Each kind is imported when it is first asked for."""
+"""Opens the source of a spec. Each kind is imported when it is first used."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -12,11 +12,11 @@ from millrace.deadline import Deadline
 def open_source(
     config: AnySource, *, folder: Path, job: str, seed: int, deadline: Deadline, known: Collection[str] | None = ()
 ) -> Source:
-    """The source of `config`; `folder` is the spec's, `job` the name Kafka's lag tools see unless it sets a group.
+    """Open the source of `config`. `folder`: the spec's folder; `job`: default name of the Kafka group.
 
-    `known` names the partitions that the job met before this process; None: only segments of a plan are read.
+    `known`: names of the partitions that the job found before a restart; None: only segments of a plan are read.
 
-    Raises SpecError where it cannot be as written, SourceUnavailable where it does not answer in time.
+    Raises SpecError if the configuration is wrong, SourceUnavailable without an answer in time.
     """
     match config:
         case FilesSource():

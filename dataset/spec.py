@@ -1,4 +1,4 @@
-"""The sections of a job spec that concern the stream: what `python -m dataset` and generators in a shell read."""
+"""The sections of a job spec about the stream, for `python -m dataset` and for generators in a shell."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from millrace.errors import SpecError
 
 
 class SlotsSpec(Section):
-    """Slots only: all that a generator needs."""
+    """The slots, which are all that a generator needs."""
 
     slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
     """Slots, in the order of the pipe's output."""
@@ -25,24 +25,24 @@ class StreamSpec(SlotsSpec):
     name: str = "job"
     """Name of the job."""
     seed: Seed = 1
-    """Seed of everything that is drawn."""
+    """Seed of all random choices."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
-    """The stream; one source is built."""
+    """The stream; exactly one source."""
     pipe: PipeSection
-    """Events to samples."""
+    """The program that turns events into samples."""
     sample: SampleSection = SampleSection()
-    """Group and weight of a sample."""
+    """Group and weight of samples."""
 
     @property
     def source(self) -> AnySource:
         """The one source."""
         if len(self.sources) != 1:
-            raise SpecError(f"several sources are not built yet; {len(self.sources)} given", "sources")
+            raise SpecError(f"several sources are not supported yet; {len(self.sources)} given", "sources")
         return next(iter(self.sources.values()))
 
 
 def read_slots(path: Path) -> tuple[Schema, bool]:
-    """Slots of the spec at `path`, and whether columns that are none are dropped (pipe.extra). Raises SpecError."""
+    """The slots of the spec at `path`, and whether other columns are dropped (pipe.extra). Raises SpecError."""
     raw = load_toml(path)
     pipe = raw.get("pipe")
     drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"
@@ -50,5 +50,5 @@ def read_slots(path: Path) -> tuple[Schema, bool]:
 
 
 def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:
-    """Source, pipe and slots of the spec at `path`. Raises SpecError."""
+    """The source, pipe and slots of the spec at `path`. Raises SpecError."""
     return validate(StreamSpec, load_toml(path, overrides), only_known=True)

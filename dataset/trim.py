@@ -1,4 +1,4 @@
-"""Signs that are not kept: padding, and what exceeds max_len.
+"""Drops signs: padding, and those beyond max_len.
 
 Shapes: B samples, N signs.
 """
@@ -12,7 +12,7 @@ from dataset.slot_counters import SlotCounters, Sum
 
 
 def trim(samples: Samples, schema: Schema, counters: SlotCounters) -> Samples:
-    """`samples` without padding signs, then cut to each slot's max_len; both are counted."""
+    """Drop padding signs, then cut each slot to its max_len; both are counted."""
     sparse = dict(samples.sparse)
     for slot in schema.sparse:
         entry, column = slot.sparse, sparse[slot.name]
@@ -29,7 +29,7 @@ def trim(samples: Samples, schema: Schema, counters: SlotCounters) -> Samples:
 
 
 def keep_signs(column: Ragged, kept_N: NDArray[np.bool_]) -> Ragged:
-    """The signs for which `kept_N` holds."""
+    """Only the signs with `kept_N`."""
     if kept_N.all():
         return column
     num_kept_N1 = np.zeros(len(kept_N) + 1, np.int64)
@@ -39,7 +39,7 @@ def keep_signs(column: Ragged, kept_N: NDArray[np.bool_]) -> Ragged:
 
 
 def keep_samples(samples: Samples, kept_B: NDArray[np.bool_]) -> Samples:
-    """The samples for which `kept_B` holds."""
+    """Only the samples with `kept_B`."""
     if kept_B.all():
         return samples
     sparse = {}
@@ -59,7 +59,7 @@ def keep_samples(samples: Samples, kept_B: NDArray[np.bool_]) -> Samples:
 
 
 def _within(column: Ragged, max_len: int, tail: bool) -> NDArray[np.bool_]:
-    """Whether each sign is among the first (`tail`: last) `max_len` of its sample."""
+    """(N,) whether a sign is among the first (`tail`: last) `max_len` of its sample."""
     length_B = np.diff(column.offset_B1)
     index_N = np.arange(len(column.values_N))
     if tail:

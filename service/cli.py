@@ -1,4 +1,4 @@
-"""The command line: reads arguments, the work is done elsewhere. Commands of a job's past: service.past.commands."""
+"""The command line: all commands, and the entry point `main`. Groups of commands are in modules of their own."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a recommendation model on an event stream.",
 )
-spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print what may stand in one.")
+spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print its schema.")
 cli.add_typer(spec, name="spec")
 cli.add_typer(token, name="token")
 cli.add_typer(past)
@@ -45,10 +45,10 @@ cli.command()(replica)
 cli.command()(serve)
 
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Remove the run that the store holds, and begin anew; else it goes on.")
+    bool, typer.Option("--fresh", help="Remove the run in the store and start again; default: continue it.")
 ]
 Listen = Annotated[
-    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, as in 127.0.0.1:8080.")
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, for example at 127.0.0.1:8080.")
 ]
 
 
@@ -65,27 +65,31 @@ def run(
 
 @cli.command()
 def demo(
-    events: Annotated[int | None, typer.Option(min=1, help="End after so many events; else at Ctrl-C.")] = None,
+    events: Annotated[
+        int | None, typer.Option(min=1, help="Number of events after which to end; default: at Ctrl-C.")
+    ] = None,
     overrides: Overrides = [],  # noqa: B006
     listen: Listen = None,
 ) -> None:
-    """Watch a job learn from a simulated click stream beside a frozen twin; in runs/demo, begun anew each time."""
-    from service.demo.running import run_demo  # it serves, and most commands do not: all would start in twice the time
+    """Watch a job learn from a simulated click stream next to a frozen twin; in runs/demo, fresh each time."""
+    from service.demo.running import (
+        run_demo,
+    )  # imported late: the server's imports would double the start time of every command
 
     raise typer.Exit(run_demo(events, overrides, listen, Path.cwd() / "runs" / "demo"))
 
 
 @spec.command()
 def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
-    """Say whether a run of the job spec could start here, and if not, what is wrong."""
+    """Check whether the job could start here, and print what is wrong if not."""
     loaded = load_job(job, overrides)
     missing = check_job(loaded)
     cluster = loaded.spec.cluster
-    print(f"{job} is right")
+    print(f"{job} is valid")
     print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
     print(f"store {loaded.store}")
     if missing is not None:
-        print(f"note: a run would be refused until there is data: {missing}")
+        print(f"note: a run is refused until there is data: {missing}")
 
 
 @spec.command()
@@ -101,5 +105,5 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error made for people is printed as one line."""
+    """Run the command line. An error for the user is printed as one line."""
     sys.exit(exit_code_of(cli))

@@ -1,5 +1,5 @@
-"""Events through the pipe command: one segment in, its samples and rejections out.
+"""Runs segments of events through the pipe command, and returns their samples and rejections.
 
-`command` says what is started, `process` talks to it, `multislot` and `arrow` are the two protocols, `pool` runs
-several side by side and tries again. What a sample is, is `dataset.multislot`'s and `dataset.arrow`'s business.
+`command` says what is started, `process` talks to it, `multislot` and `arrow` are the two protocols. `pool` runs
+several commands in parallel, with retries. `dataset.multislot` and `dataset.arrow` parse the samples.
 """

@@ -1,4 +1,4 @@
-"""The Arrow protocol: a persistent process; for each segment one IPC stream each way, a batch answered by a batch."""
+"""Runs the Arrow protocol: a persistent process; one IPC stream per segment each way, one answer batch per request."""
 
 from collections.abc import Iterable, Mapping
 
@@ -20,15 +20,15 @@ from dataset.trim import trim
 from millrace.stderr import RepeatedLines
 
 CONTINUATION = b"\xff\xff\xff\xff"
-"""First bytes of every message of an IPC stream."""
+"""First bytes of every message in an IPC stream."""
 LAST_WORDS_S = 0.5
-"""A command that ends its answers too early is given so long to say why on stderr."""
+"""Time for a command that ends its answers too early to print the reason on stderr."""
 OUTPUT_BYTES, OUTPUT_FACTOR = 256 << 20, 1024
-"""A segment's answers may be so large, plus so many times its events; beyond it the try fails."""
+"""Largest answers of a segment: bytes, plus a factor times the bytes of its events; beyond it, the try fails."""
 
 
 class Answers:
-    """A child's output as the file that pyarrow reads an IPC stream from."""
+    """A child's output as a file from which pyarrow reads an IPC stream."""
 
     closed = False
 
@@ -37,7 +37,7 @@ class Answers:
         self._begun = False
 
     def read(self, num_bytes: int) -> bytes:
-        """Exactly `num_bytes`; raises ChildFailed where the output ends before them."""
+        """Exactly `num_bytes`. Raises ChildFailed if the output ends before."""
         parts, num = [], 0
         while num < num_bytes:
             if self._at == len(self._held):
@@ -55,19 +55,19 @@ class Answers:
     def _look(self, part: bytes) -> None:
         if not self._begun and not part.startswith(CONTINUATION[: len(part)]):
             shown = (part + self._held[self._at : self._at + 80])[:80]
-            raise self.child.failure(f"printed what is no Arrow stream: {shown!r}")
+            raise self.child.failure(f"printed something that is not an Arrow stream: {shown!r}")
         self._begun = True
 
     def rest(self) -> bytes:
-        """What has been read and not used."""
+        """Bytes read and not used yet."""
         return self._held[self._at :]
 
     def close(self) -> None:
-        """Nothing: the child is not ours."""
+        """Do nothing: the child belongs to the runner."""
 
 
 class ArrowRunner:
-    """See module docstring, and `pipe.work.Runner`."""
+    """A `pipe.work.Runner` of the Arrow protocol."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ArrowRunner:
         self._repeats = RepeatedLines()
 
     def run(self, work: Work) -> Outcome:
-        """Put a segment through."""
+        """Run one segment."""
         outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = work.num_events
         requests = rebatched(work.blocks, self._batch_events)
@@ -95,7 +95,7 @@ class ArrowRunner:
             return outcome
         if self._child is None:
             self._child = Child(self._command, self._idle_s, self._repeats)
-            if self._closed:  # meanwhile
+            if self._closed:  # closed meanwhile
                 self._child.kill()
         child = self._child
         before_s = child.waited_s
@@ -105,7 +105,7 @@ class ArrowRunner:
             self._converse(Answers(child), work, requests, outcome)
         except BadAnswer as error:
             raise child.failure(str(error)) from error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of bytes that are no message, or no name
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of bytes that are not a message or a name
             raise child.failure(f"printed a broken Arrow stream: {error}") from error
         outcome.pipe_s = child.waited_s - before_s
         outcome.rejections.sort(key=lambda rejection: rejection.offset)
@@ -119,7 +119,7 @@ class ArrowRunner:
                     answer = stream.read_next_batch()
                 except StopIteration:
                     answers.child.ends_within(LAST_WORDS_S)
-                    raise BadAnswer(f"answered {number} batches where {len(requests)} were asked") from None
+                    raise BadAnswer(f"answered {number} batches instead of {len(requests)}") from None
                 answer.validate(full=True)
                 self._take(answer, work, events, outcome)
             try:
@@ -127,7 +127,7 @@ class ArrowRunner:
             except StopIteration:
                 pass
             else:
-                raise BadAnswer(f"answered more than the {len(requests)} batches that were asked")
+                raise BadAnswer(f"answered more than {len(requests)} batches")
         if rest := answers.rest():
             raise BadAnswer(f"printed {rest[:80]!r} after the end of its Arrow stream")
 
@@ -150,7 +150,7 @@ class ArrowRunner:
         return Rejection(work.segment.partition, position, bad.reason, bad.detail, events.value(bad.event))
 
     def reset(self) -> None:
-        """The stream is in disorder: the next segment gets a new process."""
+        """Close the process after a failure; the next segment starts a new one."""
         if self._child is not None:
             self._child.close()
             self._child = None
@@ -163,7 +163,7 @@ class ArrowRunner:
 
 
 def rebatched(blocks: Iterable[Events], num: int) -> list[Events]:
-    """Events in batches of `num`, the last may be smaller; which block they came in does not matter."""
+    """Events in batches of `num`, independent of their blocks; the last batch may be smaller."""
     out: list[Events] = []
     held: list[Events] = []
     num_held = 0
@@ -183,7 +183,7 @@ def rebatched(blocks: Iterable[Events], num: int) -> list[Events]:
 
 
 def merged(parts: list[Events]) -> Events:
-    """Events of several blocks as one block."""
+    """Merge the events of several blocks into one block."""
     data = np.concatenate([joined(part, -1) for part in parts])
     end_E = np.cumsum(np.concatenate([part.end_E - part.begin_E for part in parts]))
     begin_E = np.concatenate([np.zeros(1, np.int64), end_E[:-1]])

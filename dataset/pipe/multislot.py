@@ -1,4 +1,4 @@
-"""The MultiSlot protocol: one process per segment, a line per event in, a line per sample out."""
+"""Runs the MultiSlot protocol: one process per segment, one line per event in, one line per sample out."""
 
 from collections.abc import Iterator, Mapping
 
@@ -20,15 +20,15 @@ from millrace.stderr import RepeatedLines
 
 LINE_FEED = 10
 PARSE_BYTES = 1 << 20
-"""Output is parsed in chunks of about so much."""
+"""Approximate size of the chunks in which output is parsed."""
 MAX_LINE_BYTES = 16 << 20
-"""Longest line of output; beyond it the try fails."""
+"""Longest line of output; beyond it, the try fails."""
 OUTPUT_BYTES, OUTPUT_FACTOR = 64 << 20, 1024
-"""A segment's output may be so large, plus so many times its input; beyond it the try fails."""
+"""Largest output of a segment: bytes, plus a factor times its input; beyond it, the try fails."""
 
 
 class MultiSlotRunner:
-    """See module docstring, and `pipe.work.Runner`."""
+    """A `pipe.work.Runner` of the MultiSlot protocol."""
 
     def __init__(
         self, command: Command, idle_s: float, schema: Schema, event_time: EventTime, masks: Mapping[str, str]
@@ -40,11 +40,11 @@ class MultiSlotRunner:
         self._repeats = RepeatedLines()
 
     def run(self, work: Work) -> Outcome:
-        """Put a segment through."""
+        """Run one segment."""
         outcome = Outcome(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = len(work.rejections)
         self._child = child = Child(self._command, self._idle_s, self._repeats)
-        if self._closed:  # meanwhile
+        if self._closed:  # closed meanwhile
             child.kill()
         try:
             limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
@@ -58,7 +58,7 @@ class MultiSlotRunner:
         return outcome
 
     def _take(self, data: bytes, work: Work, outcome: Outcome) -> None:
-        """Parse lines; the last may be without its end."""
+        """Parse lines and add the samples to `outcome`. The last line may lack its line feed."""
         half = b""
         if not data.endswith(b"\n"):
             cut = data.rfind(b"\n") + 1
@@ -84,17 +84,17 @@ class MultiSlotRunner:
         outcome.blocks.append(samples)
 
     def reset(self) -> None:
-        """A try leaves nothing behind."""
+        """Do nothing: a try leaves nothing behind."""
 
     def close(self) -> None:
-        """Kill the process at work."""
+        """Kill the running process."""
         self._closed = True
         if self._child is not None:
             self._child.kill()
 
 
 def lines_of(events: Events) -> Chunk:
-    """Events as lines: the buffer itself where they already lie in it as such, else a copy."""
+    """Events as lines: the buffer itself if it already contains them as lines, else a copy."""
     data = bytes_of(events.data)
     begin, end = int(events.begin_E[0]), int(events.end_E[-1])
     if end < len(data) and bool(np.all(events.begin_E[1:] == events.end_E[:-1] + 1)):
@@ -104,7 +104,7 @@ def lines_of(events: Events) -> Chunk:
 
 
 def whole_lines(child: Child) -> Iterator[bytes]:
-    """A child's output in chunks of whole lines; only the last chunk may end inside one."""
+    """A child's output in chunks of whole lines; only the last chunk may end inside a line."""
     held: list[bytes] = []
     num_held = 0
     while data := child.read():

@@ -1,4 +1,4 @@
-"""Segments through several commands side by side: outcomes in order, a failing segment tried again.
+"""Runs segments through several commands in parallel: outcomes in order, retries for a failing segment.
 
 The number of processes changes the speed, never the outcomes.
 """
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class PipePool:
-    """`processes` runners of one command. `run` from one thread; `close` from any."""
+    """`processes` runners of one command. Call `run` from one thread, `close` from any."""
 
     def __init__(self, command: Command, make: Callable[[], Runner], processes: int, tries: int) -> None:
         self._command, self._tries = command, tries
@@ -27,12 +27,12 @@ class PipePool:
         self._idle: LifoQueue[Runner] = LifoQueue()
         for runner in self._runners:
             self._idle.put(runner)
-        # Also a lone process has a thread of its own: the source is read while it works.
+        # Even a single process has a thread of its own, so that the source is read while it works.
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="pipe")
         self._closed = False
 
     def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, Outcome]]:
-        """Outcomes in the order of `works`, of which at most `processes` + 1 are held. Raises PipeFailed."""
+        """The outcomes in the order of `works`, at most `processes` + 1 of which are in memory. Raises PipeFailed."""
         in_flight: deque[tuple[Work, Future[Outcome]]] = deque()
         try:
             for work in works:
@@ -60,7 +60,7 @@ class PipePool:
         try:
             return self._threads.submit(self._try, work)
         except RuntimeError as error:
-            raise PipeFailed(f"pipe command {str(self._command)!r} was closed while it was read from") from error
+            raise PipeFailed(f"pipe command {str(self._command)!r} was closed while it was in use") from error
 
     def _try(self, work: Work) -> Outcome:
         runner = self._idle.get()
@@ -87,11 +87,15 @@ class PipePool:
                     log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)
                 if attempt < self._tries and not self._closed:
                     continue
-                told = failure.exit_code is None or "exit code" in failure.what
-                code = "" if told else f" (exit code {failure.exit_code})"
-                stderr = f"; its last words:\n{failure.stderr}" if failure.stderr else "; it said nothing on stderr"
+                has_code = failure.exit_code is None or "exit code" in failure.what
+                code = "" if has_code else f" (exit code {failure.exit_code})"
+                stderr = (
+                    f"; its last lines on stderr:\n{failure.stderr}"
+                    if failure.stderr
+                    else "; it printed nothing on stderr"
+                )
                 raise PipeFailed(
                     f"pipe command {str(self._command)!r} in {self._command.folder} {failure.what}{code} on segment "
-                    f"{place}, try {attempt} of {self._tries} (mend it, or go past its events with `millrace skip`)"
+                    f"{place}, try {attempt} of {self._tries} (repair it, or skip its events with `millrace skip`)"
                     f"{stderr}"
                 ) from failure

@@ -1,4 +1,4 @@
-"""What goes into a pipe and what comes out: a segment's events, its samples and its rejections.
+"""Input and output of a pipe: a segment's events, its samples and its rejections.
 
 Shapes: E events.
 """
@@ -19,60 +19,60 @@ from dataset.source import Events, Segment
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A segment, read: the events that go to the command, and those that do not."""
+    """A segment that was read: the events for the command, and the rejected ones."""
 
     segment: Segment
     blocks: Sequence[Events]
     rejections: Sequence[Rejection]
     num_events: int
-    """All events, also the rejected."""
+    """Number of all events, including rejected ones."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the events that go to the command."""
+        """Bytes of the events for the command."""
         return sum(int((block.end_E - block.begin_E).sum()) for block in self.blocks)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a segment gave."""
+    """The result of a segment."""
 
     counters: SlotCounters
     blocks: list[Samples] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    """Those of the work included, by position."""
+    """All rejections by position, including those of the work."""
     num_judged: int = 0
-    """What rejections are a fraction of: events, or (multislot) output lines and events refused before the pipe."""
+    """The total that rejections are a part of: events, or (multislot) output lines and events rejected before."""
     pipe_s: float = 0.0
-    """Waiting for the command."""
+    """Seconds of waiting for the command."""
     parse_s: float = 0.0
-    """Feeding it, and making samples of its output."""
+    """Seconds of feeding the command and parsing its output."""
 
     @property
     def num_samples(self) -> int:
-        """Samples in all blocks."""
+        """Number of samples in all blocks."""
         return sum(len(block) for block in self.blocks)
 
 
 class Runner(Protocol):
-    """One command at work. One thread at a time may call `run` and `reset`; `close` any."""
+    """Runs one command. One thread at a time may call `run` and `reset`; any may call `close`."""
 
     def run(self, work: Work) -> Outcome:
-        """Put a segment through. Raises ChildFailed; nothing is kept of a try that failed."""
+        """Run one segment. Raises ChildFailed; nothing of a failed try is kept."""
         ...
 
     def reset(self) -> None:
-        """End what a failed try, or the last segment, left behind; the next `run` starts afresh."""
+        """End the processes of a failed try or of the last segment; the next `run` starts new ones."""
         ...
 
     def close(self) -> None:
-        """Kill processes; a `run` in progress fails, and so does any after it."""
+        """Kill processes. A `run` in progress fails, and so does any later one."""
         ...
 
 
 @njit(nogil=True, cache=True)
 def find_line_feeds(data, begin_E, end_E, found_E):  # type: ignore[no-untyped-def]
-    """Set `found_E` for the events that hold a line feed."""
+    """Set `found_E` for the events that contain a line feed."""
     for e in range(len(begin_E)):
         for i in range(begin_E[e], end_E[e]):
             if data[i] == 10:
@@ -82,7 +82,7 @@ def find_line_feeds(data, begin_E, end_E, found_E):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def join_values(data, begin_E, end_E, ending, out):  # type: ignore[no-untyped-def]
-    """Write the values of events one after the other, each ended by the byte `ending` unless it is -1."""
+    """Concatenate the values of events, each followed by the byte `ending` unless it is -1."""
     at = 0
     for e in range(len(begin_E)):
         for i in range(begin_E[e], end_E[e]):
@@ -94,14 +94,14 @@ def join_values(data, begin_E, end_E, ending, out):  # type: ignore[no-untyped-d
 
 
 def bytes_of(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
-    """A read-only array over a buffer: one type for the kernels, whatever the source gave."""
+    """A read-only array over a buffer, so that kernels see one type whatever the source gave."""
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     array.setflags(write=False)
     return array
 
 
 def joined(events: Events, ending: int) -> NDArray[np.uint8]:
-    """Values of `events` in a row, each ended by `ending` unless it is -1."""
+    """The concatenated values of `events`, each followed by `ending` unless it is -1."""
     num_bytes = int((events.end_E - events.begin_E).sum()) + (len(events) if ending >= 0 else 0)
     out = np.empty(num_bytes, np.uint8)
     join_values(bytes_of(events.data), events.begin_E, events.end_E, ending, out)
@@ -109,7 +109,7 @@ def joined(events: Events, ending: int) -> NDArray[np.uint8]:
 
 
 def screen(segment: Segment, blocks: Iterable[Events], max_event_bytes: int, *, lines: bool) -> Work:
-    """Split off the events that no command should see; `lines`: also those that hold a line feed."""
+    """Separate the events that the command must not see; with `lines`, also those that contain a line feed."""
     kept: list[Events] = []
     rejections: list[Rejection] = []
     num_events = 0
@@ -144,7 +144,7 @@ def _reasons(block: Events, max_event_bytes: int, lines: bool) -> Iterator[tuple
 
 
 def take_events(events: Events, index_E: NDArray[np.intp]) -> Events:
-    """Some events of a block, over the same buffer."""
+    """Some events of a block, on the same buffer."""
     return Events(
         events.data,
         events.begin_E[index_E],
@@ -157,7 +157,7 @@ def take_events(events: Events, index_E: NDArray[np.intp]) -> Events:
 
 
 def split_segment(segment: Segment, num_parts: int, min_positions: int = 512) -> list[Segment]:
-    """A segment in contiguous parts for several processes: a pure function of the segment and the spec."""
+    """Split a segment into contiguous parts for several processes: a pure function of the segment and the spec."""
     size = segment.end - segment.begin
     num_parts = max(1, min(num_parts, size // min_positions))
     cuts: I64 = segment.begin + np.arange(num_parts + 1) * size // num_parts

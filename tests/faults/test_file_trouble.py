@@ -178,7 +178,7 @@ def test_a_job_file_that_names_the_next_day_trains_it_and_one_that_names_nothing
     planner = next_day.start()
     assert next_day.plans(planner).positions() == {"b.txt": 1}
     planner.close()
-    assert f"no file matches 'c*.txt' in {path.parent} any more" in caplog.text
+    assert f"now no file matches 'c*.txt' in {path.parent}" in caplog.text
 
 
 def test_a_file_replaced_while_the_stream_is_read_to_its_end_is_named_too(path, caplog):

@@ -96,7 +96,7 @@ def test_retention_that_takes_what_a_logged_plan_needs_always_fails(kafka, topic
     job = side(kafka, topic, "earliest")
     plan = job.plans()
     drop_before(kafka, topic, 4)
-    with pytest.raises(SourceGap, match=rf"{topic}/0: position 0 is not there, the broker keeps 4 to 10"):
+    with pytest.raises(SourceGap, match=rf"{topic}/0: position 0 does not exist, the broker has 4 to 10"):
         job.reads(plan)
 
 
@@ -105,7 +105,7 @@ def test_a_topic_made_anew_stops_the_job_however_long_it_is(kafka, topic, starte
     job, planner = started
     old = job.journal.plans[0]
     recreate(kafka, topic, [b"other"] * size)
-    job.fails(planner, rf"{topic}/0 is not what it was .*deleted and recreated.*--fresh")
+    job.fails(planner, rf"{topic}/0 is not what it was .*deleted and created again.*--fresh")
     with pytest.raises(SourceGap, match=rf"{topic}/0"):
         job.reads(old)
 

@@ -222,7 +222,7 @@ def test_what_retention_took_is_a_gap_with_what_is_kept(kafka, opened):
     source = opened(topic)
     (partition,) = source.partitions(soon())
     assert (partition.start, partition.begin, partition.end) == (4, 4, 10)
-    with pytest.raises(SourceGap, match=rf"{topic}/0: position 2 is not there, the broker keeps 4 to 10"):
+    with pytest.raises(SourceGap, match=rf"{topic}/0: position 2 does not exist, the broker has 4 to 10"):
         read(source, f"{topic}/0", 2, 10)
     assert len(read(source, f"{topic}/0", 4, 10)) == 6
 

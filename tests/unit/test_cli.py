@@ -99,7 +99,7 @@ def test_check_tells_that_a_spec_is_right(millrace_says, tmp_path):
         "spec", "check", job, "--set", "cluster={trainers=2,shards=3}", "--set", "store.path=runs"
     ) == (
         0,
-        f"{job} is right\njob small; trainers 2; shards 3\nstore {tmp_path / 'runs'}\n",
+        f"{job} is valid\njob small; trainers 2; shards 3\nstore {tmp_path / 'runs'}\n",
         "",
     )
 
@@ -119,7 +119,7 @@ REFUSED_AT_A_START = {
     'model={class="torn:Tower"}': "model.class: module 'torn' cannot be imported: ",
     'pipe.command=["no-such-program"]': "pipe.command: 'no-such-program': no such program on PATH",
     'pipe.command=["python","absent.py"]': "absent.py: no such file",
-    'sources.lines.event_time={slot="click"}': "event_time.slot: 'click' is no meta slot of whole numbers",
+    'sources.lines.event_time={slot="click"}': "event_time.slot: 'click' is not a meta slot of whole numbers",
     "store.path=part-0.txt": "part-0.txt is a file",
     "store.path=part-0.txt/store": "part-0.txt is a file",
     "store.path=other": "other is not empty and no store of Millrace",

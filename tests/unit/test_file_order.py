@@ -81,8 +81,8 @@ def test_declared_partitions_are_streams_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("by", "message"),
     [
-        ("shard", r'"shard" is no field; write it as in paths, like "\{shard\}"'),
-        ("{hour}", r'"\{hour\}" does not stand in paths.1, "b/\{shard\}"'),
+        ("shard", r'"shard" is not a field; write it as in paths, like "\{shard\}"'),
+        ("{hour}", r'"\{hour\}" is not in paths.1, "b/\{shard\}"'),
     ],
 )
 def test_a_field_that_is_in_no_path_is_refused_with_the_path(by, message):

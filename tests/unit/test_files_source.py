@@ -94,9 +94,9 @@ def test_a_followed_file_that_is_deleted_is_final_and_cannot_be_read(tmp_path, c
     (tmp_path / "a.txt").unlink()
     (partition,) = found.partitions(soon())
     assert partition.final and partition.end == 2
-    assert "a.txt is gone" in caplog.text
+    assert "a.txt was deleted" in caplog.text
     found.close()
-    with pytest.raises(SourceGap, match="gone"):
+    with pytest.raises(SourceGap, match="it was deleted"):
         read(found, "a.txt", 0, 1)
 
 
@@ -116,7 +116,7 @@ def test_folders_open_by_their_marker_and_late_files_are_counted(tmp_path, caplo
     assert list(ends(found)) == ["logs/1/9/a.jsonl"]
     write(tmp_path, "logs/1/11/_SUCCESS")
     assert list(ends(found)) == ["logs/1/9/a.jsonl"]
-    assert "folder logs/1/10 has no _SUCCESS: it and those after it wait" in caplog.text
+    assert "folder logs/1/10 has no _SUCCESS: it and later folders wait" in caplog.text
     write(tmp_path, "logs/1/10/_SUCCESS")
     assert list(ends(found)) == ["logs/1/9/a.jsonl", "logs/1/10/a.jsonl", "logs/1/11/a.jsonl"]
     assert found.num_late_files == 0
@@ -138,7 +138,7 @@ def test_a_bounded_source_leaves_out_folders_that_are_not_ready(tmp_path, caplog
         write(tmp_path, name)
     with caplog.at_level(logging.WARNING):
         assert list(ends(source(tmp_path, "logs/{day}/*", ready="_SUCCESS"))) == ["logs/2/a"]
-    assert "logs/1 has no _SUCCESS: it is left out" in caplog.text
+    assert "logs/1 has no _SUCCESS: it is not read" in caplog.text
 
 
 def test_no_folder_ready_is_an_error(tmp_path):

@@ -167,7 +167,7 @@ def test_a_line_that_is_no_text_is_rejected_by_a_generator_of_text(tmp_path, pro
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        ('{"user": [1], "nobody": [1], "d": [1, 2], "click": [1]}', "'nobody' is no slot"),
+        ('{"user": [1], "nobody": [1], "d": [1, 2], "click": [1]}', "'nobody' is not a slot"),
         ('{"user": [1], "click": [1]}', "dense slot 'd' is missing"),
         ('{"d": [1, 2, 3], "click": [1]}', "3 values instead of 2"),
         ('{"d": [1, 2], "click": [1, 0]}', "meta slot 'click' has 2 values"),
@@ -238,7 +238,7 @@ def test_text_where_signs_are_expected_is_told_by_its_slot_and_what_to_set(users
     }
     with pytest.raises(ValueError, match=r"^slot 'user': .*; for text, set values = \"string\" in the slot"):
         answer_of(SLOTS, columns, answer_schema(SLOTS))
-    with pytest.raises(ValueError, match=r"'ann' is no sign: .*values = \"string\""):
+    with pytest.raises(ValueError, match=r"'ann' is not a sign: .*values = \"string\""):
         signs(["ann"])
     with pytest.raises(ValueError, match=r"^slot 'click': [^;]*$"):
         answer_of(SLOTS, columns | {"user": [1, 2], "click": ["yes", "no"]}, answer_schema(SLOTS))
@@ -355,7 +355,7 @@ def test_a_generator_asks_for_the_slots_and_its_other_columns_may_be_dropped(tmp
     if text == MORE_OF_PADDLES and protocol == "multislot":
         return  # as with Paddle, the process ends where a sample does not fit
     _, tally = read(tmp_path, command, protocol, [b"x"])
-    assert "'tomorrow' is no slot; pipe.extra" in tally.first_of[Reason.GENERATOR]
+    assert "'tomorrow' is not a slot; pipe.extra" in tally.first_of[Reason.GENERATOR]
 
 
 def test_in_a_shell_slots_and_what_is_dropped_are_those_of_the_spec(tmp_path):
@@ -375,12 +375,12 @@ def test_an_error_is_told_with_its_traceback_once_and_then_counted(tmp_path, way
     assert done.stdout.count(b"!KeyError") == 150
     assert told.count("Traceback") == 1 and len(told.splitlines()) < 12
     assert "/dataset/" not in told, "its frames are the user's own"
-    assert "100 events are rejected so far for KeyError at " in told and "150" not in told
+    assert "100 events are rejected so far with KeyError at " in told and "150" not in told
 
 
 def test_the_slots_are_listed_once_and_not_in_each_rejection(tmp_path):
     write(tmp_path, MORE_EACH)
     done = shell(tmp_path, "--spec", "job.toml", events=[b"x"] * 20)
-    line = b"!ValueError: 'tomorrow' is no slot; pipe.extra = \"drop\" leaves out what is none\n"
+    line = b"!ValueError: 'tomorrow' is not a slot; pipe.extra = \"drop\" ignores such columns\n"
     assert done.stdout == line * 20
     assert done.stderr.count(b"the spec has slots user, shown, word, d, click") == 1

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.kafka_client import LastWord, Wait, consumer_options
+from dataset.kafka_client import LastWarning, Wait, consumer_options
 from millrace.errors import SpecError
 from tests.kafka import cluster
 
@@ -28,7 +28,7 @@ def test_what_keeps_our_promises_cannot_be_changed():
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("enable_auto_commit", "Millrace's own"), ("group_id", "say group"), ("auto_offset_reset", "say start")],
+    [("enable_auto_commit", "Millrace's own"), ("group_id", "use group"), ("auto_offset_reset", "use start")],
 )
 def test_an_option_that_is_ours_is_refused_with_what_to_say_instead(name, instead):
     with pytest.raises(SpecError, match=rf"options\.{name}: .*{instead}"):
@@ -72,7 +72,7 @@ def test_a_wait_is_announced_once_and_so_is_its_end(caplog):
     said = [record.message for record in caplog.records]
     assert said == [
         "Kafka does not answer: waiting, reading t/0 from 7",
-        "Kafka answers again after 3.5 s: going on, reading t/0 from 7",
+        "Kafka answers again after 3.5 s: continuing, reading t/0 from 7",
     ]
 
 
@@ -103,13 +103,13 @@ class Heard(logging.Handler):
 
 
 def test_the_clients_own_log_is_quiet_and_its_last_warning_is_kept():
-    last_word, heard = LastWord(), Heard()
+    last_warning, heard = LastWarning(), Heard()
     logging.getLogger().addHandler(heard)  # not caplog: pytest listens at loggers that do not propagate, too
     logging.getLogger("kafka.net").error("authentication failed")
     logging.getLogger("kafka.net").debug("something")
-    last_word.close()
+    last_warning.close()
     logging.getLogger().removeHandler(heard)
-    assert last_word.text == "authentication failed"
+    assert last_warning.text == "authentication failed"
     assert not [name for name in heard.names if name.startswith("kafka")]
 
 

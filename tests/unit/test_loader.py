@@ -186,6 +186,6 @@ def test_a_third_pass_ahead_is_refused(load):
     reader = ScriptedReader()
     reader.hold = threading.Event()
     loader = load(reader)
-    with pytest.raises(AssertionError, match="2 passes wait to be read already"):
+    with pytest.raises(AssertionError, match="2 passes already wait to be read"):
         for number in range(8):
             loader.submit(number, [segment(0, 10)])

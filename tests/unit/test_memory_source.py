@@ -43,7 +43,7 @@ def test_what_retention_took_is_a_gap():
     source = MemorySource([[b"a", b"b", b"c"]])
     source.drop_before(0, 2)
     assert partition(source).begin == 2
-    with pytest.raises(SourceGap, match="1 to 3 asked for, 2 to 3 are there"):
+    with pytest.raises(SourceGap, match="1 to 3 were requested, 2 to 3 exist"):
         read(source, 1, 3)
     assert read(source, 2, 3) == [(2, b"c")]
 

@@ -126,7 +126,7 @@ def test_arrival_goes_on_behind_what_an_earlier_run_saw(monkeypatch):
 
 
 def test_a_stream_without_end_or_rate_is_refused():
-    with pytest.raises(SpecError, match="arrives at a rate"):
+    with pytest.raises(SpecError, match="needs a rate"):
         validate(SimulatedSource, {"kind": "simulated"})
 
 

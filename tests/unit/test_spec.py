@@ -166,14 +166,14 @@ MISTAKES = {
     "slots.0.names=device": "slots.0.names: is a list, written [..., ...] (got 'device')",
     "pipe={}": "pipe.command: is missing",
     "pipe.command=[]": "pipe.command: The list should have at least 1 item after validation, not 0",
-    'slots.0.names=["a b"]': "slots.0: 'a b' is no name of a slot; a range is written C{1..26}",
+    'slots.0.names=["a b"]': "slots.0: 'a b' is not a name of a slot; a range is written C{1..26}",
     'slots.0.names=["C{3..1}"]': "slots.0: 'C{3..1}' is not a rising range of at most 10,000",
     "slots.1.names=[1]": "slots.1.names.0: Input should be a valid string (got 1)",
     "sources.impressions.event_time={}": "sources.impressions.event_time: needs exactly one of field = \"...\", "
     'slot = "..." or kind = "record" | "none"',
     'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
     # not built yet
-    'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
+    'sources.more={kind="simulated",events=5}': "sources: several sources are not supported yet; 2 given",
     "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
     "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
     "train.staleness=1": "train: staleness above 0 is not built yet",
