@@ -31,7 +31,7 @@ check: $(READY)
 	$(BIN)/pytest -q tests/test_tidy.py
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/docs/index.html"
 
 bench: $(READY)
