@@ -1,4 +1,4 @@
-# make demo and make test need nothing but python3 (3.11 or later) and make: the environment is made on the way.
+# make demo and make test need only python3 (3.11 or later) and make: they create the environment in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ faults: $(READY)
 	$(BIN)/millrace faults build/living/job.toml --rounds 2 --set 'cluster={trainers=3,shards=2}' $(LIVING)
 	$(BIN)/millrace faults build/living/job.toml --rounds 1 --operator $(LIVING)
 
-# What the environment holds now, version by version. `make test LOCKED=1` begins by making an environment of these.
+# The versions in the environment. With LOCKED=1 a new environment gets exactly these.
 lock: $(READY)
 	{ echo "# Written by \`make lock\`: what a run of CI had. pyproject.toml says what is needed."; \
 	  $(BIN)/pip freeze --exclude-editable; } > $(LOCK).new
@@ -67,7 +67,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; say make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev,docs,ui]' $(if $(LOCKED),--constraint $(LOCK))

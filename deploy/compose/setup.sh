@@ -1,12 +1,12 @@
 #!/bin/sh
-# Makes, once, what the containers know each other by: the service's certificate, tokens, Grafana's password.
-# What is there is left as it is; to have one made anew, remove its file, and of a token revoke the old one.
+# Makes the secrets of the containers, once: the service's certificate, tokens, Grafana's password.
+# Existing files are left alone. To replace a secret, remove its file; if it is a token, revoke the old one, too.
 set -eu
 umask 077
 config=${CONFIG:-/etc/millrace/service.toml}
 run=${RUN:-/run/millrace}
 
-# made FILE MODE COMMAND...: FILE is what COMMAND prints, whole or not there.
+# made FILE MODE COMMAND...: write the output of COMMAND to FILE; FILE is complete or absent.
 made() {
     file=$1 mode=$2
     shift 2
@@ -19,7 +19,7 @@ made() {
 # copied FILE FOLDER MODE
 copied() { made "$2/$(basename "$1")" "$3" cat "$1"; }
 
-# 1. A certificate of its own: who holds server.pem knows the service by it.
+# 1. A self-signed certificate: clients that have server.pem verify the service with it.
 if ! [ -s "$run/tls/server.pem" ]; then
     openssl req -x509 -newkey rsa:3072 -nodes -sha256 -days 825 -subj /CN=millrace \
         -addext subjectAltName=DNS:millrace,DNS:localhost,IP:127.0.0.1 \
@@ -28,14 +28,14 @@ if ! [ -s "$run/tls/server.pem" ]; then
     mv "$run/tls/server.pem.part" "$run/tls/server.pem"
 fi
 
-# 2. Who may ask what. Prometheus reads its folder as a user of its own, hence 444: nobody else has that volume.
+# 2. Tokens and passwords. Prometheus runs as another user, so its files have mode 444; no other service has that volume.
 made "$run/following/feed.token" 400 millrace token create replica --role operator --config "$config"
 made "$run/following/replica.token" 400 openssl rand -hex 24
 made "$run/scraping/millrace.token" 444 millrace token create prometheus --role viewer --config "$config"
 made "$run/watching/password" 444 openssl rand -hex 12
 
-# 3. Each gets copies of what it needs, and no more.
+# 3. Each container gets copies of what it needs, and nothing else.
 copied "$run/tls/server.pem" "$run/following" 400
 copied "$run/tls/server.pem" "$run/scraping" 444
 copied "$run/following/replica.token" "$run/scraping" 444
-echo "certificate, tokens and password are there"
+echo "certificate, tokens and password are ready"
