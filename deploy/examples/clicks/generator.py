@@ -1,4 +1,4 @@
-"""Events of the simulated click stream to one sample for each item shown.
+"""Turns events of the simulated click stream into one sample for each item shown.
 
 In a shell: echo '{"ts":1,"user":17,"device":2,"hour":0,"shown":[8],"topics":[3],"clicked":[1]}' |
 python generator.py --spec job.toml
@@ -13,7 +13,7 @@ import numpy as np
 from dataset.generator import DataGenerator, signs
 
 TOPICS = np.uint64(1 << 16)
-"""A crossed sign is the user times this, plus the topic."""
+"""A crossed id is the user times this, plus the topic."""
 
 
 class Clicks(DataGenerator):
@@ -24,7 +24,7 @@ class Clicks(DataGenerator):
         num_shown = [len(each["shown"]) for each in parsed]
         shown = [item for each in parsed for item in zip(each["shown"], each["topics"], each["clicked"], strict=True)]
 
-        def of_event(field: str) -> np.ndarray:  # once for each item that the event shows
+        def of_event(field: str) -> np.ndarray:  # repeated for each item that the event shows
             return np.repeat(signs(each[field] for each in parsed), num_shown)
 
         user, topic = of_event("user"), signs(topic for _, topic, _ in shown)

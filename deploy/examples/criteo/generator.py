@@ -1,4 +1,4 @@
-"""Lines of Kaggle's display advertising format to a sample each.
+"""Turns each line of Kaggle's display advertising format into a sample.
 
 A line is `label I1 .. I13 C1 .. C26`, tab separated; any I (integer) or C (hexadecimal) may be empty.
 In a shell: zcat data/criteo_80k.txt.gz | head -2 | python generator.py --spec job.toml
@@ -18,13 +18,13 @@ NUM_INTEGERS, NUM_CATEGORIES = 13, 26
 
 @cache
 def dense(text: str) -> float:
-    """An integer as a dense value: log(1 + x), 0 where missing."""
+    """An integer as a dense value: log(1 + x), 0 if missing."""
     return math.log1p(max(int(text), 0)) if text else 0.0
 
 
 @cache
 def step(text: str) -> int:
-    """An integer as a sign: small ones as they are, large ones in steps of their squared logarithm; 0 where missing."""
+    """An integer as a feature id: small ones unchanged, large ones by their squared logarithm; 0 if missing."""
     if not text:
         return 0
     value = int(text)

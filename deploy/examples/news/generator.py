@@ -1,4 +1,4 @@
-"""Impressions of a news page to one sample for each article shown; crossed fields where the spec has slots for them.
+"""Turns impressions of a news page into one sample for each article shown; crossed fields if the job has their slots.
 
 In a shell: zcat data/impressions.jsonl.gz | head -2 | python generator.py --spec job.toml
 """
@@ -27,7 +27,7 @@ PLAIN = {
 }
 CROSSED = ("page", "hour", "weekday", "device", "subscriber", "gender", "postcode", "age")
 ARTICLES = np.uint64(1 << 20)
-"""A crossed sign is the other field's value times this, plus the article."""
+"""A crossed id is the other field's value times this, plus the article."""
 
 
 class Impressions(DataGenerator):
@@ -38,7 +38,7 @@ class Impressions(DataGenerator):
         num_shown = np.array([len(each["shown"]) for each in impressions], np.int64)
         article = signs(article for each in impressions for article in each["shown"])
 
-        def of_event(field: str) -> np.ndarray:  # once for each article that the impression shows
+        def of_event(field: str) -> np.ndarray:  # repeated for each article that the impression shows
             return np.repeat(signs(each[field] for each in impressions), num_shown)
 
         columns: dict[str, Any] = {slot: of_event(field) for slot, field in PLAIN.items()}

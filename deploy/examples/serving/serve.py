@@ -1,8 +1,8 @@
-"""Serves exports without Millrace: python serve.py [--events FILE] FOLDER, where current.json is; or a base and the
-deltas after it in its place.
+"""Serve exports without Millrace: python serve.py [--events FILE] FOLDER, the folder with current.json; or give a base
+and the deltas after it.
 
-Without events it predicts the export's golden samples and compares. FILE has one event a line, as JSON by slot:
-{"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or is a Parquet like golden.parquet.
+Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
+{"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
 """
 
 import argparse
@@ -21,7 +21,7 @@ DONE = ("_DONE", "DONE")  # the second in exports of an older Millrace
 
 
 def mix(sign_N, group):
-    """The key of a sign: model.json says the rule, and has vectors to try it with."""
+    """The key of a feature id: model.json has the rule, and test vectors."""
     x = sign_N + np.uint64((group + 1) * 0x9E3779B97F4A7C15 % 2**64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -29,7 +29,7 @@ def mix(sign_N, group):
 
 
 def load(file, table):
-    """Keys of a file of rows, and their weights side by side: first-order weight, if any, then vector."""
+    """Keys of a file of rows, and their weights: first-order weight, if any, then vector."""
     rows, parts = pq.read_table(file), []
     if table["first_order"]:
         parts.append(rows["weight"].to_numpy()[:, None])
@@ -40,7 +40,7 @@ def load(file, table):
 
 
 def sign_of(value):
-    """A number is a sign; a text is hashed: model.json says the rule."""
+    """The feature id of a value: a number is one, a text is hashed by the rule in model.json."""
     if not isinstance(value, str):
         assert isinstance(value, int) and 0 <= value < 2**64, f"{value!r} is no sign: a number of 64 bits, or a text"
         return value
@@ -51,12 +51,12 @@ def sign_of(value):
 
 
 def listed(value):
-    """A slot's values as an event has them: a list, one value, or none."""
+    """A slot's values as a list; an event has a list, one value, or none."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def columns_of(event, slot):
-    """A slot's columns of one event: signs, without padding and cut, and weights; or a dense slot's values."""
+    """A slot's columns of one event: ids without padding, cut to max_len, and weights; or a dense slot's values."""
     name, values = slot["name"], listed(event.get(slot["name"]))
     if slot["kind"] == "dense":
         assert len(values) == slot["size"], f"slot {name!r} needs {slot['size']} numbers, and has {len(values)}"
@@ -71,7 +71,7 @@ def columns_of(event, slot):
 
 
 def batches_of(path, slots):
-    """Samples of a file of events, some at a time."""
+    """Samples of a file of events, in batches."""
     if path.suffix == ".parquet":
         for batch in pq.ParquetFile(path).iter_batches(BATCH):
             yield pa.table(batch.columns, names=batch.schema.names)
@@ -95,7 +95,7 @@ def batches_of(path, slots):
 
 
 def pool(slot, samples, rows, default_W):
-    """The inputs that a sparse slot gives the model."""
+    """The inputs of the model for a sparse slot."""
     lists = samples[slot["name"]].combine_chunks()
     sign_N, count_B = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
     sample_N = np.repeat(np.arange(len(samples)), count_B)
@@ -127,11 +127,11 @@ class Server:
         self.model = json.loads((self.newest / "model.json").read_text())
         self.session = onnxruntime.InferenceSession(self.newest / "dense.onnx")
         self.rows = {name: {} for name in self.model["tables"]}
-        for folder in folders:  # the newest row of a key, unless it is gone
+        for folder in folders:  # the newest row of a key, unless it was deleted
             self.apply(folder, json.loads((folder / "model.json").read_text())["tables"])
 
     def apply(self, folder, tables):
-        """Take in the rows of one export."""
+        """Load the rows of one export."""
         for file in folder.glob("*-*-*.parquet"):  # a key is in one file of a folder: their order does not matter
             kind, name = file.stem.rsplit("-", 1)[0].split("-", 1)
             if kind == "rows":
@@ -157,7 +157,7 @@ class Server:
 
 
 def compare(server):
-    """The exit code: 0 where the golden samples get their golden predictions."""
+    """The exit code: 0 if the golden samples get their golden predictions."""
     golden, worst = pq.read_table(server.newest / "golden.parquet"), 0.0
     for name, found_B in server.predict(golden).items():
         wanted_B = golden[f"prediction.{name}"].to_numpy()
@@ -170,7 +170,9 @@ def compare(server):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--events", type=Path, metavar="FILE", help="predict these, and print a line of JSON for each")
+    parser.add_argument(
+        "--events", type=Path, metavar="FILE", help="predict these events, and print a line of JSON for each"
+    )
     asked = parser.parse_args()
     if files := [str(path) for path in asked.folders if not path.is_dir()]:
         parser.error(f"{files[0]} is no folder of exports; a file of events is given as --events {files[0]}")
