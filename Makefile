@@ -32,7 +32,7 @@ check: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open build/docs/index.html"
+	@echo "open build/docs/index.html; with search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs"
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench

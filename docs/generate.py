@@ -93,7 +93,11 @@ def _routes() -> str:
 def _route(method: str, path: str, told: dict) -> str:
     """One route: who may call it, its parameters, its body, its answers."""
     act = f", or a token for *{told['x-act']}*" if "x-act" in told else ""
-    lines = [f"\n### `{method.upper()} {path}` {{#{told['operationId'].lower()}}}\n", told.get("description", ""), ""]
+    lines = [
+        f"\n### `{method.upper()} {path}` {{#route-{told['operationId'].lower()}}}\n",
+        told.get("description", ""),
+        "",
+    ]
     lines += [f"Role: {told['x-role']}{act}.", ""]
     if parameters := told.get("parameters"):
         lines += ["| parameter | in | meaning |", "|---|---|---|"]

@@ -16,8 +16,9 @@ class Schema:
         self.places: dict[str, list[str]] = {}
         """The paths of each definition, both in the order in which a reader meets them."""
         self.root = whole if "properties" in whole else None
-        for name in self.definitions if self.root is None else ():
-            self.places[name] = []
+        for name, definition in self.definitions.items() if self.root is None else ():
+            if "properties" in definition:
+                self.places[name] = []
         if self.root is not None:
             self._walk(self.root, "")
 
@@ -33,8 +34,9 @@ class Schema:
 
     def _used(self, value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
         """Definitions that a value is made of, each with what its path has after the key."""
-        if "$ref" in value:
-            yield value["$ref"].removeprefix(self._refs), suffix
+        name = value.get("$ref", "").removeprefix(self._refs)
+        if "properties" in self.definitions.get(name, {}):
+            yield name, suffix
         for union in UNIONS:
             for choice in value.get(union, ()):
                 yield from self._used(choice, suffix)
@@ -43,11 +45,18 @@ class Schema:
         for named in _named(value):
             yield from self._used(named, f"{suffix}.<name>")
 
+    def title(self, name: str) -> str:
+        """What a section is called: its kind, where there are several; else its place in the file; else its name."""
+        kind = self.definitions.get(name, {}).get("properties", {}).get("kind", {}).get("const")
+        places = self.places.get(name)
+        return f'kind = "{kind}"' if kind else f"`{places[0]}`" if places else name
+
     def words(self, value: dict[str, Any]) -> str:
         """The type of a value, as words."""
         if "$ref" in value:
             name = value["$ref"].removeprefix(self._refs)
-            return f"[{name}](#{name.lower()})"
+            inline = name in self.definitions and name not in self.places
+            return self.words(self.definitions[name]) if inline else f"[{self.title(name)}](#{name.lower()})"
         if "const" in value:
             return f"`{json.dumps(value['const'])}`"
         if "enum" in value:
@@ -121,14 +130,19 @@ def tables(schema: Schema) -> str:
     if schema.root is not None:
         parts += ["\n## The whole file\n", _table(schema, schema.root)]
     for name, places in schema.places.items():
-        section = schema.definitions[name]
-        parts.append(f"\n{'##' if schema.root is not None else '###'} {name} {{#{name.lower()}}}\n")
-        if places:
-            parts.append(f"At {', '.join(f'`{place}`' for place in places)}.\n")
+        section, title = schema.definitions[name], schema.title(name)
+        parts.append(f"\n{'##' if schema.root is not None else '###'} {_heading(title, places)} {{#{name.lower()}}}\n")
+        if places[1:]:
+            parts.append(f"Also at {', '.join(f'`{place}`' for place in places[1:])}.\n")
         if section.get("description"):
             parts.append(section["description"] + "\n")
-        parts.append(_table(schema, section) if section.get("properties") else f"{schema.words(section)}\n")
+        parts.append(_table(schema, section))
     return "\n".join(parts) + "\n"
+
+
+def _heading(title: str, places: list[str]) -> str:
+    """The title of a section, with its place where the title is only its kind."""
+    return f"`{places[0]}`, {title}" if places and not title.startswith("`") else title
 
 
 def _table(schema: Schema, section: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """The documentation builds without a warning: every page is in the menu, every link and anchor leads somewhere."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,13 @@ def build(root, folder):
 def test_what_is_generated_is_there(site, page):
     text = (site / page).read_text()
     assert [word for word in GENERATED[page] if word not in text] == []
+
+
+@pytest.mark.long
+def test_no_page_has_an_anchor_twice(site):
+    for page in site.rglob("*.html"):
+        anchors = Counter(re.findall(r'<h\d id="([^"]+)"', page.read_text()))
+        assert [anchor for anchor, count in anchors.items() if count > 1] == [], page.name
 
 
 @pytest.mark.long
