@@ -13,6 +13,7 @@ import pytest
 from tests.kafka.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 LIMIT_S = 240
@@ -67,6 +68,23 @@ def test_the_tutorial_leads_from_a_topic_to_a_served_model(kafka, tmp_path):
     assert likes > likes_not
     first, second = (int(number) for number in re.findall(r'"model_version": "(\d+)"', output))
     assert second > first >= 1
+
+
+@pytest.mark.long
+def test_the_job_of_the_readme_trains_and_predicts_with_a_file_in_place_of_the_topic(tmp_path):
+    job, generator = (text for language, _, text in blocks(README) if language in ("toml", "python"))
+    events = "".join(f'{{"user": "u-{n % 7}", "item": "i-{n % 5}", "clicked": {n % 2}}}\n' for n in range(300))
+    (predict,) = re.findall(r"^(\S+/millrace predict .*?) +#", README, re.M)
+    page = f"""```toml title="job.toml"\n{job}```
+```python title="generator.py"\n{generator}```
+```json title="events.jsonl"\n{events}```
+```sh
+.venv/bin/millrace run job.toml --set 'sources.clicks={{kind="files",paths=["events.jsonl"]}}'
+{predict}
+```"""
+    output = followed(page, tmp_path)
+    assert re.search(r"^events +300$", output, re.M), output
+    assert "predicted: 300 samples of 300 events" in output
 
 
 def test_the_tutorial_has_every_file_that_its_commands_name():

@@ -33,7 +33,7 @@ service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_te
 COMMANDS = commands()
 
 
-def said_commands(text):
+def commands_named(text):
     """Every command line of the documentation that begins with `millrace`: its words after that."""
     blocks = re.findall(r"```\w*\n(.*?)```", text, re.S)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
@@ -44,14 +44,14 @@ def said_commands(text):
 
 @every_doc
 def test_every_command_and_option_named_is_there(doc):
-    for words in said_commands((ROOT / doc).read_text()):
+    for words in commands_named((ROOT / doc).read_text()):
         name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
         assert name in COMMANDS, f"{doc}: millrace {' '.join(words)}"
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert options <= COMMANDS[name], f"{doc}: millrace {' '.join(words)}"
 
 
-def test_every_command_is_told_of():
+def test_every_command_is_documented():
     pages = [doc for doc in DOCS if doc.parts[0] == "docs"]
     told = " ".join((ROOT / doc).read_text() for doc in (Path("service/README.md"), *pages))
     groups = {"", *(name.split()[0] for name in COMMANDS if " " in name)}
@@ -132,7 +132,7 @@ def test_what_a_changed_job_file_does_is_what_respec_does(service_readme):
     assert tuple(re.findall(r"`([^`]+)`", never)) == (*respec.NEVER, *respec.NEVER_OF_TABLES)
 
 
-def test_the_defaults_told_are_the_specs(service_readme):
+def test_documented_defaults_are_those_of_the_spec(service_readme):
     schema = Job.model_json_schema()["$defs"]
     seconds = {"s": 1, "min": 60}
     rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\d+)(?: (s|min))? \|", service_readme, re.M)
@@ -151,13 +151,13 @@ def test_every_metric_named_is_there(doc):
     assert set(re.findall(r"`(millrace_\w+)`", (ROOT / doc).read_text())) <= there
 
 
-def test_the_table_of_metrics_is_what_prometheus_is_told():
+def test_the_table_of_metrics_is_that_of_the_golden_files():
     rows = re.findall(r"^\| `(millrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", TABLE.read_text(), re.M)
     there = [metric for file in METRIC_FILES for metric in metrics(file)]
     assert rows == [(one.name, one.kind, ", ".join(one.labels), one.what) for one in there]
 
 
-def test_what_memory_holds_is_as_told(service_readme):
+def test_documented_memory_of_rows_is_that_of_the_code(service_readme):
     section = TableSection()
     width = int(section.first_order) + section.dim + len(optimizer_of(section).start_state)
     assert f"{width} for `dim = {section.dim}`" in service_readme
@@ -169,7 +169,7 @@ def test_what_memory_holds_is_as_told(service_readme):
     assert answer == repr(expected) and f"Bound.of(512 << 20, {width})" in code
 
 
-def test_all_that_a_run_leaves_is_drawn():
+def test_everything_that_a_run_makes_is_drawn():
     (drawn,) = re.findall(r"^store\.path/\n(.*?)```", (ROOT / "docs" / "durability.md").read_text(), re.M | re.S)
     names = {name for name in MADE_BY_A_RUN if "." not in name} - {"model"}
     assert [name for name in sorted(names) if f"{name}/" not in drawn and f" {name} " not in drawn] == []
@@ -204,7 +204,7 @@ def test_the_job_and_the_generator_of_the_readme_work_together(tmp_path):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_is_left_out_of_its_packages_readme(package):
-    """A module is told of by its name, or by that of its folder."""
+    """A module is named by its file, or by its folder."""
     text = (ROOT / package / "README.md").read_text()
     silent = {"__init__", "__main__", "errors", "config"}
     modules = [path for path in (ROOT / package).glob("*.py") if path.stem not in silent]
