@@ -35,7 +35,7 @@ COMMANDS = commands()
 
 def commands_named(text):
     """Every command line of the documentation that begins with `millrace`: its words after that."""
-    blocks = re.findall(r"```\w*\n(.*?)```", text, re.S)
+    blocks = re.findall(r"^ *```[^`\n]*\n(.*?)^ *```$", text, re.M | re.S)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
     for line in lines:
         if match := re.match(r"(?:\S*/)?millrace ([a-z].*)", line.strip()):
