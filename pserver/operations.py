@@ -31,7 +31,7 @@ class Shrink:
     delete_after_days: int | None = None
     """Likewise. If both are None, the settings in force decide."""
     at_once: bool = False
-    """Whether the close waits until they are removed; rank 0 decides so for small tables."""
+    """True if the close waits until they are removed; rank 0 decides so for small tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

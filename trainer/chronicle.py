@@ -7,13 +7,13 @@ follow. Writing the log's files is left to trainer.log, the choice of the commit
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from millrace.retry import Retrier
+from trainer.history import Logged
 from trainer.log import Log, LogFull
 from trainer.plan import Plan
 from trainer.planner import LOG_WAITS, Drained, Planner
@@ -27,21 +27,6 @@ log = logging.getLogger(__name__)
 
 class ReplayDiffers(MillraceError):
     """A replayed pass differs from the logged one: its result depends on more than the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A pass in the log."""
-
-    plan: Plan
-    planned_at: int
-    """Record number of the plan."""
-    close: PassClose | None
-    """None: it was planned and never closed."""
-    closed_at: int = 0
-    """Record number of the close."""
-    operations: Sequence[Operation] = ()
-    """Operations that acted at its close, in order."""
 
 
 def differences(logged: PassClose, found: PassClose) -> list[str]:
@@ -74,7 +59,7 @@ class LogJournal:
 
 
 class Chronicle:
-    """See module docstring. For one thread, except where stated."""
+    """The replay log; see the module docstring. Calls come from one thread, except where stated."""
 
     def __init__(
         self,
@@ -102,17 +87,17 @@ class Chronicle:
 
     @property
     def replaying(self) -> bool:
-        """Whether a logged close is still to be replayed."""
+        """True if a logged close is still to be replayed."""
         return any(logged.close is not None for logged in (*self._open.values(), *self._ahead))
 
     @property
     def forked(self) -> bool:
-        """Whether a replayed pass differed."""
+        """True if a replayed pass differed."""
         return any(found for _, found in self.compared)
 
     @property
     def paused(self) -> bool:
-        """Whether the job is paused, so no new passes are planned. Any thread."""
+        """True if the job is paused, so no new passes are planned. Any thread."""
         return self._planner is not None and not self._ahead and self._planner.paused
 
     @property

@@ -108,13 +108,13 @@ def merge_times(messages: Sequence[Sequence[float] | None]) -> tuple[float, floa
 
 
 def fills(dirty: int, dirty_before: int, max_dirty: int) -> bool:
-    """Whether uncommitted rows are above half of their limit, or would exceed it after one more such pass."""
+    """True if uncommitted rows are above half of their limit, or would exceed it after one more such pass."""
     grown = dirty - dirty_before if dirty >= dirty_before else dirty
     return 2 * dirty > max_dirty or dirty + grown > max_dirty
 
 
 class PassCloser:
-    """See module docstring. Every rank calls `close` at the end of each pass."""
+    """Closes passes: every rank calls `close` at the end of each pass."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
 The content of a commit on disk is trainer.commits', the state of rank 0 trainer.saved's. The loop calls `due` and
-`begin` between passes; a thread writes while training continues.
+`begin` between passes; a thread writes while training continues. Imports no torch.
 """
 
 import logging
@@ -25,7 +25,6 @@ from pserver.errors import StoreDamaged
 from trainer.commits import FORMAT, MANIFEST, Commit, Commits, hash_of, name_of, read_commit, sync_tree, write_manifest
 from trainer.config import CommitSection
 from trainer.log import Log, Superseded
-from trainer.saved import Saved, write_saved
 
 RETRY_S = 5.0
 """Pause after a failed commit, at most `commit.every`."""
@@ -53,6 +52,34 @@ class ManifestFailed(MillraceError):
             f"{folder / MANIFEST}: {error.strerror}: this process cannot continue with the store; the next generation "
             "continues from an older commit. Check this disk if it happens again"
         )
+
+
+class CapturedState(Protocol):
+    """Rank 0's state of one version: see trainer.saved.Saved."""
+
+    @property
+    def version(self) -> int:
+        """The version that it is of."""
+        ...
+
+    @property
+    def log_from(self) -> int:
+        """First log record that a replay from this version needs."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The position of each partition."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The JSON-able part, for the manifest."""
+        ...
+
+    def write(self, folder: Path) -> list[str]:
+        """Write and sync the other parts; returns names of files. Raises MillraceError and OSError."""
+        ...
 
 
 class Mirroring(Protocol):
@@ -92,7 +119,7 @@ class _ExactRequest:
 
 
 class Committer:
-    """See module docstring. `due`, `begin`, `exactly` and `finish` on the loop's thread; `ask` and `status` on any."""
+    """Makes commits. `due`, `begin`, `exactly`, `finish` from the loop's thread; `ask` and `status` from any."""
 
     def __init__(
         self,
@@ -101,7 +128,7 @@ class Committer:
         origin: Origin,
         joblog: Log,
         shards: Shards,
-        capture: Callable[[Mapping[str, Any]], Saved],
+        capture: Callable[[Mapping[str, Any]], CapturedState],
         show_positions: Callable[[Mapping[str, int]], None],
         parent: Commit | None,
         mirror: Mirroring | None = None,
@@ -250,7 +277,7 @@ class Committer:
                 f"is the last one: {self._failing[1]}"
             )
 
-    def _make(self, version: int, saved: Saved, held_for: tuple[_ExactRequest, ...]) -> Commit:
+    def _make(self, version: int, saved: CapturedState, held_for: tuple[_ExactRequest, ...]) -> Commit:
         """Make `version` restorable. Until step 4 a restart uses the previous commit.
 
         1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
@@ -279,13 +306,13 @@ class Committer:
         self._clean_up(commit)  # 5
         return commit
 
-    def _write_parts(self, folder: Path, saved: Saved) -> dict[str, Any]:
+    def _write_parts(self, folder: Path, saved: CapturedState) -> dict[str, Any]:
         """Step 3: write and sync all files but the manifest; returns the manifest."""
         self._disk.make_folder(self._commits.folder)
         self._disk.sync_folder(self._commits.folder.parent)
         folder.mkdir()
         parts = self._shards.write_snapshot(folder, Deadline.after(self._section.deadline))
-        own = write_saved(folder, saved)
+        own = saved.write(folder)
         reach(Point.DENSE_WRITTEN)
         sync_tree(folder)
         reach(Point.PARTS_WRITTEN)
@@ -314,7 +341,7 @@ class Committer:
                 raise
             raise ManifestFailed(folder, error) from error
 
-    def _manifest(self, folder: Path, saved: Saved, parts: list[ShardPart], own: list[str]) -> dict[str, Any]:
+    def _manifest(self, folder: Path, saved: CapturedState, parts: list[ShardPart], own: list[str]) -> dict[str, Any]:
         files = {file: stored for part in parts for file, stored in part.files.items()}
         files |= {file: hash_of(folder / file) for file in own}
         return {

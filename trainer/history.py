@@ -6,7 +6,7 @@ versions belong to the other timeline.
 
 import re
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, assert_never
@@ -40,6 +40,21 @@ class Pass(NamedTuple):
     """None: it was planned and never closed."""
     record: int
     """Number of the close's record; without a close, of the plan's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A pass of the log, to replay."""
+
+    plan: Plan
+    planned_at: int
+    """Record number of the plan."""
+    close: PassClose | None
+    """None: it was planned and never closed."""
+    closed_at: int = 0
+    """Record number of the close."""
+    operations: Sequence[Operation] = ()
+    """Operations that acted at its close, in order."""
 
 
 @dataclass
@@ -114,7 +129,7 @@ class History:
 
     @property
     def begins_late(self) -> bool:
-        """Whether records before the oldest one were pruned."""
+        """True if records before the oldest one were pruned."""
         return self.begin > 1
 
     @property

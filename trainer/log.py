@@ -105,7 +105,7 @@ class Kept:
     length: int
     """Good bytes from the start: a copy needs no more."""
     sealed: bool
-    """Whether it never grows again."""
+    """True if it never grows again."""
     first: int
     """Number of its first record."""
 
@@ -251,7 +251,7 @@ class Unsettled:
                 assert_never(content)
 
     def needed(self, file: Path, since: int) -> bool:
-        """Whether a restart from a commit, whose close is record `since`, needs a record of this older file."""
+        """True if a restart from a commit, whose close is record `since`, needs a record of this older file."""
         return file in self._waiting or file in self._plans.values() or self._settled_at.get(file, 0) > since
 
     def _settle(self, files: Iterable[Path], by: AnyRecord) -> None:

@@ -53,7 +53,7 @@ class UnknownRecord(LogTooNew):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record lies, for messages."""
+    """The place of a record on disk, for messages."""
 
     path: Path
     byte: int
@@ -216,7 +216,7 @@ def _parsed(path: Path, content: bytes, *, may_end_torn: bool) -> LogFile:
 
 
 def _holds_good(tail: bytes) -> bool:
-    """Whether a bad last line contains a good record: then a line end is damaged, and no append was interrupted."""
+    """True if a bad last line contains a good record: then a line end is damaged, and no append was interrupted."""
     for head in _HEAD.finditer(tail, 1):
         if int(head[1]) <= FORMAT and record_of(tail[head.start() :], Place(Path(), 0)):
             return True

@@ -17,10 +17,10 @@ MARKERS = (DONE, OLD_DONE)
 
 
 def has_done(names: Collection[str]) -> bool:
-    """Whether a folder with files of these names is complete."""
+    """True if a folder with files of these names is complete."""
     return any(name in names for name in MARKERS)
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a local folder is complete."""
+    """True if a local folder is complete."""
     return any((folder / name).exists() for name in MARKERS)

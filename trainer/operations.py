@@ -45,7 +45,7 @@ Request = Mapping[str, Any]
 MAX_KEPT = 100
 """Remembered operations that acted: a request that is repeated acts once."""
 MAX_SHOWN = 20
-"""Of these, as many are in a status."""
+"""A status has at most this many of them."""
 FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
 """The answer to a request that would age or remove rows."""
 SWEEP_LOOK_S = 0.02
@@ -73,13 +73,13 @@ class Closing:
     stats: Mapping[str, TableStats]
     """By table, taken at this close."""
     positions: Mapping[str, int]
-    """Where each partition stands after this pass."""
+    """The position of each partition after this pass."""
     metrics: Mapping[str, Any]
     """The report of trainer.metrics.meter: "window", "life", "pass"."""
     num_samples: int
-    """Of this pass, over all ranks; 0 for a pass of no events."""
+    """Number of samples in this pass, over all ranks; 0 for an empty pass."""
     ended: bool
-    """Whether the stream has ended: this pass has no events, nor has any later one. The same in every replay."""
+    """True if the stream has ended: this pass has no events, nor has any later one. The same in every replay."""
     days: Sequence[int] = ()
     """Days, counted as in `day`, with samples in this pass; none without event time."""
     signals: Sequence[str] = ()
@@ -116,7 +116,7 @@ class Decider(Protocol):
         ...
 
     def wants_pass(self, ended: bool) -> bool:
-        """Whether a job without new events should make an empty pass, so that `due` is called.
+        """True if a job without new events should make an empty pass, so that `due` is called.
 
         `ended`: the stream has ended, and the job ends unless this is true; called again after each such pass.
         Otherwise it is called from the planner's thread, now and then.
@@ -142,11 +142,11 @@ class Word(NamedTuple):
     dense_lr: float | None
     """The new learning rate of the dense part; None: unchanged."""
     acted: bool
-    """Whether there were operations."""
+    """True if there were operations."""
 
 
 class Operator:
-    """See module docstring. `ask`, `note` and `status` from any thread; the rest while no pass is open."""
+    """Logs operations and has them act. `ask`, `note` and `status` from any thread; the rest while no pass is open."""
 
     def __init__(self, job: TrainerJob, chronicle: Chronicle, shards: Shards, close_s: float) -> None:
         """`job` is as in the job file. `close_s`: time limit for the operations of one close."""
@@ -292,7 +292,7 @@ class Operator:
         return found, key_of_reference(sign, found.group)
 
     def wants_pass(self, ended: bool = False) -> bool:
-        """Whether an empty pass is wanted, as there are no new events. Any thread."""
+        """True if an empty pass is wanted, as there are no new events. Any thread."""
         pressing = any(not isinstance(each, ExportedOperation) for each in self._waiting)  # nobody waits for these
         return pressing or any(decider.wants_pass(ended) for decider in self._deciders)
 

@@ -39,9 +39,9 @@ class Known:
     identity: str
     """See `dataset.source.Partition`."""
     stream: str | None = None
-    """See there; None: the job began before streams were in order."""
+    """See `dataset.source.Partition`; None: the job began before streams were in order."""
     period: tuple[str, ...] = ()
-    """See there."""
+    """See `dataset.source.Partition`."""
 
     @property
     def place(self) -> Place:
@@ -68,7 +68,7 @@ class Skip(NamedTuple):
 
 
 def in_order(known: Mapping[str, Known]) -> bool:
-    """Whether streams are read in order; False for a job that began before streams were in order."""
+    """True if streams are read in order; False for a job that began before streams were in order."""
     return all(each.stream is not None for each in known.values())
 
 

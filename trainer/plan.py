@@ -24,7 +24,7 @@ class Plan:
     learn: bool = True
     """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
     last: bool = False
-    """Whether the stream has ended: this pass has no events, nor has any later one."""
+    """True if the stream has ended: this pass has no events, nor has any later one."""
 
     @property
     def num_positions(self) -> int:
@@ -40,7 +40,7 @@ class Plan:
         return ends
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
+        """The plan as JSON-able data."""
         segments = [[asdict(segment) for segment in rank] for rank in self.segments]
         message = {"number": self.number, "segments": segments, "learn": self.learn}
         return message | ({"last": True} if self.last else {})
@@ -157,5 +157,5 @@ def num_positions(segments: Iterable[Segment]) -> int:
 
 
 def drained(partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[Skip] = ()) -> bool:
-    """Whether there is no backlog and no new events can come."""
+    """True if there is no backlog and no new events can come."""
     return all(p.final for p in partitions) and not any(backlog(partitions, positions, skips))

@@ -88,7 +88,7 @@ class _Request:
 
 
 class Planner:
-    """See module docstring. `request` and `take` from one thread."""
+    """Plans passes on a thread of its own. `request` and `take` are called from one thread."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class Planner:
         self._stopping = threading.Event()
         self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s, self._stopping)
         self.wants_pass: Callable[[], bool] = lambda: False
-        """Whether an empty pass is wanted while there are no events; called by the thread."""
+        """True if an empty pass is wanted while there are no events; called by the thread."""
         self.held: Callable[[], bool] = lambda: False
-        """Whether the job is paused: then neither passes with events nor the end are planned; called by the thread."""
+        """True if the job is paused: then neither passes with events nor the end are planned; called by the thread."""
         self.paused = False
         """The last answer of `held`."""
         if not in_order(self.known) and len(self.known) > 1:

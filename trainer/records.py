@@ -61,7 +61,7 @@ class PassClose:
     """A pass is over."""
 
     number: int
-    """Of the pass; also the version that it makes."""
+    """Number of the pass; also the version that it makes."""
     day: int
     events: int
     samples: int
@@ -162,13 +162,13 @@ class ShrinkOperation:
     delete_below: float | None
     delete_after_days: int | None
     at_once: bool
-    """Whether the close waits until the rows are removed."""
+    """True if the close waits until the rows are removed."""
     rule: Mapping[str, Any] | None = None
     """The table's own rule, where the shrink follows it; old logs leave it out."""
 
     @property
     def by_own_rule(self) -> bool:
-        """Whether the table's own rule decides."""
+        """True if the table's own rule decides."""
         return self.delete_below is None and self.delete_after_days is None
 
 
@@ -213,10 +213,10 @@ class ExportOperation:
     parent: Mapping[str, Any] | None
     """{"name", "version", "timeline"} of the export that a delta builds on."""
     all: bool
-    """Whether a delta takes all rows that changed, whatever their counts are."""
+    """True if a delta takes all rows that changed, whatever their counts are."""
     why: str
     clears: bool
-    """Whether selected rows begin to count delta_score anew."""
+    """True if selected rows begin to count delta_score anew."""
     arithmetic: str
     """Hash of libraries and hardware."""
     at_s: float | None
@@ -242,9 +242,9 @@ class ExportedOperation:
     outcome: str
     error: str | None
     final: bool
-    """Whether another try would fail as well."""
+    """True if another try would fail as well."""
     current: bool | None
-    """Whether readers are pointed to it."""
+    """True if readers are pointed to it."""
     failed_gates: Sequence[str]
     command_error: str | None
     at_s: float | None
@@ -260,7 +260,7 @@ ActingOperation = RequestedOperation | HoldOperation | ExportedOperation
 Operation = InertOperation | ActingOperation
 """Everything but training that changes the state."""
 Content = Claim | Plan | Void | PassClose | Operation
-"""What one record says."""
+"""The content of one record."""
 
 _OPERATIONS: Mapping[str, type[Operation]] = {each.op: each for each in get_args(Operation)}
 _OMITTED_IF_NONE = ("rule",)

@@ -20,10 +20,9 @@ from millrace.errors import MillraceError
 from millrace.points import Point, reach
 from trainer import respec
 from trainer.blob.errors import BlobUnavailable
-from trainer.chronicle import Logged
 from trainer.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.defaults import in_full
-from trainer.history import History, HistoryMissing, Pass
+from trainer.history import History, HistoryMissing, Logged, Pass
 from trainer.log import Log, Record, read
 from trainer.mirror.content import lookup
 from trainer.mirror.fetch import repair
@@ -261,7 +260,7 @@ def _under_spec(
 
 
 def _learnt(history: History, commit: Commit | None) -> bool:
-    """Whether the store may hold rows: not if no pass was ever closed, as after a failed start."""
+    """True if the store may hold rows: not if no pass was ever closed, as after a failed start."""
     return commit is not None or history.closed > 0
 
 

@@ -97,14 +97,14 @@ def significant(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: bool 
 
 
 def _extends(spec: Mapping[str, Any], key: str) -> bool:
-    """Whether rows of the table of `key` get their vector later; then each row records whether it has one."""
+    """True if rows of the table of `key` get their vector later; then each row records whether it has one."""
     table = spec.get("tables", {}).get(key.split(".")[1], {})
     lives = (table, *table.get("slots", {}).values())
     return any(life.get("extend_at") is not None for life in lives)
 
 
 def is_hot(key: str) -> bool:
-    """Whether `key` may be set while the job runs."""
+    """True if `key` may be set while the job runs."""
     parts = key.split(".")
     return any(_fits(parts, pattern.split(".")) for pattern in HOT)
 
@@ -190,7 +190,7 @@ def remaining(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, An
 
 
 def _touches(changed: str, key: str) -> bool:
-    """Whether an override of `key` ends when the job file changes `changed`."""
+    """True if an override of `key` ends when the job file changes `changed`."""
     return _below(key, (changed,)) or changed == f"{key.rpartition('.')[0]}.kind"
 
 

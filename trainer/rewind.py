@@ -49,7 +49,7 @@ class Lineage:
         return cls(begun[-1][0] if begun else "", dict(begun))
 
     def holds(self, name: str) -> bool:
-        """Whether the commit `name` led to the present version."""
+        """True if the commit `name` led to the present version."""
         number, version, _ = order_of(name)
         timeline, end = self.timeline, None
         while timeline != f"t{number}":

@@ -40,7 +40,20 @@ class Saved:
     dense: Mapping[str, Tensor]
     arrays: Mapping[str, NDArray[Any]]
     state: Mapping[str, Any]
-    """JSON."""
+    """JSON-able data."""
+
+    def write(self, folder: Path) -> list[str]:
+        """Write and sync rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        try:
+            save_tensors(dict(self.dense), folder / DENSE)
+            save_arrays(arrays, folder / ARRAYS)
+        except SafetensorError as error:  # also raised for errors of the disk
+            raise MillraceError(f"{folder}: {error}") from error
+        for name in (DENSE, ARRAYS):
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        return [DENSE, ARRAYS]
 
 
 @dataclass(frozen=True)
@@ -83,17 +96,3 @@ class Holders:
         self.closer.load_state(state["closer"], slots)
         self.progress.load_saved(state["progress"])
         self.scale.load_state(state["loss_scale"])
-
-
-def write_saved(folder: Path, saved: Saved) -> list[str]:
-    """Write and sync rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in saved.arrays.items()}
-    try:
-        save_tensors(dict(saved.dense), folder / DENSE)
-        save_arrays(arrays, folder / ARRAYS)
-    except SafetensorError as error:  # also raised for errors of the disk
-        raise MillraceError(f"{folder}: {error}") from error
-    for name in (DENSE, ARRAYS):
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
-    return [DENSE, ARRAYS]

@@ -34,7 +34,7 @@ _SCORE = {"nonclk_coeff", "click_coeff", "show", "click"}
 
 
 def has_rule(table: TableSection) -> bool:
-    """Whether the table ever removes rows."""
+    """True if the table ever removes rows."""
     lives: list[TableSection | SlotLife] = [table, *table.slots.values()]
     return any(life.delete_below is not None or life.delete_after_days is not None for life in lives)
 
@@ -62,7 +62,7 @@ class Days:
 
     @property
     def jumped(self) -> bool:
-        """Whether more days were skipped than in the advance before."""
+        """True if more days were skipped than in the advance before."""
         return self.skipped > self.usual
 
     def learnt(self, seen: Collection[int]) -> "Days":

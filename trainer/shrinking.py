@@ -1,4 +1,4 @@
-"""When tables shrink: a decider. The rows to remove are counted first; some shrinks wait for an operator.
+"""The decider for shrinks of tables. The rows to remove are counted first; some shrinks wait for an operator.
 
 The tables' rule chooses and removes the rows (pserver.aging); this module decides when. trainer.shrink_guard decides
 which daily shrinks wait; such a wait is logged as an operation of its own, a hold.
@@ -45,7 +45,7 @@ class TooMany(MillraceError):
 
 
 class Shrinking:
-    """See module docstring."""
+    """The decider for shrinks; see the module docstring."""
 
     def __init__(
         self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True

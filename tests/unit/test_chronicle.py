@@ -4,8 +4,8 @@ import pytest
 
 from dataset.source import Segment
 from millrace.deadline import Deadline
-from trainer.chronicle import Chronicle, Logged, LogJournal, ReplayDiffers
-from trainer.history import History
+from trainer.chronicle import Chronicle, LogJournal, ReplayDiffers
+from trainer.history import History, Logged
 from trainer.log import Kind, Log, LogFull, read
 from trainer.plan import Plan
 from trainer.planner import Drained

@@ -340,14 +340,14 @@ def no_room(world, monkeypatch, step):
     if step == "shards":
         world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
     elif step in ("folder", "dense"):
-        name = {"folder": "sync_tree", "dense": "write_saved"}[step]
-        real = getattr(module, name)
+        owner, name = {"folder": (module, "sync_tree"), "dense": (Saved, "write")}[step]
+        real = getattr(owner, name)
 
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(module, name, full)
-        return lambda: monkeypatch.setattr(module, name, real)
+        monkeypatch.setattr(owner, name, full)
+        return lambda: monkeypatch.setattr(owner, name, real)
     else:
         world.disk.fails = {step: errno.ENOSPC}
 

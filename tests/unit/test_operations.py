@@ -16,9 +16,9 @@ from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
 from tests.fakes.records import close, operation
 from tests.unit.test_spec import NEWS, NO_TIME
 from trainer import operations
-from trainer.chronicle import Chronicle, Logged, LogJournal
+from trainer.chronicle import Chronicle, LogJournal
 from trainer.config import TrainerJob
-from trainer.history import History
+from trainer.history import History, Logged
 from trainer.log import Kind, Log, LogFull, read
 from trainer.operations import Closing, Operator, Word, cut_of
 from trainer.plan import Plan

@@ -40,7 +40,7 @@ VECTOR = HEAD - 1
 
 
 def is_paddle(path: Path) -> bool:
-    """Whether this is a part file, or a folder of part files."""
+    """True if this is a part file, or a folder of part files."""
     return bool(parts_of(path))
 
 

@@ -33,7 +33,7 @@ class Brought:
     vector_RD: F32 | None
     """None: the source has none."""
     whole_R: NDArray[np.bool_] | None
-    """Whether a row has a vector; None: all have, if the source has vectors."""
+    """True if a row has a vector; None: all have, if the source has vectors."""
     statistics: Mapping[str, F32]
     """(R,) each: those of "show", "click" and "delta_score" that the source has."""
     where: Callable[[int], str]
