@@ -22,7 +22,9 @@ from typing import Any
 from dataset.schema import Schema
 from pserver.config import SlotLife, TableSection
 from pserver.operations import Survey
-from trainer.signals import CLICK, SHOW, SLOT, signal
+
+SLOT, SHOW, CLICK = "slot", "show", "click"
+"""The kinds of signals. A signal's name is its kind, a dot, and the slot or table: "slot.user", "click.default"."""
 
 Rule = Mapping[str, Any]
 """The settings that select the rows to remove, as JSON-able data."""
@@ -31,6 +33,11 @@ MAX_AHEAD = 64
 """Most days ahead to remember, the nearest ones: some samples have wrong clocks."""
 _LIFE = {"delete_below", "delete_after_days", "decay"}
 _SCORE = {"nonclk_coeff", "click_coeff", "show", "click"}
+
+
+def signal(kind: str, name: str) -> str:
+    """The name of a signal: an input of the statistics of rows."""
+    return f"{kind}.{name}"
 
 
 def has_rule(table: TableSection) -> bool:

@@ -28,8 +28,7 @@ from trainer.records import (
     SetOperation,
     ShrinkOperation,
 )
-from trainer.shrink_guard import Days, has_rule, rule_of
-from trainer.signals import CLICK, SHOW, SLOT, signal
+from trainer.shrink_guard import CLICK, SHOW, SLOT, Days, has_rule, rule_of, signal
 
 SMALL_ROWS = 262_144
 """A smaller table is counted and swept at the close itself, the same in every run. A larger one is counted, and then

@@ -11,14 +11,7 @@ from dataset.batch import Samples
 from dataset.schema import Schema
 from pserver.config import TableSection
 from trainer.embedding import TableSlots, tables_of
-
-SLOT, SHOW, CLICK = "slot", "show", "click"
-"""Kinds of signals. A signal is a kind, a dot, and the slot's or table's name: "slot.user", "click.default"."""
-
-
-def signal(kind: str, name: str) -> str:
-    """The name of a signal."""
-    return f"{kind}.{name}"
+from trainer.shrink_guard import CLICK, SHOW, SLOT, signal
 
 
 class SignalsNote:
