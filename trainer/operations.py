@@ -10,7 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, assert_never
+from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
 from dataset.schema import Schema, Slot
 from millrace.deadline import Deadline
@@ -92,6 +92,9 @@ class Decider(Protocol):
     The order at a close: `saw`; `due`, unless this is a replay; the close is logged; tables act; `acted` for each
     operation of the close, in log order. These calls come one at a time, while no pass is open.
     """
+
+    name: ClassVar[str]
+    """The key of its state in commits, and of its status: it never changes."""
 
     def asked(self, request: Request) -> ActingOperation | None:
         """The operation to log for a client's request; it acts at the next close. None: not for this decider.
@@ -182,8 +185,8 @@ class Operator:
 
         `overrides` are those of the commit that remain under this job file; `waiting` acts at the first new close.
         """
-        for name, decider in self._named():
-            decider.load_state(state.get("deciders", {}).get(name, {}))
+        for decider in self._deciders:
+            decider.load_state(state.get("deciders", {}).get(decider.name, {}))
         self._acted, self._waiting = (
             tuple(state.get("acted", ())),
             tuple(each for each in waiting if isinstance(each, ActingOperation)),
@@ -199,12 +202,12 @@ class Operator:
         return {
             "overrides": dict(self._overrides),
             "acted": list(self._acted),
-            "deciders": {name: decider.state() for name, decider in self._named()},
+            "deciders": {decider.name: decider.state() for decider in self._deciders},
         }
 
     def status(self) -> dict[str, Any]:
         """For people."""
-        deciders = {name: decider.status() for name, decider in self._named()}
+        deciders = {decider.name: decider.status() for decider in self._deciders}
         logged = [encode(each) for each in self._waiting]
         return {"logged": logged, "acted": list(self._acted[-MAX_SHOWN:]), **deciders}
 
@@ -212,9 +215,6 @@ class Operator:
     def overrides(self) -> Overrides:
         """Values that were set and hold. Any thread."""
         return dict(self._overrides)
-
-    def _named(self) -> list[tuple[str, Decider]]:
-        return [(type(decider).__name__.lower(), decider) for decider in self._deciders]
 
     # -- requests
 

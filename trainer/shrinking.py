@@ -7,7 +7,7 @@ which daily shrinks wait; such a wait is logged as an operation of its own, a ho
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, assert_never
+from typing import Any, ClassVar, assert_never
 
 from dataset.schema import Schema
 from millrace.deadline import Deadline
@@ -45,6 +45,8 @@ class TooMany(MillraceError):
 
 class Shrinking:
     """The decider for shrinks; see the module docstring."""
+
+    name: ClassVar[str] = "shrinking"
 
     def __init__(
         self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True

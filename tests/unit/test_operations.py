@@ -34,6 +34,8 @@ EXPORT = {
 class Decider:
     """Logs what it is given to log, and takes down what it hears."""
 
+    name = "decider"
+
     def __init__(self):
         self.next, self.heard, self.wants = [], [], False
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import Any, ClassVar, Protocol, assert_never
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
@@ -82,6 +82,8 @@ class _Stream:
 
 class Exporting:
     """See module docstring. The loop's thread, but where it says otherwise."""
+
+    name: ClassVar[str] = "exporting"
 
     def __init__(self, setting: Setting, exporter: Exporter, note: Callable[[ExportedOperation], None]) -> None:
         """`note` logs an operation at once: see trainer.operations.Operator."""
