@@ -1,4 +1,4 @@
-"""A job whose keys read a default row that is learnt: killed, and on shards, it ends with the same bits."""
+"""A job with a learnt default row ends with the same bits after a kill and on shards."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Its pipe takes its time as long as a file "slowly" is there: enough to be killed on the way."""
+    """Its pipe is slow while a file "slowly" exists, so that the job can be killed on the way."""
     folder = tmp_path_factory.mktemp("default-row")
     (folder / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.2; fi; exec cat\n")
     learnt = LIVING.replace('["cat"]', '["sh", "pipe.sh"]').replace("extend_at = 0.5", 'default_row = "learnt"')
@@ -58,7 +58,7 @@ def asked(*words):
 
 
 @pytest.mark.slow
-def test_a_job_that_was_killed_goes_on_with_shards_to_the_same_default_row(job, undisturbed):
+def test_a_job_that_was_killed_continues_with_shards_to_the_same_default_row(job, undisturbed):
     slowly, store = job.parent / "slowly", job.parent / "killed"
     slowly.touch()
     running = RunningJob(job, job.parent / "killed-run", *OFTEN)

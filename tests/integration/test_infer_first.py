@@ -1,4 +1,4 @@
-"""Pass-wise "infer, then train" beside the progressive metrics: it changes no bit of training, and comes out again."""
+"""Pass-wise "infer, then train" beside the progressive metrics: it changes no bit of training, and is repeatable."""
 
 import pytest
 
@@ -38,12 +38,12 @@ def test_it_alters_no_bit_of_training(job, ended):
 
 
 @pytest.mark.long
-def test_after_a_kill_it_comes_out_as_if_there_had_been_none(job, ended):
+def test_after_a_kill_its_result_is_the_same(job, ended):
     killed(job, job.parent / "killed", INFER, generation=1, point=Point.CLOSED, hit=4)
     assert run(job, job.parent / "killed", INFER, generation=2) == ended
 
 
-def test_a_pass_is_told_as_the_model_at_its_beginning_would(job, ended):
+def test_a_pass_is_measured_by_the_model_at_its_beginning(job, ended):
     learnt = run(job, job.parent / "cut", INFER, drain_after=200)
     assert learnt.events == 300
     run(job, job.parent / "frozen", drain_after=100)
@@ -53,7 +53,7 @@ def test_a_pass_is_told_as_the_model_at_its_beginning_would(job, ended):
     assert life["count"] == ended.metrics["life"]["ctr"]["count"] == ended.events
 
 
-def test_of_a_pass_that_memory_does_not_hold_the_rest_is_left_out_and_learnt(job, ended):
+def test_the_rest_of_a_pass_that_does_not_fit_in_memory_is_learnt_and_not_measured(job, ended):
     little = run(job, job.parent / "little", INFER, "metrics.infer_first_memory=1B")
     assert little.digest == ended.digest
     assert little.metrics["infer_first"]["pass"]["ctr"]["count"] == 13, "the last pass is of one batch"

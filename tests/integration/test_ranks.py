@@ -1,4 +1,4 @@
-"""What trainers tell each other arrives as said, and sums have one order: real processes over gloo."""
+"""Collectives of trainers: messages arrive, and sums have one order, in real processes over gloo."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ def meet(world: int, folder: Path) -> list[dict]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_trainers_hear_the_same_and_sum_in_one_order_at_every_run(world, tmp_path):
+def test_trainers_receive_the_same_and_sum_in_one_order_at_every_run(world, tmp_path):
     first, again = meet(world, tmp_path / "first"), meet(world, tmp_path / "again")
     assert first == again
     for said in first:
@@ -99,7 +99,7 @@ sys.exit(exit_code_of(main))
         "gather({})",
     ],
 )
-def test_a_trainer_whose_peer_is_killed_says_so_in_one_line_and_may_be_restarted(call, tmp_path):
+def test_a_trainer_whose_peer_is_killed_reports_it_in_one_line_and_may_be_restarted(call, tmp_path):
     left, killed = (
         subprocess.Popen(
             [sys.executable, "-c", LEFT % call, str(rank), str(tmp_path / "meet")],
@@ -116,7 +116,7 @@ def test_a_trainer_whose_peer_is_killed_says_so_in_one_line_and_may_be_restarted
     assert "Traceback" not in said
 
 
-def test_a_trainer_alone_says_the_same_to_itself():
+def test_one_trainer_alone_behaves_the_same():
     alone = Alone()
     assert alone.sum(np.array([3])).tolist() == [3]
     assert gather_messages(alone, {"a": 1}) == [{"a": 1}]

@@ -1,4 +1,4 @@
-"""Shards as servers and as processes: who is let in, what happens when someone is late, gone, or too large."""
+"""Shards as servers and processes: authorization, and ranks or messages that are late, gone or too large."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def connect(address, **changes):
         ({"tables": {"default": TableSection()}}, BadRequest, "other tables or settings"),
     ],
 )
-def test_a_stranger_is_refused_at_the_door(server, changes, error, message):
+def test_an_unauthorized_caller_is_refused(server, changes, error, message):
     with pytest.raises(error, match=message):
         connect(server.address, **changes)
 
@@ -71,7 +71,7 @@ def test_an_old_generation_is_refused_in_the_middle(server):
     shards.close()
 
 
-def test_a_rank_that_waits_in_vain_is_told_for_whom():
+def test_a_rank_whose_wait_times_out_learns_the_missing_ranks():
     with w.job(2, num_ranks=3) as world:
         world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
 
@@ -145,7 +145,7 @@ def test_a_message_too_large_names_the_batch_size():
             world.one.pull(world.one.prepare({"default": w.keys(*range(20_000))}, learn=True), w.soon())
 
 
-def test_a_batch_never_announced_is_refused(server):
+def test_a_batch_that_was_never_announced_is_refused(server):
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     with pytest.raises(BadRequest, match="prepared by other shards"):
@@ -176,8 +176,8 @@ def test_a_shard_that_is_gone_is_named_within_the_deadline(monkeypatch):
     shards.close()
 
 
-def test_a_call_that_finds_nobody_is_made_again_and_counts_once(server, monkeypatch):
-    """The answer of the first exchange is lost on its way; the repeat is answered alike."""
+def test_a_call_without_an_answer_is_retried_and_counts_once(server, monkeypatch):
+    """The answer of the first exchange is lost; its repeat gets the same answer."""
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     first, second = (shards.prepare({"default": w.keys(*signs)}, learn=True) for signs in ([1, 2], [2, 3]))
@@ -208,7 +208,7 @@ def test_a_call_that_finds_nobody_is_made_again_and_counts_once(server, monkeypa
         assert plain.one.digest(w.soon()) == digest
 
 
-def test_only_the_chief_commits_and_restores(tmp_path):
+def test_only_rank_0_commits_and_restores(tmp_path):
     with w.job(1, num_ranks=2, live=tmp_path / "live") as world:
         other = world.ranks[1]
         for call in (
@@ -224,7 +224,7 @@ def test_only_the_chief_commits_and_restores(tmp_path):
         assert w.commit(world.one, tmp_path / "commit", 0)
 
 
-def test_a_settle_that_waits_for_a_write_in_vain_says_so_and_may_be_repeated(tmp_path, monkeypatch):
+def test_a_settle_whose_wait_for_a_write_times_out_may_be_repeated(tmp_path, monkeypatch):
     may_write, write = threading.Event(), RocksRows.write
 
     def slowly(*args):
@@ -251,7 +251,7 @@ def test_a_settle_that_waits_for_a_write_in_vain_says_so_and_may_be_repeated(tmp
 
 
 class Process:
-    """`python -m pserver`, its standard input ours."""
+    """`python -m pserver`, with a pipe as its standard input."""
 
     def __init__(self, folder: Path, **changes) -> None:
         config = w.process(0, 1, 1, w.TABLES, address_file=str(folder / "address")).model_dump(mode="json") | changes
@@ -305,7 +305,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
 
 @pytest.mark.parametrize("point", [*DYING, None])
 def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_path, monkeypatch, point):
-    """The point comes once in the first commit, which is whole, and is the end of the process in the second."""
+    """The failpoint is passed once in the first commit, which is complete, and kills the process in the second."""
     monkeypatch.setattr("pserver.transport.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
     process = start(live=str(tmp_path / "live-1"), faults=faults)
@@ -328,7 +328,7 @@ def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_pa
         assert world.one.digest(w.soon()) == digest
 
 
-def test_a_process_told_to_stop_sends_those_who_wait_away(start):
+def test_a_process_that_stops_ends_all_waiting_calls(start):
     process = start(num_ranks=2)
     shards = connect(process.address(), world=2)
     shards.open_pass(1, w.soon())

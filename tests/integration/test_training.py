@@ -1,4 +1,4 @@
-"""One log, one model: whatever holds the rows, however often it is run; and every event once."""
+"""One log gives one model, wherever the rows are and however often it runs; every event counts once."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
     assert one["metrics"] == two["metrics"]
 
 
-def test_the_report_says_what_was_learnt(embedded):
+def test_the_report_has_what_was_learnt(embedded):
     life = embedded["metrics"]["life"]["ctr"]
     assert life["count"] == NUM_LINES and 0.55 < life["auc"] < 1
     assert embedded["passes"] == 3
@@ -52,7 +52,7 @@ def test_the_report_says_what_was_learnt(embedded):
 
 
 @pytest.mark.slow
-def test_a_frozen_twin_learns_no_more(job):
+def test_a_frozen_twin_does_not_learn(job):
     twin = millrace(job, "train.learn_until=400", store="frozen")
     assert twin.code == 0, twin.output
     assert twin.report["samples"] == NUM_LINES

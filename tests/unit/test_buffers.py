@@ -1,4 +1,4 @@
-"""Buffers of a model: kept over a skipped step, shared from the chief, and left alone by a batch of one sample."""
+"""Buffers of a model: restored after a skipped step, broadcast by rank 0, unchanged by a batch of one sample."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from trainer.ranks import Alone
 
 
 class TwoRanks(Alone):
-    """Two ranks on two threads; what rank 0 says reaches rank 1."""
+    """Two ranks on two threads; messages of rank 0 reach rank 1."""
 
     world = 2
 
@@ -38,7 +38,7 @@ def stepped(model, seed):
     return model
 
 
-def test_a_skipped_step_leaves_buffers_as_they_were():
+def test_a_skipped_step_does_not_change_buffers():
     model = stepped(normal(), 1)
     buffers, before = Buffers(model, Alone()), {name: value.clone() for name, value in model.state_dict().items()}
     buffers.save()
@@ -71,7 +71,7 @@ class Mixed(nn.Module):
         self.register_buffer("own", torch.tensor(float(filled)), persistent=False)
 
 
-def test_all_ranks_have_the_buffers_of_the_chief_and_parameters_of_their_own():
+def test_all_ranks_get_the_buffers_of_rank_0_and_keep_their_parameters():
     said, chief, other = {}, Mixed(1), Mixed(0)
     for rank, model in enumerate((chief, other)):
         Buffers(model, TwoRanks(rank, said)).broadcast()
@@ -87,7 +87,7 @@ def test_a_buffer_of_another_shape_is_named():
         Buffers(Mixed(1, size=4), TwoRanks(1, said)).broadcast()
 
 
-def test_a_model_without_buffers_tells_nothing():
+def test_a_model_without_buffers_sends_nothing():
     class Silent(TwoRanks):
         def broadcast(self, message):
             raise AssertionError("no message is needed")
@@ -98,7 +98,7 @@ def test_a_model_without_buffers_tells_nothing():
     buffers.broadcast()
 
 
-def test_one_sample_alone_goes_by_the_running_statistics_and_leaves_them():
+def test_a_batch_of_one_sample_uses_the_running_statistics_and_does_not_change_them():
     model = stepped(normal(), 1)
     before = model[1].running_mean.clone()
     with pytest.raises(ValueError, match="more than 1 value per channel"):

@@ -1,4 +1,4 @@
-"""A learnt default row learns what a plain loop says and is kept with the dense part; without one nothing is done."""
+"""A learnt default row equals its plain twin and is saved with the dense part; without one there is no cost."""
 
 import numpy as np
 import pytest
@@ -107,7 +107,7 @@ def samples_of(batch):
 
 
 def plain(batches, learn_until=None):
-    """The twin: dictionaries, key by key. -> predictions of each batch, the default row."""
+    """The twin, with dictionaries, key by key. Returns the predictions of each batch, and the default row."""
     rows, seen, default, said = {}, {}, np.zeros(3), []
     for number, batch in enumerate(batches):
         predictions, default_grad, grads = [], np.zeros(3), {}
@@ -140,7 +140,7 @@ BATCHES = st.lists(
 
 @settings(max_examples=40)
 @given(BATCHES, st.integers(0, 7))
-def test_it_learns_and_is_read_as_the_plain_twin_says(batches, learn_until):
+def test_it_learns_and_is_read_as_by_the_plain_twin(batches, learn_until):
     trainer = Trainer()
     said = trainer.run([samples_of(batch) for batch in batches[:learn_until]])
     said += trainer.run([samples_of(batch) for batch in batches[learn_until:]], learn=False)
@@ -159,7 +159,7 @@ def batches_of(num_batches, seed=0):
     return [samples_of([sample() for _ in range(16)]) for _ in range(num_batches)]
 
 
-def test_both_kinds_of_pooling_teach_it_the_same():
+def test_both_kinds_of_pooling_give_the_same_default_row():
     one, other = (Trainer(pooling=pooling) for pooling in (KernelPooling(2), TorchPooling(CPU)))
     for trainer in (one, other):
         trainer.run(batches_of(6))
@@ -195,7 +195,7 @@ def test_it_is_saved_digested_and_restored_with_the_dense_part():
         DensePart(Sums(), TRAIN, Alone()).load(trainer.dense.tensors())
 
 
-def test_with_zeros_nothing_is_added_and_nothing_is_done():
+def test_default_rows_of_zeros_add_nothing():
     tables = {"default": TABLE.model_copy(update={"default_row": "zeros"})}
     nothing = DefaultRows(widths_of(SCHEMA, tables), CPU)
     rows = {"default": np.zeros((2, 3), np.float32)}
@@ -215,7 +215,7 @@ def test_rows_as_pulled_are_left_as_they_are():
     assert (rows["default"].view(np.uint32)[0] == ABSENT_BITS).all()
 
 
-def test_a_number_that_is_none_is_no_mark():
+def test_an_ordinary_nan_is_not_a_mark():
     with np.errstate(invalid="ignore"):
         computed = np.float32([np.inf, 0]) - np.float32([np.inf, 0]) * np.float32([1, np.inf])
     for value in (np.nan, -np.nan, np.inf, *computed):
@@ -224,7 +224,7 @@ def test_a_number_that_is_none_is_no_mark():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(-9, 9), min_size=3, max_size=3))))
-def test_gradients_are_summed_as_the_twin_says(rows):
+def test_gradients_are_summed_as_by_the_twin(rows):
     grads_UD = np.array([grad for _, grad in rows], np.float32).reshape(-1, 3)
     chosen_U = np.array([chosen for chosen, _ in rows], np.bool_)
     found, expected = np.empty(3, np.float32), np.empty(3, np.float32)

@@ -1,4 +1,4 @@
-"""Dense parameters learn as torch's optimizers say, from one flat buffer."""
+"""Dense parameters in one flat buffer learn exactly as with torch's optimizers."""
 
 import subprocess
 import sys
@@ -94,7 +94,7 @@ print(sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
 
 
 @pytest.mark.long
-def test_no_trainer_loads_torch_s_compiler_which_takes_as_long_as_torch():
+def test_a_trainer_does_not_load_torch_s_compiler_which_takes_as_long_as_torch():
     assert subprocess.run([sys.executable, "-c", START], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -105,7 +105,7 @@ def test_every_parameter_begins_at_a_multiple_of_64_bytes():
     assert all((p.data_ptr() - base) % (4 * ALIGN_FLOATS) == 0 for p in flat.parameters())
 
 
-def test_accumulated_steps_learn_once_from_the_mean_and_a_close_leaves_none_over():
+def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest():
     section = TrainSection(accumulate=3, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(1, 1, bias=False)
     start = flat.weight.item()
@@ -132,7 +132,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm():
     assert torch.allclose(start - flat.weight, torch.tensor([[0.3, 0.4]]), atol=1e-5)
 
 
-def test_the_digest_tells_weights_and_optimizer_state():
+def test_the_digest_covers_weights_and_optimizer_state():
     flat = model()
     part = DensePart(flat, TrainSection(), Alone())
     before = part.digest()
@@ -142,7 +142,7 @@ def test_the_digest_tells_weights_and_optimizer_state():
     assert part.digest() != before
 
 
-def test_a_gradient_that_is_no_number_is_noticed_and_a_large_one_is_not():
+def test_a_gradient_that_is_not_finite_is_detected_and_a_large_one_is_accepted():
     flat = nn.Linear(2, 1)
     part = DensePart(flat, TrainSection(), Alone())
     part.gradient[:2] = 3e38
@@ -162,7 +162,7 @@ def test_a_model_without_parameters_is_no_error():
 
 
 class Centred(nn.Module):
-    """Keeps a moving mean the way models often do: by another tensor in place of the one registered."""
+    """Keeps a moving mean, as models often do, by replacing the registered tensor."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +188,7 @@ def test_a_buffer_that_the_model_replaces_is_saved_hashed_and_loaded():
 
 @pytest.mark.parametrize("old", PLAIN)
 @pytest.mark.parametrize("new", PLAIN)
-def test_another_dense_optimizer_begins_its_own_state_and_the_weights_stay(old, new):
+def test_another_dense_optimizer_starts_with_its_own_state_and_keeps_the_weights(old, new):
     def learnt(part, flat):
         part.clear()
         flat(torch.ones(2, 3)).square().mean().backward()

@@ -1,4 +1,4 @@
-"""Cells and gradients: the kernels on the CPU and torch's autograd say the same, for every kind of pooling."""
+"""The kernels on the CPU and torch's autograd give the same cells and gradients, for every kind of pooling."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_kernels_and_torch_give_the_same_cells_and_gradients(num_samples, data):
         assert kernel_grads[name][1] and torch_grads[name][1]
 
 
-def test_pooling_means_what_its_name_says():
+def test_each_kind_of_pooling_is_as_defined():
     columns = {"a": [[1, 2]], "b": [[1, 2, 3]], "c": [[1, 1, 2, 3]], "s": [[7, 8]], "o": [[]]}
     looks, rows, inputs, _ = run(KernelPooling(1), samples_of(columns, 1))
     row = {
@@ -96,14 +96,14 @@ def test_pooling_means_what_its_name_says():
     assert inputs.sequences["s"].vectors_BLD[0, 2].tolist() == [0, 0, 0]
 
 
-def test_slots_of_a_share_group_have_one_row_for_a_sign_and_others_do_not():
+def test_slots_of_a_share_group_have_one_row_for_an_id_and_other_slots_do_not():
     columns = {"a": [[5]], "b": [[5]], "c": [[5]], "s": [[5]], "o": [[5]]}
     looks, *_ = run(KernelPooling(1), samples_of(columns, 1))
     assert len(looks[0].keys.keys_U) == 3
     assert looks[0].keys.group_U.tolist() == [0, 1, 2]
 
 
-def test_weights_of_signs_scale_their_rows():
+def test_weights_of_ids_scale_their_rows():
     columns = {"a": [[1], [1]], "b": [[]] * 2, "c": [[]] * 2, "s": [[]] * 2, "o": [[]] * 2}
     weights = {"a": np.array([2, -3], np.float32)}
     looks, rows, inputs, grads = run(KernelPooling(1), samples_of(columns, 2, weights))
@@ -112,7 +112,7 @@ def test_weights_of_signs_scale_their_rows():
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_batch_of_one_sign_a_slot_takes_the_short_way_to_the_same_numbers(num_threads):
+def test_the_fast_path_for_one_id_per_slot_gives_the_same_numbers(num_threads):
     schema = Schema.of([SparseSlot(names=("C{1..5}",))])
     rng = np.random.default_rng(2)
     num_samples = 3000  # above the size from which work is split

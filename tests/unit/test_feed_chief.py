@@ -1,4 +1,4 @@
-"""When the chief tells a version, and of the model."""
+"""When rank 0 publishes a version, and the model."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from trainer.feed import ChiefFeed, Telling
 
 
 class Shards:
-    """Those that a chief tells to publish."""
+    """Shards that record what rank 0 asks them to publish."""
 
     def __init__(self):
         self.published, self.secrets = [], []
@@ -55,7 +55,7 @@ def heard(subscription):
     return [part_of(pb.FeedPart.FromString(encoded(message))) for message in subscription.waiting()]
 
 
-def test_while_nobody_listens_nothing_is_told_copied_or_traced(world):
+def test_without_subscribers_nothing_is_published_copied_or_traced(world):
     world.chief.tick(1)
     gone = world.listen()
     world.chief.close(gone)
@@ -63,7 +63,7 @@ def test_while_nobody_listens_nothing_is_told_copied_or_traced(world):
     assert not world.shards.published and not world.traced and not heard(gone)
 
 
-def test_who_comes_hears_of_the_model_and_the_version_at_the_next_tick(world):
+def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(world):
     first = world.listen()
     world.chief.tick(0)  # there is none yet
     assert heard(first) == [] and not world.shards.published
@@ -89,7 +89,7 @@ def test_who_comes_hears_of_the_model_and_the_version_at_the_next_tick(world):
     assert world.shards.published == [3, 3] and world.traced == 1
 
 
-def test_who_has_read_its_base_while_nothing_happens_asks_for_the_version_again(world):
+def test_a_subscriber_that_has_read_its_base_requests_the_version_again(world):
     one = world.listen()
     world.chief.tick(3)
     world.chief.poke()
@@ -98,7 +98,7 @@ def test_who_has_read_its_base_while_nothing_happens_asks_for_the_version_again(
     assert [part.version for part in heard(one)] == [0, 3, 3]
 
 
-def test_what_is_told_of_a_version_does_not_change_with_the_next(world):
+def test_a_published_version_does_not_change_with_the_next(world):
     one = world.listen()
     world.chief.tick(1)
     world.weights.fill_(9)
@@ -106,7 +106,7 @@ def test_what_is_told_of_a_version_does_not_change_with_the_next(world):
     assert np.array_equal(told.tensors["w"], [0, 0])
 
 
-def test_another_description_is_told_to_all_without_the_graph(world):
+def test_a_changed_description_is_sent_to_all_without_the_graph(world):
     one = world.listen()
     world.chief.tick(1)
     heard(one)
@@ -116,7 +116,7 @@ def test_another_description_is_told_to_all_without_the_graph(world):
     assert begin.facts["model"] == world.model and begin.onnx == b"" and version.version == 2
 
 
-def test_its_ports_are_opened_at_the_first_question_and_stay(world):
+def test_ports_are_opened_at_the_first_request_and_stay(world):
     assert not world.shards.secrets
     answer = world.chief.answer({"do": "feed"})
     assert world.chief.answer({"do": "feed"}) == answer and world.shards.secrets == [answer["secret"]]

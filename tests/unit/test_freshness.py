@@ -1,4 +1,4 @@
-"""How old events are when they are learnt and served: few numbers that say nearly what all would."""
+"""Delays of events until they are learnt and served: summaries that are nearly exact."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ def noted(*batches):
 
 
 @given(st.lists(st.lists(st.integers(0, 10_000), max_size=80), max_size=20))
-def test_every_sample_is_counted_and_none_is_told_younger_than_it_is(batches):
+def test_every_sample_is_counted_and_none_appears_younger(batches):
     told, times_s = noted(*batches), sorted(time_s for batch in batches for time_s in batch)
     assert len(told.count_G) <= MAX_GROUPS and told.count_G.sum() == len(times_s)
     for oldest_s, group_s in zip(
@@ -29,7 +29,7 @@ def test_one_event_of_another_age_is_one_event():
     assert told.count_G[told.oldest_s_G == 0].sum() <= 2000 / MAX_GROUPS and told.oldest_s_G[1] >= 1e9
 
 
-def test_of_very_many_samples_some_stand_for_all():
+def test_very_many_samples_are_represented_by_some():
     times_s, note = np.arange(10.0 * MAX_KEPT), TimesNote()
     for batch in np.array_split(times_s, 999):
         note.add(batch)
@@ -40,7 +40,7 @@ def test_of_very_many_samples_some_stand_for_all():
     assert note.take().count_G.sum() == 0
 
 
-def test_ranks_and_passes_are_put_together_and_survive_the_way():
+def test_times_of_ranks_and_passes_are_joined_and_survive_a_message():
     parts = [noted(np.arange(300.0)), noted([]), noted([1000.5])]
     joined = EventTimes.joined([EventTimes.of_message(part.message()) for part in parts])
     assert joined.count_G.sum() == 301 and joined.oldest_s_G[-1] == 1000.5 and len(joined.count_G) <= MAX_GROUPS
@@ -54,7 +54,7 @@ def test_a_histogram_counts_up_to_its_bounds_inclusive():
     assert len(upto) == len(BOUNDS_S) + 1 and np.isclose(delays.message()["sum_s"], 10 + 2 * 0.5 + 3 * 0.1)
 
 
-def test_what_is_learnt_again_after_a_restart_is_not_counted_again():
+def test_a_pass_learnt_again_after_a_restart_is_not_counted_again():
     freshness, message = Freshness(), noted([1.0, 2.0]).message()
     for version, is_new in ((4, False), (5, True)):
         freshness.read(version, [message, message], counts=is_new)
@@ -64,7 +64,7 @@ def test_what_is_learnt_again_after_a_restart_is_not_counted_again():
     assert freshness.of(5) == noted([1.0, 1.0, 2.0, 2.0]).message() and freshness.of(4) is None
 
 
-def test_how_long_ago_the_events_of_a_replay_were_is_not_told():
+def test_the_age_of_events_of_a_replay_is_not_reported():
     freshness = Freshness(live_from_s=100.0)
     freshness.read(1, [noted([1.0, 99.0]).message()], counts=True)
     assert freshness.closed(101.0) is None and freshness.age_s(99.0, 101.0) is None

@@ -1,4 +1,4 @@
-"""Predicting a pass before it is learnt from: which batches, by which state, and what is kept meanwhile."""
+"""A pass is predicted before it is learnt from: all its batches, by the state at its beginning, in bounded memory."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ SOON = Deadline.after(60)
 
 
 class Noted:
-    """What the loop and the observer hear, in order."""
+    """The calls to shards and observer, in order."""
 
     def __init__(self, other_ranks=0):
         self.heard, self.other_ranks = [], other_ranks
@@ -72,7 +72,7 @@ def test_every_batch_is_predicted_before_the_first_is_learnt_from_and_then_hande
     assert all(each.prepared.learn for each in learnt)
 
 
-def test_keys_without_a_row_read_what_inference_reads_and_no_row_comes_of_it():
+def test_keys_without_a_row_read_as_in_inference_and_create_no_row():
     world = World()
     learnt = list(world.first(world.batches(1)))
     (said,) = (each for each in world.noted.heard if each[0] == "infer")
@@ -82,7 +82,7 @@ def test_keys_without_a_row_read_what_inference_reads_and_no_row_comes_of_it():
     assert world.shards.stats(SOON)["default"].num_rows == 3
 
 
-def test_what_is_learnt_from_one_batch_is_there_for_the_next_and_was_not_when_it_was_predicted():
+def test_the_next_batch_sees_what_was_learnt_but_its_prediction_did_not():
     world = World()
     for step, batch in enumerate(world.first(world.batches(3))):
         world.learn(batch, step)
@@ -109,7 +109,7 @@ def test_batches_beyond_the_memory_are_learnt_from_without_being_predicted(caplo
     assert "6 samples of the pass were not predicted before" in caplog.text
 
 
-def test_keys_are_told_one_batch_ahead():
+def test_keys_are_announced_one_batch_ahead():
     world = World()
     taken = []
 

@@ -1,4 +1,4 @@
-"""Dense features that may not be written, as those from Arrow, come to the model without a warning of torch's."""
+"""Read-only dense features, such as those from Arrow, reach the model without a warning of torch."""
 
 import warnings
 
@@ -8,7 +8,7 @@ import torch
 from trainer.inputs import writable
 
 
-def test_what_is_read_only_is_copied_and_nothing_else_is():
+def test_only_read_only_values_are_copied():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert writable(values) is values
     values.flags.writeable = False

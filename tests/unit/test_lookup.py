@@ -1,4 +1,4 @@
-"""The kernels between signs and rows equal their plain twins."""
+"""The kernels between ids and rows equal their plain twins."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -26,14 +26,14 @@ def test_unique_keys_come_in_order_of_first_occurrence(values):
     assert [values[n] for n in first_U] == expected_keys
 
 
-def test_a_table_too_small_for_the_keys_says_so():
+def test_a_hash_table_that_is_too_small_is_reported():
     key_N, out = np.arange(9, dtype=np.uint64), [np.empty(9, t) for t in (np.uint64, np.int32, np.int32)]
     assert lookup.unique(key_N, np.full(16, -1, np.int32), *out) == -1
     assert lookup.unique(key_N[:8], np.full(16, -1, np.int32), *out) == 8
 
 
 @given(keys)
-def test_occurrences_are_grouped_by_key_in_rising_order(values):
+def test_occurrences_are_grouped_by_key_in_ascending_order(values):
     key_U, _, inverse_N = run_unique(values)
     start_U1, order_N = np.empty(len(key_U) + 1, np.int32), np.empty(len(values), np.int32)
     lookup.group_occurrences(inverse_N, start_U1, order_N)
@@ -63,7 +63,7 @@ def test_columns_are_flattened_sample_by_sample(data):
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.data())
-def test_one_sign_a_sample_flattens_alike(num_slots, num_samples, data):
+def test_columns_with_one_id_per_sample_flatten_to_the_same_keys(num_slots, num_samples, data):
     value_FB = np.array(
         data.draw(st.lists(st.lists(st.integers(0, 9), min_size=num_samples, max_size=num_samples),
                            min_size=num_slots, max_size=num_slots)), np.uint64)  # fmt: skip
@@ -105,7 +105,7 @@ def test_pooling_and_its_gradient_equal_the_plain_loops(num_unique, width, num, 
     assert np.array_equal(out_U, lookup.sum_by_key_reference(value_B, sample_N, occurrences))
 
 
-def test_a_gradient_that_is_no_number_is_noticed():
+def test_a_gradient_that_is_not_finite_is_detected():
     start_U1, order_N = np.array([0, 2, 3], np.int32), np.array([0, 2, 1], np.int32)
     grads_UD = np.empty((2, 2), np.float32)
     for bad in (np.nan, np.inf, -np.inf):
@@ -117,6 +117,6 @@ def test_a_gradient_that_is_no_number_is_noticed():
 
 
 @given(st.lists(st.integers(0, 2), max_size=9))
-def test_one_sign_a_sample_is_told_from_its_offsets(lengths):
+def test_one_id_per_sample_is_recognised_by_the_offsets(lengths):
     offset_B1 = np.cumsum([0, *lengths]).astype(np.int64)
     assert bool(lookup.one_each(offset_B1)) == all(length == 1 for length in lengths)

@@ -1,4 +1,4 @@
-"""Kernels of the metrics against their plain twins and the definitions."""
+"""Kernels of the metrics equal their plain twins and the definitions."""
 
 import math
 
@@ -92,7 +92,7 @@ def test_totals_do_not_depend_on_order_or_batches(samples, random):
     assert (whole == parts).all()
 
 
-def test_what_is_clamped_or_not_finite_is_counted():
+def test_clamped_and_non_finite_values_are_counted():
     totals = empty(1, 16)
     prediction, label, weight = f32([1e9, math.nan, 2.0, 1.0]), f32([-1e9, 0, 1, 1]), f32([1, 1, 1e7, math.inf])
     add_samples(prediction, label, weight, np.zeros(4, np.int64), False, totals)
@@ -121,7 +121,7 @@ def test_carry_keeps_values_of_either_sign():
     assert 0 <= totals[0, LABEL + 1] < FRACTION_ONE
 
 
-def test_a_certain_mistake_costs_a_bounded_log_loss():
+def test_the_log_loss_of_a_certain_mistake_is_bounded():
     totals = empty(1, 16)
     add_samples(f32([0, 1]), f32([1, 0]), f32([1, 1]), np.zeros(2, np.int64), True, totals)
     assert pair_value(totals[0], LOSS) / 2 == pytest.approx(-math.log(1e-7), rel=1e-6)
@@ -139,7 +139,7 @@ def test_a_sum_keeps_nine_digits_over_many_samples():
 
 @FIXED
 @given(st.lists(st.tuples(probabilities, st.sampled_from([0.0, 1.0]), st.sampled_from([0.5, 1.0, 2.0])), max_size=40))
-def test_the_histogram_is_off_by_no_more_than_it_says(samples):
+def test_the_error_of_the_histogram_is_within_its_bound(samples):
     prediction, label, weight, _ = rows_of(samples)
     wanted = exact_auc_reference(prediction, label, weight)
     for num_buckets in (1, 16, 4096):
@@ -210,7 +210,7 @@ def test_tensor_totals_do_not_depend_on_order_and_survive_json(batches, random):
     assert (found["max"], found["min"]) == ((max(flat), min(flat)) if flat else (None, None))
 
 
-def test_a_tensor_is_measured_as_numpy_says():
+def test_measures_of_a_tensor_equal_those_of_numpy():
     values = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
     total = TensorTotal()
     total.add(values)

@@ -1,4 +1,4 @@
-"""Promises of trainer.metrics.meter: what it holds does not depend on ranks, order or restarts."""
+"""The result of trainer.metrics.meter does not depend on ranks, order or restarts."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ STAY = TaskSection(name="stay", label="seconds", loss="mse")
 
 
 class ThreadedRanks:
-    """A twin of ranks: `world` threads that meet at every call."""
+    """Ranks as `world` threads that meet at every call."""
 
     def __init__(self, world):
         self.barrier = threading.Barrier(world, timeout=20)
@@ -79,7 +79,7 @@ def joined(batches, task="ctr"):
 
 
 def run_ranks(passes, world, folder=None):
-    """`passes`: for each pass a list of batches, given to ranks in turn. The chief's meter."""
+    """The meter of rank 0. `passes`: for each pass a list of batches, distributed over the ranks in turn."""
     ranks, meters = ThreadedRanks(world), [meter(folder) for _ in range(world)]
 
     def work(number):
@@ -106,7 +106,7 @@ def _at_step(observed, step):
     return Observed(step, *(getattr(observed, name) for name in list(Observed.__dataclass_fields__)[1:]))
 
 
-def test_a_pass_holds_what_its_samples_say(tmp_path):
+def test_the_measures_of_a_pass_are_those_of_its_samples(tmp_path):
     batches = [batch(seed, step=seed) for seed in range(5)]
     one = meter(tmp_path)
     for observed in batches:
@@ -150,7 +150,7 @@ def test_ranks_and_order_change_no_bit(seeds, world, random):
     assert all((state.arrays[name] == other.arrays[name]).all() for name in state.arrays)
 
 
-def test_the_fingerprint_tells_passes_apart():
+def test_different_passes_have_different_fingerprints():
     digests = set()
     for seed in range(3):
         one = meter()
@@ -178,7 +178,7 @@ def test_life_is_the_sum_of_passes_and_the_pass_is_only_its_own():
     assert tensors["life"]["gate"]["max"] == max(batch(seed).tensors["gate"].max() for seed in range(4))
 
 
-def test_the_window_forgets_what_is_older_than_its_length():
+def test_the_window_drops_passes_older_than_its_length():
     one = meter(window=86_400.0)
     for day in range(4):
         one.add(batch(day, day=day))
@@ -231,7 +231,7 @@ def test_an_empty_pass_and_one_class_are_none_never_nan():
     json.dumps(one.report(), allow_nan=False)
 
 
-def test_masked_samples_leave_no_trace_even_with_no_label():
+def test_masked_samples_are_ignored_even_without_a_label():
     plain, masked = meter(slices=()), meter(slices=())
     observed = batch(1)
     plain.add(observed)
@@ -241,7 +241,7 @@ def test_masked_samples_leave_no_trace_even_with_no_label():
     assert plain.close_pass(LocalReduce()) == masked.close_pass(LocalReduce())
 
 
-def test_tasks_are_measured_apart_and_values_have_no_auc(tmp_path):
+def test_tasks_are_measured_separately_and_values_have_no_auc(tmp_path):
     one = meter(tmp_path, tasks=(CTR, STAY))
     observed = batch(1, tasks=("ctr", "stay"))
     one.add(observed)
@@ -251,7 +251,7 @@ def test_tasks_are_measured_apart_and_values_have_no_auc(tmp_path):
     assert "auc" not in one.halves()["last"]["stay"]
 
 
-def test_the_state_goes_through_a_restart(tmp_path):
+def test_the_state_survives_a_restart(tmp_path):
     straight = meter(tmp_path / "a")
     for number in range(6):
         straight.add(batch(number, day=0.2 * number))
@@ -274,7 +274,7 @@ def test_the_state_goes_through_a_restart(tmp_path):
 
 
 def gone_on(saved, other):
-    """`other` after the state of a meter went to it as commits hold it."""
+    """`other`, with the state of a meter loaded as from a commit."""
     state = saved.state()
     other.load_state(type(state)(state.arrays, json.loads(json.dumps(state.facts, allow_nan=False))))
     return other
@@ -286,7 +286,7 @@ def counted(one, scope):
 
 @pytest.mark.parametrize("after", [{"window": 24 * 86_400.0}, {"timed": False}])
 @pytest.mark.parametrize("flipped", [False, True])
-def test_a_window_of_parts_of_another_length_begins_anew_and_goes_on_to_fill(after, flipped, caplog):
+def test_a_window_with_parts_of_another_length_starts_anew(after, flipped, caplog):
     before = {"window": 7200.0}
     old, new = (meter(**each) for each in ((after, before) if flipped else (before, after)))
     for day in range(3):
@@ -299,7 +299,7 @@ def test_a_window_of_parts_of_another_length_begins_anew_and_goes_on_to_fill(aft
     assert counted(new, "window") == 2 * counted(new, "pass") > 0
 
 
-def test_a_window_saved_before_its_unit_was_goes_on_as_it_is(caplog):
+def test_a_window_saved_without_its_unit_continues(caplog):
     old = meter()
     close(old, batch(1))
     state = old.state()
@@ -318,7 +318,7 @@ SLICES = {
 
 
 @pytest.mark.parametrize("how", SLICES)
-def test_what_differs_of_saved_metrics_begins_anew_and_the_rest_goes_on(how, tmp_path, caplog):
+def test_saved_metrics_that_differ_start_anew_and_the_rest_continues(how, tmp_path, caplog):
     def with_hour(number):
         observed = batch(number)
         observed.slices["hour"] = observed.slices["device"] % np.uint64(3)
@@ -347,7 +347,7 @@ def test_what_differs_of_saved_metrics_begins_anew_and_the_rest_goes_on(how, tmp
         assert one.halves() == old.halves() is not None
 
 
-def test_tasks_that_are_the_same_go_on_and_halves_of_other_tasks_are_measured_no_more(tmp_path, caplog):
+def test_equal_tasks_continue_and_halves_of_other_tasks_are_not_measured(tmp_path, caplog):
     both, tasks = (CTR, STAY), ("ctr", "stay")
     old, new = meter(tmp_path), meter(tmp_path, tasks=both)
     close(old, batch(1))
@@ -362,7 +362,7 @@ def test_tasks_that_are_the_same_go_on_and_halves_of_other_tasks_are_measured_no
     assert gone_on(old, meter(tmp_path)).halves() == old.halves() is not None
 
 
-def test_halves_without_the_groups_they_were_kept_with_are_measured_no_more(tmp_path):
+def test_halves_saved_with_other_groups_are_not_measured(tmp_path):
     old = meter(tmp_path)
     close(old, batch(1))
     assert gone_on(old, meter(tmp_path, gauc_by=None)).halves() is None
@@ -394,7 +394,7 @@ def test_halves_of_three_ranks_are_in_order_of_step_then_rank(tmp_path):
     assert three == one
 
 
-def test_a_metric_of_ones_own_is_summed_like_the_rest():
+def test_a_custom_metric_is_summed_like_the_others():
     class Highest:
         name, size = "share_above_half", 2
 

@@ -1,4 +1,4 @@
-"""Slices: which values are measured apart, and that it never depends on the ranks."""
+"""Slices: the choice of values with their own metrics does not depend on the ranks."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_the_most_frequent_values_of_the_first_pass_are_kept_and_the_rest_is_oth
     }
 
 
-def test_room_that_is_left_is_filled_by_later_passes():
+def test_later_passes_fill_the_free_places():
     meter = metered([np.array([5], np.uint64), np.array([6, 9, 9], np.uint64)])
     slices = meter.report()["life"]["ctr"]["slices"]["device"]
     assert {name: row["count"] for name, row in slices.items()} == {"other": 1, "5": 1, "9": 2}
@@ -62,7 +62,7 @@ def test_a_value_is_measured_as_if_it_were_alone():
     assert "gauc" not in found
 
 
-def test_text_values_go_by_their_text_and_one_named_other_is_told_apart():
+def test_text_values_have_their_text_as_name_and_a_value_other_is_distinguished():
     values = np.array(["phone", "other", "phone", "tv"], object)
     slices = metered([values], max_values=3).report()["pass"]["ctr"]["slices"]["device"]
     assert {name: row["count"] for name, row in slices.items()} == {"other": 0, "phone": 2, "'other'": 1, "tv": 1}
@@ -83,7 +83,7 @@ def close(ranks):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=80), st.integers(1, 3), st.integers(1, 9), st.randoms())
 def test_more_values_than_candidates_change_nothing_between_ranks(values, world, size, random):
-    """30 values, 8 candidates: what one rank drops, all ranks together would have dropped."""
+    """30 values, 8 candidates: a value that one rank drops would be dropped by all ranks together."""
     assert max_candidates(2) == 8
     values = np.array(values, np.uint64)
     prediction, label, weight = columns(len(values))

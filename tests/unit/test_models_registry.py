@@ -1,4 +1,4 @@
-"""Names to models: what is known, what is refused, and in which words."""
+"""The registry of models: known names, refused ones, and the messages."""
 
 import importlib
 import subprocess
@@ -51,7 +51,7 @@ def test_every_model_takes_the_settings_that_are_checked():
         check_section(section(name=name), SHAPE)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_the_error_for_an_unknown_name_names_the_nearest():
     for act in (lambda s: check_section(s, SHAPE), lambda s: load_model(s, SHAPE, Path("."))):
         with pytest.raises(SpecError, match="model.name: no model 'dcnv2'; did you mean 'dcn_v2'.*lr, fm"):
             act(section(name="dcnv2"))
@@ -91,7 +91,7 @@ ODD_SHAPES = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("odd", ODD_SHAPES)
-def test_what_the_check_passes_can_be_built_and_what_it_refuses_the_class_does(name, odd):
+def test_the_check_and_the_class_refuse_the_same_shapes(name, odd):
     shape, entry = ODD_SHAPES[odd], MODELS[name]
     module, _, model = entry.target.partition(":")
 
@@ -108,7 +108,7 @@ def test_what_the_check_passes_can_be_built_and_what_it_refuses_the_class_does(n
         build()
 
 
-def test_a_model_of_ones_own_comes_from_the_specs_folder(tmp_path):
+def test_a_users_model_is_imported_from_the_specs_folder(tmp_path):
     (tmp_path / "deep_package").mkdir()
     write(
         tmp_path / "deep_package",
@@ -120,7 +120,7 @@ def test_a_model_of_ones_own_comes_from_the_specs_folder(tmp_path):
     assert model.got == (SHAPE, {"a": 1})
 
 
-def test_mistakes_in_a_model_of_ones_own_are_told_apart(tmp_path):
+def test_each_mistake_in_a_users_model_has_its_own_message(tmp_path):
     write(tmp_path, "m_good", "class Model(nn.Module):\n pass\nclass Plain:\n pass\n")
     write(tmp_path, "m_needs", "import not_installed_anywhere\n")
     write(tmp_path, "m_torn", "def\n")

@@ -1,4 +1,4 @@
-"""The ledger: what a call means, by where the shard stands."""
+"""What a call means in each state of a shard."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_push_out_of_turn_is_refused(pass_number, step):
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_that_is_none_is_refused(rank):
+def test_a_rank_that_the_job_does_not_have_is_refused(rank):
     with pytest.raises(BadRequest, match=f"rank {rank} of 2 ranks"):
         opened(2).push(1, 0, rank)
 
@@ -101,7 +101,7 @@ def closed(pass_number=3):
     return ledger
 
 
-def test_a_pass_is_not_pushed_before_it_opens():
+def test_a_push_before_the_pass_opens_is_refused():
     with pytest.raises(BadRequest, match="pass 0 is closed"):
         Ledger(1, Sync()).push(1, 0, 0)
 

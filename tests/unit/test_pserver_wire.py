@@ -1,4 +1,4 @@
-"""Messages: what our encoder writes, protobuf reads, and what does not add up is refused."""
+"""Messages: protobuf reads what our encoder writes, and inconsistent messages are refused."""
 
 import grpc
 import numpy as np
@@ -32,7 +32,7 @@ def floats(seed, *shape):
 
 
 @given(COUNTS, st.booleans())
-def test_keys_come_back(counts, learn):
+def test_keys_survive_encoding(counts, learn):
     tables = {
         n: Keys(np.arange(c, dtype=np.uint64) << np.uint64(33), np.arange(c, dtype=np.uint16))
         for n, c in counts.items()
@@ -47,7 +47,7 @@ def test_keys_come_back(counts, learn):
 
 
 @given(COUNTS, st.integers(1, 9))
-def test_gradients_and_rows_come_back_bit_for_bit(counts, dim):
+def test_gradients_and_rows_survive_encoding_bit_for_bit(counts, dim):
     tables = {n: Gradients(floats(1, c, dim), floats(2, c), floats(3, c)) for n, c in counts.items()}
     widths = dict.fromkeys(counts, dim)
     message = pb.ExchangeRequest.FromString(wire.encoded(wire.with_gradients(pb.ExchangeRequest(step=9), tables)))
@@ -81,7 +81,7 @@ def test_gradients_of_a_table_that_is_not_here_are_refused():
         wire.gradients_from(message, {"b": 1})
 
 
-def test_tables_are_alike_in_any_order_and_differ_with_any_setting():
+def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
     one, two = TableSection(dim=1), TableSection(dim=2)
     assert wire.tables_json({"a": one, "b": two}) == wire.tables_json({"b": two, "a": one})
     assert wire.tables_json({"a": one}) != wire.tables_json({"a": TableSection(dim=1, init_range=0.5)})
@@ -95,7 +95,7 @@ def test_stats_of_shards_add_up_and_the_fullest_one_counts():
     assert wire.stats_from([wire.with_stats({"a": TableStats(1, 1, 1, {0: 1})})], "a").max_dirty_rows is None
 
 
-def test_parts_of_a_commit_come_back():
+def test_parts_of_a_commit_survive_encoding():
     facts = {"a": {"rows": 3, "rows_by_group": {"1": 3}}}
     part = ShardPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab", 12)})
     assert wire.parts_from(wire.parts_json([part, part])) == [part, part]
@@ -123,7 +123,7 @@ class Failure(grpc.RpcError):
         (grpc.StatusCode.OUT_OF_RANGE, OutOfMemory, 1),
     ],
 )
-def test_every_status_becomes_an_error_for_people(code, ours, exit_code):
+def test_every_status_becomes_one_of_our_errors(code, ours, exit_code):
     error = translated(Failure(code), "shard 3", 2)
     assert type(error) is ours and isinstance(error, PserverError) and error.exit_code == exit_code
 

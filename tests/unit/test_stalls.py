@@ -1,4 +1,4 @@
-"""A stalled step is reported, with what it waits for, until it goes on."""
+"""A stalled step is reported, with what it waits for, until it ends."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ class Clock:
         self.step = StepClock(30.0, lambda: self.now_s)
 
 
-def test_a_step_stands_still_once_it_takes_longer_than_it_may_and_until_it_ends():
+def test_a_step_is_stalled_from_its_time_limit_until_it_ends():
     clock = Clock()
     assert clock.step.stalled() is None
     clock.step.begin(WaitsFor.TRAINERS)
@@ -44,7 +44,7 @@ def test_a_step_stands_still_once_it_takes_longer_than_it_may_and_until_it_ends(
     assert clock.step.stalled() is None
 
 
-def test_a_trainer_that_has_nothing_to_do_does_not_stand_still():
+def test_an_idle_trainer_is_not_stalled():
     clock = Clock()
     clock.step.begin(WaitsFor.PIPE)
     clock.step.end()
@@ -53,7 +53,7 @@ def test_a_trainer_that_has_nothing_to_do_does_not_stand_still():
     assert clock.step.stalled() is None
 
 
-def test_the_status_of_a_trainer_says_so():
+def test_the_status_of_a_trainer_has_a_stalled_step():
     progress = Progress("job", max_step_s=0.0)
     assert progress.status()["stalled"] is None
     progress.step.begin(WaitsFor.PIPE)
@@ -69,7 +69,7 @@ def test_the_alarm_names_what_is_waited_for(waits_for):
     assert not Alarm.STALLED.grave
 
 
-def test_the_alarm_is_said_once_and_when_it_is_over():
+def test_the_alarm_is_logged_once_and_again_when_it_is_over():
     still = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 31.0, "max_s": 30.0}}
     later = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 61.0, "max_s": 30.0}}
     first = [line for line in news(Status(still), Status({"pass": 7})) if "ALARM" in line]
@@ -78,12 +78,12 @@ def test_the_alarm_is_said_once_and_when_it_is_over():
     assert next(news(Status({"pass": 7, "stalled": None}), Status(later))).startswith("alarm over: pass 7 stands still")
 
 
-def test_a_log_that_cannot_be_written_is_the_alarm_and_not_that_its_close_waits():
+def test_a_log_that_cannot_be_written_is_the_alarm_and_not_the_waiting_close():
     told = {"trouble": "no room", "stalled": {"waits_for": "close", "for_s": 31.0, "max_s": 30.0}}
     assert alarms(Status(told)) == {Alarm.LOG: "no room"}
 
 
-def test_a_chief_that_does_not_answer_stands_still_until_it_does(tmp_path):
+def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
     asleep, address = threading.Event(), tmp_path / "address"
 
     def status():

@@ -1,4 +1,4 @@
-"""One step: losses are weighted means over all ranks' samples, masks hold, and what is no number is noticed."""
+"""One step: losses are weighted means over the samples of all ranks, masks hold, non-finite values are detected."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_the_loss_is_the_weighted_mean_over_the_samples_of_all_ranks():
     assert gradients["default"].click_U.tolist() == [1, 0, 0]
 
 
-def test_a_masked_label_may_be_absent_and_teaches_nothing():
+def test_a_masked_label_may_be_missing_and_is_not_learnt():
     batch, rows, forward, (gradients, finite) = step(samples(), [BUY], weight_slot=None)
     assert finite
     assert batch.weight_B["price"].tolist() == [1, 0, 1]
@@ -106,7 +106,7 @@ class Dropping(Sums):
         return {name: self.dropout(value) for name, value in super().forward(inputs).items()}
 
 
-def test_a_prediction_is_made_as_inference_makes_it_and_leaves_the_model_as_it_was():
+def test_a_prediction_is_made_as_in_inference_and_does_not_change_the_model():
     model = Dropping()
     batch, rows, forward, _ = step(samples(), [CTR], model=model)
     stepper = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
@@ -118,7 +118,7 @@ def test_a_prediction_is_made_as_inference_makes_it_and_leaves_the_model_as_it_w
     assert model.training and model.dropout.training and not model.frozen.training
 
 
-def test_an_absent_label_without_a_mask_is_no_finite_loss():
+def test_a_missing_label_without_a_mask_gives_a_loss_that_is_not_finite():
     *_, (_, finite) = step(samples(click=(1, np.nan, 0)), [CTR], weight_slot=None)
     assert not finite
 
@@ -128,7 +128,7 @@ WEIGHTLESS = {"masked": {"bought": (0, 0, 0)}, "zeros": {"weight": (0, 0, 0)}, "
 
 @pytest.mark.parametrize("amp", ["off", "float16"])
 @pytest.mark.parametrize("how", WEIGHTLESS)
-def test_a_step_without_weight_teaches_nothing_and_its_keys_are_still_counted(how, amp):
+def test_a_step_without_weight_is_not_learnt_and_its_keys_are_still_counted(how, amp):
     model = WithOwnLoss()
     train = TrainSection(amp=amp)
     dense = DensePart(model, train, Alone())
@@ -149,7 +149,7 @@ class Severed(Sums):
         return {name: value.detach() for name, value in super().forward(inputs).items()}
 
 
-def test_a_model_whose_outputs_no_gradient_reaches_is_an_error_and_learns_not_silently_nothing():
+def test_a_model_whose_outputs_have_no_gradient_is_an_error():
     with pytest.raises(RuntimeError, match="does not require grad"):
         step(samples(), [CTR], model=Severed())
 
@@ -195,7 +195,7 @@ def test_targets_without_weight_or_mask_are_the_labels():
     assert label_B["ctr"].tolist() == [1, 0, 0] and weight_B["ctr"].tolist() == [1, 1, 1]
 
 
-def test_a_pass_that_is_still_read_is_known_when_the_next_number_is_far_above():
+def test_a_pass_that_is_still_read_is_known_when_the_next_number_is_much_higher():
     """Numbers of withdrawn passes are not used again, so there may be any number of them between two passes."""
     maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), [CTR], None, EmbeddedShards(TABLES, 1))
     maker.expect(7, True)

@@ -1,4 +1,4 @@
-"""Where the time of the loop goes: every second is some part's, and one that takes most gets advice."""
+"""Time of the loop by part: every second counts to one part, and the part that takes most of it gets advice."""
 
 import pytest
 
@@ -13,7 +13,7 @@ class Clock:
         return self.now_s
 
 
-def test_every_second_is_counted_to_the_part_that_is_going_on():
+def test_every_second_is_counted_to_the_current_part():
     clock = Clock()
     spent = TimeSpent(clock)
     clock.now_s += 1
@@ -32,7 +32,7 @@ def test_every_second_is_counted_to_the_part_that_is_going_on():
     assert set(spent.seconds()) == {part.value for part in Part}
 
 
-def test_what_was_waited_for_the_pipe_is_not_the_loaders_time():
+def test_waiting_for_the_pipe_does_not_count_to_the_loader():
     clock, starved_s = Clock(), [0.0]
     spent = TimeSpent(clock)
 
@@ -86,5 +86,5 @@ def test_the_part_that_takes_most_gets_one_sentence_of_advice():
         {"other": 5000.0, "pipe": 3.0},
     ],
 )
-def test_where_no_part_takes_most_or_little_was_done_nothing_is_said(seconds):
+def test_there_is_no_advice_if_no_part_takes_most_or_little_was_done(seconds):
     assert advice(seconds) == ""
