@@ -96,11 +96,6 @@ class Observer:
         """Return a summary of the event times of the pass, and forget them."""
         return self._times.take()
 
-    def take_latest_s(self) -> float | None:
-        """Return the highest event time of the pass, unix seconds; forget the lowest and the highest."""
-        times_s = self.take_times_s()
-        return None if times_s is None else times_s[1]
-
     def close_pass(self, ranks: Ranks) -> dict[str, Any]:
         """Collective: reduce the pass. Returns the metrics of pass, window and life on rank 0, nothing elsewhere."""
         closed = self._meter.close_pass(ranks)
