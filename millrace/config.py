@@ -1,7 +1,7 @@
-"""How a section of the job spec is declared, read and refused.
+"""Declares, reads and validates sections of the job spec.
 
 A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec` composes
-them. This module holds the base class, the units, and reading of TOML with overrides; millrace.mistakes words errors.
+them. This module has the base class, the units, and reading of TOML with overrides; millrace.mistakes formats errors.
 """
 
 import json
@@ -21,13 +21,13 @@ from millrace.mistakes import mistakes
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MAX_DURATION_S = 36_500 * 86_400.0
-"""A hundred years: what waits for longer, no clock of ours can count."""
+"""A hundred years; longer waits overflow clocks."""
 MIN_DURATION_S = 0.001
-"""What passes in no time is no interval, nor can it be waited for."""
+"""The shortest interval that can be waited for."""
 
 
 class Section(BaseModel):
-    """A part of the spec: frozen; an unknown key is an error, and so is a number that JSON, which logs it, lacks."""
+    """A part of the spec, frozen. Unknown keys are errors, and so are numbers that JSON lacks, as the log is JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -73,10 +73,10 @@ Duration = Annotated[
     Field(ge=0, le=MAX_DURATION_S),
     WithJsonSchema({"type": "string", "examples": ["1s", "24h"]}),
 ]
-"""Seconds, written "1s", "24h"; 0 is one."""
+"""Seconds, written "1s", "24h"; may be 0."""
 
 PositiveDuration = Annotated[Duration, AfterValidator(_takes_time)]
-"""Seconds of an interval or a deadline, for which 0 would mean nothing."""
+"""Seconds of an interval or a deadline, above 0."""
 
 Size = Annotated[
     int,
@@ -84,26 +84,26 @@ Size = Annotated[
     Field(ge=0, lt=1 << 62),
     WithJsonSchema({"type": "string", "examples": ["512MiB"]}),
 ]
-"""Bytes, written "512MiB"; 0 is one."""
+"""Bytes, written "512MiB"; may be 0."""
 
 PositiveSize = Annotated[Size, Field(ge=1)]
-"""Bytes of something that must hold at least one."""
+"""Bytes, at least 1."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-"""How many, or the number of something; sums of two fit 64 bits."""
+"""A count or an index; sums of two fit 64 bits."""
 
 PositiveCount = Annotated[Count, Field(ge=1)]
-"""How many, at least one."""
+"""A count, at least 1."""
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""Begins everything that is drawn."""
+"""The seed of all random choices."""
 
 SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
-"""Number of a slot group; rows hold it in 16 bits."""
+"""Number of a slot group; rows store it in 16 bits."""
 
 
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4_095, 255
-"""Of a path and of each name in it: what Linux takes."""
+"""Linux limits of a path and of each name in it."""
 
 
 def _path_of_a_folder(text: str) -> str:
@@ -117,13 +117,13 @@ def _path_of_a_folder(text: str) -> str:
 
 
 FolderPath = Annotated[str, AfterValidator(_path_of_a_folder)]
-"""The path of a folder that may be made."""
+"""The path of a folder that may be created."""
 
 
 def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` put in its place.
+    """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` applied.
 
-    A value is read as TOML, and as plain text where it is none. A list is indexed by number: `slots.0.dim=8`.
+    A value is parsed as TOML, or else taken as plain text. A list is indexed by number: `slots.0.dim=8`.
     Raises SpecError naming the file, line and key.
     """
     try:
@@ -132,7 +132,7 @@ def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise SpecError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:  # no TOML, or a number or depth that Python has a bound for
+    except (ValueError, RecursionError) as error:  # not TOML, or beyond a bound of Python on numbers or depth
         raise SpecError(f"{path}: not TOML: {error}") from error
     for override in overrides:
         _override(raw, override)
@@ -158,7 +158,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
 
 
 def value_of(text: str) -> Any:
-    """What a text on the command line means: TOML, or itself where it is none."""
+    """The value of a text on the command line: parsed as TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -166,7 +166,7 @@ def value_of(text: str) -> Any:
 
 
 def is_index(name: str) -> bool:
-    """Whether a part of a key's path is the number of a list's entry, which is written in one way only."""
+    """Whether a part of a key's path is the index of a list entry, without leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", name) is not None
 
 
@@ -186,14 +186,14 @@ Model = TypeVar("Model", bound=BaseModel)
 def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = False) -> Model:
     """`raw` as a `model`; `only_known` drops top-level sections that the model does not declare.
 
-    Raises SpecError with one line for each mistake: the key's path, the value, what is allowed, the nearest name.
+    Raises SpecError with one line for each error: the key's path, the value, the allowed values, the nearest name.
     """
     if only_known:
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
     if documents.nested_deeper(raw, documents.MAX_DEPTH):
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_DEPTH}")
     try:
-        # Strict, so that true is no 1 and "7" no 7; by way of JSON, so that a list may be a tuple and a text an enum.
+        # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.
         return model.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         raise SpecError("\n".join(mistakes(model, error.errors(include_url=False)))) from None

@@ -12,22 +12,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD = 32 << 10
-"""Bytes of a request's line and headers, and of what else is not its body. What one read brings may come on top."""
+"""Most bytes of a request that are not its body: its line and headers. One read may exceed it."""
 HEAD_S = 15.0
-"""How long a connection may be open without a whole head of a request: a slow client must not keep others out."""
+"""How long a connection may be open without a complete head: a slow client must not block others."""
 INVALID = "Invalid HTTP request received."
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class BadHead(ValueError):
-    """A head that is not answered but with 400, and with the end of the connection."""
+    """A head that is answered with 400, after which the connection is closed."""
 
 
 def check_head(headers: Headers, http_version: str) -> None:
-    """Raise BadHead for headers that are too long, or that leave open where the body ends (RFC 9112, 6.1 and 6.3).
+    """Raise BadHead for headers that are too long, or that do not define the end of the body (RFC 9112, 6.1 and 6.3).
 
-    Another server in front could see the end elsewhere, and take a part of the body for a request of somebody else.
+    A proxy in front could see another end, and take a part of the body for a request of another client.
     """
     if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD:
         raise BadHead(f"a head is at most {MAX_HEAD} bytes long")
@@ -41,7 +41,7 @@ def check_head(headers: Headers, http_version: str) -> None:
 
 
 class _Timed(asyncio.Protocol):
-    """Closes a connection that asks for nothing for HEAD_S. The event loop's."""
+    """Closes a connection without a request for HEAD_S. Runs on the event loop."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
@@ -64,7 +64,7 @@ class _Timed(asyncio.Protocol):
         self._expect()
 
     def _expect(self) -> None:
-        """Close in a while, unless a request is under way."""
+        """Close after HEAD_S, unless a request is under way."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self._timer is None and self.transport.get_protocol() is self:
@@ -77,7 +77,7 @@ class _Timed(asyncio.Protocol):
 
 
 class _CheckedH11(h11.Connection):
-    """h11's, but for heads that it reads in one of two ways."""
+    """As h11.Connection, but refuses ambiguous heads."""
 
     def next_event(self) -> Any:
         """See h11.Connection."""
@@ -91,7 +91,7 @@ class _CheckedH11(h11.Connection):
 
 
 class PagesConnection(_Timed, H11Protocol):
-    """One that may become a websocket: the service's."""
+    """A connection that may become a websocket; for the service."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See H11Protocol."""
@@ -99,23 +99,23 @@ class PagesConnection(_Timed, H11Protocol):
         self.conn = _CheckedH11(h11.SERVER, MAX_HEAD)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """From here on it is another protocol's."""
+        """Hand the connection over to the websocket protocol."""
         super().handle_websocket_upgrade(event)
         self._stop()
 
     def on_response_complete(self) -> None:
-        """The next request may come; uvicorn closes sooner where none begins."""
+        """Expect the next request; uvicorn closes sooner if none begins."""
         super().on_response_complete()
         self._expect()
 
 
 class InferenceConnection(_Timed, HttpToolsProtocol):
-    """One whose requests are read in C: a replica's, for which reading costs as much as answering."""
+    """A connection whose requests are parsed in C; for a replica, where parsing costs as much as answering."""
 
     _num_read = 0
-    """Bytes of the read under way."""
+    """Bytes of the present read."""
     _num_since = 0
-    """Bytes since a head was whole, or a piece of a body came."""
+    """Bytes since the last complete head or piece of a body."""
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -126,7 +126,7 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
             self.send_400_response(INVALID)
 
     def on_headers_complete(self) -> None:
-        """See httptools; what it raises ends the connection with 400."""
+        """See httptools; an exception ends the connection with 400."""
         check_head(self.headers, self.parser.get_http_version())
         super().on_headers_complete()
         self._advance()
@@ -142,7 +142,7 @@ class InferenceConnection(_Timed, HttpToolsProtocol):
         self._advance()
 
     def on_response_complete(self) -> None:
-        """The next request may come; uvicorn closes sooner where none begins."""
+        """Expect the next request; uvicorn closes sooner if none begins."""
         super().on_response_complete()
         self._expect()
 

@@ -1,7 +1,7 @@
-"""JSON that others may have changed: of disks, stores, mirrors, peers and pipes. Read here, and nowhere else.
+"""Reads JSON that others may have changed: from disks, stores, mirrors, peers and pipes. The only module that does.
 
-A document is bounded in size and in depth, and an error names it: a file's path, a peer's address. What is in it is its
-reader's business.
+A document is bounded in size and in depth, and an error names it: a file's path, a peer's address. The caller checks
+its content.
 """
 
 import json
@@ -13,18 +13,18 @@ from typing import Any, BinaryIO
 from millrace.errors import MillraceError
 
 MAX_BYTES = 256 << 20
-"""The longest document; one of ours has some MB at most."""
+"""Longest document; Millrace writes a few MB at most."""
 MAX_DEPTH = 100
-"""Lists and objects inside each other, at most: few enough for every reader that calls itself for each."""
+"""Deepest nesting of lists and objects; few enough for recursive readers."""
 MAX_SPEC_DEPTH = 64
-"""Likewise in a job spec, which other documents hold."""
+"""Deepest nesting in a job spec, which is part of other documents."""
 
 _BRACKETS = b'[{]}"'
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 
 
 class NotReadable(MillraceError, ValueError):
-    """A document is no JSON, or not what was to be there: damaged, or another's. A ValueError, as json's own errors."""
+    """A document is not JSON or not of the expected form: damaged or foreign. A ValueError, as errors of json are."""
 
     def __init__(self, what: object, why: str) -> None:
         hint = "; put it back as it was" if isinstance(what, Path) else ""
@@ -33,38 +33,38 @@ class NotReadable(MillraceError, ValueError):
 
 
 def parse(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> Any:
-    """The value that a document holds; `what` names it. Raises NotReadable."""
+    """The value in a document; `what` names it. Raises NotReadable."""
     if len(content) > max_bytes:
         raise NotReadable(what, f"is longer than {max_bytes:,} bytes")
     if exceeds(content, MAX_DEPTH):
         raise NotReadable(what, f"has lists and objects nested deeper than {MAX_DEPTH}")
     try:
         return json.loads(content)
-    except (ValueError, RecursionError) as error:  # also what is no UTF-8, and a number with too many digits
-        raise NotReadable(what, f"is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # also for invalid UTF-8 and for numbers with too many digits
+        raise NotReadable(what, f"is not JSON: {error}") from None
 
 
 def parse_object(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object that a document holds. Raises NotReadable."""
+    """The object in a document. Raises NotReadable."""
     found = parse(content, what, max_bytes)
     if not isinstance(found, dict):
-        raise NotReadable(what, "is no JSON object")
+        raise NotReadable(what, "is not a JSON object")
     return found
 
 
 def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object that a file holds. Raises NotReadable, and OSError as opening it does."""
+    """The object in a file. Raises NotReadable, and OSError as opening it does."""
     with path.open("rb") as file:
         return parse_object(read_bounded(file, max_bytes), path, max_bytes)
 
 
 def read_bounded(file: BinaryIO, max_bytes: int = MAX_BYTES) -> bytes:
-    """A file's content; of a longer one only so much that `parse` refuses it."""
+    """The content of a file; of a longer one only enough for `parse` to refuse it."""
     return file.read(max_bytes + 1)
 
 
 def exceeds(content: bytes | str, depth: int) -> bool:
-    """Whether brackets outside of strings are nested deeper, in time linear in the length."""
+    """Whether brackets outside strings are nested deeper than `depth`; linear time."""
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if data.count(b"[") + data.count(b"{") <= depth:
         return False
@@ -74,7 +74,7 @@ def exceeds(content: bytes | str, depth: int) -> bool:
 
 
 def nested_deeper(value: Any, depth: int) -> bool:
-    """Whether lists and mappings of a value are nested deeper; level by level, so that no depth is too much."""
+    """Whether lists and mappings of a value are nested deeper than `depth`; iterative, so any depth is fine."""
     level = [value]
     for _ in range(depth + 1):
         level = [each for each in level if isinstance(each, Mapping | list | tuple)]

@@ -1,7 +1,7 @@
-"""What survives a power cut: the few operations on a disk under the log, the manifests and nothing else.
+"""Durable writes: the few disk operations under the log and the manifests.
 
-What must outlive a power cut is written through a `Disk`, so that a test can record the order of writes, syncs and
-renames and look at every image of the disk that a cut could leave. Reading needs no seam.
+Data that must survive a power cut is written through a `Disk`. So a test can record the order of writes, syncs and
+renames, and examine every image of the disk that a cut could leave. Reading does not need this seam.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ from typing import Protocol, cast
 from millrace.errors import MillraceError, Unwritable
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers that say: nothing is broken, the disk or the quota is full."""
+"""Error numbers of a full disk or quota; nothing is broken."""
 UNFINISHED = ".tmp"
-"""Ends the name under which content is gathered until it is whole; the folder's owner may remove what has it."""
+"""Suffix of a file that is not complete yet; the owner of the folder may remove such files."""
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of linux/falloc.h
 
 
@@ -30,34 +30,34 @@ class Disk(Protocol):
     """
 
     def create(self, path: Path) -> FileIO:
-        """A new empty file in place of whatever had the name, open for appending."""
+        """Create an empty file, replacing any file of that name, and open it for appending."""
 
     def open(self, path: Path) -> FileIO:
-        """The file that is there, open for appending."""
+        """Open an existing file for appending."""
 
     def append(self, file: FileIO, data: bytes) -> None:
-        """Write all of `data` at the end; after an error any part of it may be there."""
+        """Append `data`; after an error any part of it may be written."""
 
     def truncate(self, file: FileIO, length: int) -> None:
-        """Cut the file to `length` bytes and release what was reserved behind it."""
+        """Cut the file to `length` bytes and release reserved space after it."""
 
     def reserve(self, file: FileIO, length: int) -> bool:
-        """Set room aside for `length` bytes behind the file's end, which stays; False where that cannot be had."""
+        """Reserve space for `length` bytes after the file's end, which does not move; False if not supported."""
 
     def sync(self, file: FileIO) -> None:
-        """Make the file's content durable. After an error it is unknown what is; it must not be asked again."""
+        """Make the file's content durable. After an error the durable content is unknown; do not retry."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give the file another name, in place of whatever had it."""
+        """Rename a file, replacing any file of the new name."""
 
     def link(self, source: Path, target: Path) -> None:
-        """Give the file a second name; FileExistsError where the name is taken."""
+        """Give the file a second name. Raises FileExistsError if the name is taken."""
 
     def remove(self, path: Path) -> None:
-        """Remove a name; one that is not there is no error."""
+        """Remove a name, if it exists."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder where there is none; its parent exists."""
+        """Create a folder if it does not exist; its parent exists."""
 
     def sync_folder(self, path: Path) -> None:
         """Make the names in a folder durable."""
@@ -67,54 +67,54 @@ class RealDisk:
     """The disk of this machine."""
 
     def create(self, path: Path) -> FileIO:
-        """As `Disk` says; never the content of another name of the same file is lost."""
+        """See Disk. A file with a second name keeps its content."""
         path.unlink(missing_ok=True)
         return FileIO(path, "ab")
 
     def open(self, path: Path) -> FileIO:
-        """As `Disk` says."""
+        """See Disk."""
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return FileIO(path, "ab")
 
     def append(self, file: FileIO, data: bytes) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         left = memoryview(data)
         while left:
             left = left[os.write(file.fileno(), left) :]
 
     def truncate(self, file: FileIO, length: int) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         os.ftruncate(file.fileno(), length)
 
     def reserve(self, file: FileIO, length: int) -> bool:
-        """As `Disk` says; by fallocate(2), on Linux."""
+        """See Disk. Uses fallocate(2), on Linux."""
         if _fallocate is None:
             return False
         return _fallocate(file.fileno(), _KEEP_SIZE, os.fstat(file.fileno()).st_size, length) == 0
 
     def sync(self, file: FileIO) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         os.fsync(file.fileno())
 
     def rename(self, source: Path, target: Path) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         os.replace(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         os.link(source, target)
 
     def remove(self, path: Path) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         path.mkdir(exist_ok=True)
 
     def sync_folder(self, path: Path) -> None:
-        """As `Disk` says."""
+        """See Disk."""
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -126,11 +126,11 @@ REAL: Disk = RealDisk()
 
 
 def write_whole(disk: Disk, path: Path, data: bytes, before: Callable[[], None] = lambda: None) -> None:
-    """Make `data` the content of `path`, whole or not at all, and durable once this returns.
+    """Write `data` to `path`, whole or not at all; durable once this returns.
 
     1. Write it under a temporary name. 2. Sync it; call `before`. 3. Rename it: it exists from here on. 4. Sync the
     folder.
-    After an error in 1 or 2 nothing of it is left.
+    After an error in 1 or 2 the temporary file is removed.
     """
     unfinished = unfinished_name(path)
     try:
@@ -147,7 +147,7 @@ def write_whole(disk: Disk, path: Path, data: bytes, before: Callable[[], None] 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What is done here writes `path`: where it cannot, Unwritable says so."""
+    """Raise Unwritable for an OSError while `path` is written."""
     try:
         yield
     except OSError as error:
@@ -155,7 +155,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class Linked(MillraceError):
-    """What should lie here is a symbolic link to somewhere else."""
+    """A path is a symbolic link where none is allowed."""
 
     exit_code = 2
 
@@ -167,19 +167,19 @@ class Linked(MillraceError):
 
 
 def check_no_link(path: Path) -> Path:
-    """`path`, which need not exist. Raises Linked."""
+    """`path`, which need not exist. Raises Linked if it is a symbolic link."""
     if path.is_symlink():
         raise Linked(path)
     return path
 
 
 def unfinished_name(path: Path) -> Path:
-    """Where the content of `path` is gathered until it is whole."""
+    """The temporary name of `path` until it is complete."""
     return path.with_name(path.name + UNFINISHED)
 
 
 def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """fallocate(2), which Python does not offer with flags; None where the platform lacks it."""
+    """fallocate(2), which Python does not offer with flags; None if the platform lacks it."""
     if not sys.platform.startswith("linux"):
         return None
     function = ctypes.CDLL(None, use_errno=True).fallocate

@@ -1,7 +1,7 @@
-"""Signs to keys, text to signs, keys to buckets: the fixed hashes of Millrace.
+"""The fixed hashes of Millrace: text to signs (feature ids), signs to keys, keys to buckets.
 
-They are part of every stored row and export, so they never change; golden vectors are in the tests. Each is written
-twice: a Numba function for arrays and a plain twin that defines it.
+They are part of every stored row and export, so they never change; golden vectors are in the tests. Each has a Numba
+function for arrays and a plain twin that defines it.
 
 Shapes: N signs.
 """
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 U64 = NDArray[np.uint64]
 
 NUM_BUCKETS = 4096
-"""Virtual buckets over which keys are spread; a shard owns some of them."""
+"""Number of virtual buckets of keys; a shard owns some of them."""
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: the increment of splitmix64."""
 MIX_INVERSES = (pow(0xBF58476D1CE4E5B9, -1, 1 << 64), pow(0x94D049BB133111EB, -1, 1 << 64))
-"""Multiplying by these undoes what `mix` multiplies by, first and second."""
+"""Inverses of the first and second multiplier of `mix`."""
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 

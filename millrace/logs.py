@@ -1,4 +1,4 @@
-"""Log lines of every process: one line an event on stderr, with time, level and role."""
+"""Log lines of every process: one line for each event on stderr, with time, level and role."""
 
 import logging
 import sys
@@ -10,8 +10,8 @@ from millrace.occurrences import Occurrences
 from millrace.printable import printable
 
 
-class _Harmless(logging.Formatter):
-    """Lines quote what events and pipe commands hold."""
+class _PrintableFormatter(logging.Formatter):
+    """Escapes control characters: log lines quote text of events and pipe commands."""
 
     def format(self, record: logging.LogRecord) -> str:
         """As Formatter."""
@@ -21,21 +21,21 @@ class _Harmless(logging.Formatter):
 def setup(role: str, level: str = "INFO") -> None:
     """Send log records to stderr as `12:00:01 INFO  trainer-0: text`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Harmless(f"%(asctime)s %(levelname)-5s {role}: %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_PrintableFormatter(f"%(asctime)s %(levelname)-5s {role}: %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
 
 
 class RepeatFilter(logging.Filter):
-    """Of like records lets the first, the tenth, the hundredth through, and a bounded number of all. Any thread."""
+    """Passes the first, tenth, hundredth of equal records, and a bounded number in all. Any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._occurrences, self._now = Occurrences(), now
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; it then says how often it came, and how many others were left out."""
+        """Whether the record is written; then it also says how often it occurred, and how many others were dropped."""
         told = self._occurrences.note((record.name, record.levelno, str(record.msg)), self._now())
         if told is None:
             return False
@@ -48,7 +48,7 @@ class RepeatFilter(logging.Filter):
 
 @contextmanager
 def repeats_filtered(*loggers: str) -> Iterator[None]:
-    """As long as the context lasts, what strangers have these loggers write is bounded."""
+    """Bound the lines of these loggers while the context lasts, as clients can cause them."""
     repeats = RepeatFilter()
     for name in loggers:
         logging.getLogger(name).addFilter(repeats)

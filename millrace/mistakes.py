@@ -1,6 +1,6 @@
-"""A mistake in a spec, told to its writer: the key's path, what is wrong, what may stand there, the nearest name.
+"""Formats validation errors of a spec: the key's path, the problem, the allowed values, the nearest name.
 
-Takes what pydantic found and words it for someone who never heard of pydantic.
+It turns errors of pydantic into messages for users who do not know pydantic.
 """
 
 import difflib
@@ -15,18 +15,18 @@ from millrace.secrecy import without_secrets
 
 NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
 KEY = "[key]"
-"""Pydantic's word for where a mapping's key is."""
+"""Pydantic's marker for the key of a mapping."""
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
 
 
 MAX_TOLD = 20
-"""Mistakes of one spec that are worded; of the others it says how many."""
+"""Most errors of a spec that are listed; of the others only the number."""
 MAX_COMPARED = 200
-"""Characters of a name that are compared with known ones: finding like names takes time and memory for each."""
+"""Characters of a name that are compared with known names, as the comparison takes time and memory for each."""
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A hint at the known name most like `name`, and else at all of them."""
+    """A hint at the known name most similar to `name`, or else at all known names."""
     near = difflib.get_close_matches(name[:MAX_COMPARED], known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -34,7 +34,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def mistakes(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
-    """One line for each of pydantic's errors at a `model`, without those that only follow from another."""
+    """One line for each of pydantic's errors at a `model`, without errors that follow from others."""
     around = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
     told = [each for each in problems if each["type"] != "too_short" or tuple(each["loc"]) not in around]
     left = len(told) - MAX_TOLD
@@ -44,7 +44,7 @@ def mistakes(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
 def mistake(model: type[BaseModel], problem: Any) -> str:
     """One line for one of pydantic's errors at a `model`."""
     location = problem["loc"]
-    if location and location[-1] == KEY:  # the name itself is wrong: it is told as the value
+    if location and location[-1] == KEY:  # the name itself is wrong: show it as the value
         location = location[:-2]
     place = _place(model, location)
     value, kind = without_secrets(problem.get("input")), problem["type"]
@@ -78,18 +78,18 @@ def _kind_message(given: Any, kinds: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the spec a mistake is."""
+    """The place of an error in the spec."""
 
     path: str
-    """As its writer would name it."""
+    """The path of the key, as the user writes it."""
     parents: Sequence[Any]
-    """What may stand around it."""
+    """The annotations of the enclosing value."""
     choices: Sequence[Any]
-    """What may stand there."""
+    """The annotations allowed here."""
 
 
 def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
-    """Follow `location`, leaving out the tags of unions that pydantic puts into it."""
+    """Follow `location`, without the union tags that pydantic inserts."""
     path: list[str] = []
     parents: Sequence[Any] = ()
     choices: Sequence[Any] = (model,)
@@ -104,7 +104,7 @@ def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
 
 
 def _below(annotation: Any, part: int | str) -> Sequence[Any]:
-    """What may stand under `part` of something that is an `annotation`."""
+    """The annotations allowed under `part` of a value with `annotation`."""
     origin = get_origin(annotation)
     if origin is dict:
         return _choices(get_args(annotation)[1])
@@ -118,7 +118,7 @@ def _below(annotation: Any, part: int | str) -> Sequence[Any]:
 
 
 def _choices(annotation: Any) -> Sequence[Any]:
-    """The alternatives of a union; other annotations alone."""
+    """The alternatives of a union; for another annotation, itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _choices(get_args(annotation)[0])

@@ -1,7 +1,6 @@
-"""Text that others made, as a terminal may be given it: no character of it moves the cursor or changes colours.
+"""Makes untrusted text safe for a terminal: no character moves the cursor or changes colours.
 
-Generators, workers, services and files of others say what they like; where their words are shown, they come through
-here.
+Text of generators, workers, services and files is passed through here before it is shown.
 """
 
 import re
@@ -10,16 +9,16 @@ from typing import TextIO
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, C1 ones too, but tab and line feed
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # ends of lines and paragraphs, turns of the direction
-    "\ud800-\udfff]"  # halves of characters, which no terminal can be sent
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line and paragraph separators, changes of direction
+    "\ud800-\udfff]"  # surrogates, which cannot be encoded
 )
 
 
 def printable(text: str) -> str:
-    """`text` with each character that a terminal would act on written out, as in \\x1b; tabs and line feeds stay."""
+    """`text` with each control character escaped, as in \\x1b; tabs and line feeds stay."""
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def say(*texts: object, file: TextIO | None = None, sep: str = " ", flush: bool = False) -> None:
-    """As print, for words of others."""
+    """As print, for untrusted text."""
     print(*(printable(str(text)) for text in texts), sep=sep, file=file or sys.stdout, flush=flush)

@@ -1,7 +1,7 @@
-"""gRPC as every role of a job uses it: local, bounded, with the job's secret, our errors for status codes.
+"""gRPC for every role of a job: local, bounded, with the job's secret, and our errors for status codes.
 
-Each service defines its own messages and calls; `millrace.role` and `pserver` build on this module. Names of unix
-sockets are millrace.sockets' work.
+Each service defines its own messages and calls; `millrace.role` and `pserver` use this module. millrace.sockets names
+unix sockets.
 """
 
 import hmac
@@ -26,21 +26,21 @@ from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailabl
 from millrace.listening import Room
 
 SECRET_KEY = "millrace-secret"
-"""Metadata of every call: the job's secret, so that no stray client of another job is ever served."""
+"""Metadata key of the job's secret, in every call: clients of other jobs are refused."""
 MAX_MESSAGE_BYTES = 4 << 20
 """Default bound of a message; a larger one fails the call with RESOURCE_EXHAUSTED."""
 
 
 MAX_CONNECTIONS = 128
-"""Of one server, where there are descriptors for so many; a further one is closed at once.
+"""Most connections of a server, if the process has enough descriptors; a further one is closed at once.
 
-A shard has one for each trainer, a worker's Role one for the launcher and each command that asks."""
+A shard has one for each trainer, a worker's Role one for the launcher and one for each command."""
 MAX_CALLS = 32
-"""Under way on one connection; the next one waits at the client."""
+"""Most concurrent calls of one connection; the next one waits at the client."""
 HANDSHAKE_MS = 10_000
-"""How long a connection may take to begin the protocol."""
+"""How long a connection may take for its handshake."""
 IDLE_MS = 30_000
-"""How long a connection to a port may carry no call; a client that is closed for this connects again by itself."""
+"""How long a connection to a port may be idle; a client reconnects by itself."""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -59,7 +59,7 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
-    """Options of a server: how much strangers may take before they are refused."""
+    """Options of a server that bound what unauthenticated clients can use."""
     return [
         ("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, Room.here().open)),
         ("grpc.max_concurrent_streams", MAX_CALLS),
@@ -71,8 +71,8 @@ def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
 class _SecretCheck(grpc.ServerInterceptor):
     """Refuses every call that does not carry the job's secret, before its message is read.
 
-    gRPC gives a call with one message a thread, which waits for all of the message. So a refusal is declared as a
-    call with a stream of messages, of which it reads none, and has a thread that no other call needs.
+    gRPC gives a call with one message a thread, which waits for the whole message. So a refusal is declared as a call
+    with a stream of messages, of which it reads none, and runs on its own thread.
     """
 
     def __init__(self, secret: str) -> None:
@@ -97,9 +97,9 @@ class _SecretCheck(grpc.ServerInterceptor):
 def local_server(
     secret: str, *, max_workers: int, max_message_bytes: int = MAX_MESSAGE_BYTES, socket: Path | None = None
 ) -> tuple[grpc.Server, str]:
-    """A server that is not started yet, and its address: of the unix socket `socket`, or a free port of 127.0.0.1.
+    """A server that is not started yet, and its address: the unix socket `socket`, or a free port of 127.0.0.1.
 
-    Only its owner can connect to the socket. Where there can be none, a port is taken instead, and the log says so.
+    Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
     A call waits while all `max_workers` threads are busy, until its own deadline.
     """
     if socket is not None:
@@ -121,7 +121,7 @@ def _server(secret: str, max_workers: int, max_message_bytes: int, *, is_port: b
 
 
 def _bind(server: grpc.Server, socket: Path) -> str:
-    """Bind a server that is not started to a unix socket; its address. Raises OSError, RuntimeError."""
+    """Bind a server that is not started to a unix socket; returns its address. Raises OSError, RuntimeError."""
     address = sockets.address_of(socket)
     target, descriptor = sockets.target_of(address)
     if descriptor is not None:
@@ -158,7 +158,7 @@ def add_service(
 
 
 def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
-    """A channel to a role of the job; connects at the first call. Raises Unavailable where its folder is gone."""
+    """A channel to a role of the job; connects at the first call. Raises Unavailable if its folder does not exist."""
     try:
         target, descriptor = sockets.target_of(address)
     except OSError as error:
@@ -170,12 +170,12 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
 
 
 def metadata(secret: str) -> tuple[tuple[str, str | bytes], ...]:
-    """What every call must carry."""
+    """The metadata that every call must carry."""
     return ((SECRET_KEY, secret),)
 
 
 def translated(error: grpc.RpcError, peer: str) -> MillraceError:
-    """The error of ours that a failed call stands for; `peer` says who did not answer, for people."""
+    """Our error for a failed call; `peer` names the callee in the message."""
     code, details = error.code(), error.details()
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -189,7 +189,7 @@ def translated(error: grpc.RpcError, peer: str) -> MillraceError:
 
 
 def write_address(path: Path, address: str) -> None:
-    """Tell the launcher where this process listens: whole or not at all, readable by the owner only.
+    """Write the address of this process for the launcher: whole or not at all, readable by the owner only.
 
     Raises Unwritable.
     """
@@ -204,7 +204,7 @@ def write_address(path: Path, address: str) -> None:
 
 
 def await_address(path: Path, deadline: Deadline, alive: Callable[[], None]) -> str:
-    """The address that another process writes to `path`; `alive` raises when that process is gone."""
+    """Wait for the address that another process writes to `path`; `alive` raises when that process has ended."""
     while not path.exists():
         alive()
         deadline.check(f"waiting for an address in {path}")

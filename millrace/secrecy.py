@@ -1,8 +1,8 @@
-"""Secrets of a spec, as Kafka's passwords: kept out of whatever is written or shown, and read where a client is opened.
+"""Secrets of a spec, such as Kafka passwords: never written or shown, and read only where a client is opened.
 
-A secret is text, or a reference: { env = "NAME" } is an environment variable, { file = "path" } a file. Text is taken
-out of a spec as soon as that is loaded, and travels beside it, by the path of its key; "***" stands in its place. So
-logs, commits and answers hold references and "***" only.
+A secret is text or a reference: { env = "NAME" } is an environment variable, { file = "path" } a file. Text is removed
+from a spec as soon as it is loaded, replaced by "***", and passed separately, by the path of its key. So logs, commits
+and answers contain references and "***" only.
 """
 
 import os
@@ -15,11 +15,11 @@ from pydantic import AfterValidator, BaseModel, PlainSerializer, SecretStr, Seri
 from millrace.errors import SpecError
 
 HIDDEN = "***"
-"""Stands for a secret that is not shown."""
+"""In place of a hidden secret."""
 SECRET_KEYS = frozenset({"sasl_plain_password", "ssl_password", "sasl_plain_username", "proxy_url", "socks5_proxy"})
-"""Keys whose values are secrets wherever they stand."""
+"""Keys whose values are secrets, anywhere in a spec."""
 MAX_FILE_BYTES = 64 << 10
-"""Of a file with a secret; a longer one is none."""
+"""Longest file with a secret."""
 FORMS = '{ env = "NAME" } or { file = "path" }'
 _REVEALED = object()
 
@@ -37,19 +37,19 @@ def without_secrets(raw: Any) -> Any:
 
 
 def without_keys(raw: Any) -> Any:
-    """`raw` without secrets and their keys: what is compared."""
+    """`raw` without secrets and their keys, for comparisons."""
     if isinstance(raw, Mapping):
         return {key: without_keys(value) for key, value in raw.items() if key not in SECRET_KEYS}
     return [without_keys(part) for part in raw] if isinstance(raw, list | tuple) else raw
 
 
 def secrets_of(raw: Any) -> dict[str, Any]:
-    """Secrets that are written out in `raw`, by the path of their key."""
+    """Secrets given as text in `raw`, by the path of their key."""
     return {".".join(parts): value for parts, value in _secret_keys(raw) if _shown(value) != value}
 
 
 def with_secrets(raw: Any, secrets: Mapping[str, Any], at: str = "") -> Any:
-    """The inverse of taking them out: `raw` with `secrets` in their places."""
+    """`raw` with `secrets` put back in their places."""
     if isinstance(raw, Mapping):
         paths = {key: f"{at}.{key}" if at else key for key in raw}
         return {key: secrets.get(paths[key], with_secrets(value, secrets, paths[key])) for key, value in raw.items()}
@@ -59,9 +59,9 @@ def with_secrets(raw: Any, secrets: Mapping[str, Any], at: str = "") -> Any:
 
 
 def with_secrets_of(old: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """`old`, a logged spec, with the secrets of `present`, the same job's spec of today, at the same keys.
+    """`old`, a logged spec, with the secrets of `present`, the present spec of the same job, at the same keys.
 
-    A job has one source: it is the same one whatever it is called.
+    A job has one source, so it is the same one under any name.
     """
     found: dict[str, Any] = with_secrets(old, {})
     names = [str(name) for name in found.get("sources", {})]
@@ -75,7 +75,7 @@ def with_secrets_of(old: Mapping[str, Any], present: Mapping[str, Any]) -> dict[
 
 
 def check_shown(raw: Any) -> None:
-    """Raise SpecError where `raw` holds "***" in place of a secret: it was copied from where secrets are hidden."""
+    """Raise SpecError if `raw` has "***" in place of a secret: it was copied from a place where secrets are hidden."""
     for parts, value in _secret_keys(raw):
         if value == HIDDEN:
             told = f"is {HIDDEN!r}, which stands for a secret that is not shown; give the secret, or {FORMS}"
@@ -83,7 +83,7 @@ def check_shown(raw: Any) -> None:
 
 
 def is_reference(value: Any) -> bool:
-    """Whether `value` says where a secret is."""
+    """Whether `value` is a reference to a secret."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return False
     ((kind, name),) = value.items()
@@ -93,12 +93,12 @@ def is_reference(value: Any) -> bool:
 def resolved(value: Any, folder: Path, at: str) -> Any:
     """The secret that `value` is or names; files are relative to `folder`. Raises SpecError naming the key `at`.
 
-    To be called where a client is opened, and nowhere else.
+    Call it only where a client is opened.
     """
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if value == HIDDEN:
-        raise SpecError(f"is hidden: logs and commits hold no secrets; the job file must give it, or {FORMS}", at)
+        raise SpecError(f"is hidden: logs and commits contain no secrets; the job file must give it, or {FORMS}", at)
     if not is_reference(value):
         return value
     ((kind, name),) = value.items()
@@ -106,7 +106,7 @@ def resolved(value: Any, folder: Path, at: str) -> Any:
 
 
 def revealed(model: BaseModel) -> dict[str, Any]:
-    """`model` as JSON-able data with its secrets: for a private file that a worker is started with."""
+    """`model` as JSON-able data with its secrets, for the private file that starts a worker."""
     return model.model_dump(mode="json", context={"secrets": _REVEALED})
 
 
@@ -157,7 +157,7 @@ def _guarded(options: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(SECRET_KEYS & options.keys()):
         value = options[name]
         if not (value is None or isinstance(value, str | SecretStr) or is_reference(value)):
-            raise ValueError(f"{name} is no text, nor a reference: {FORMS}")
+            raise ValueError(f"{name} is neither text nor a reference: {FORMS}")
     return {
         name: SecretStr(value) if name in SECRET_KEYS and isinstance(value, str) else value
         for name, value in options.items()
@@ -175,4 +175,4 @@ def _dumped(options: dict[str, Any], info: SerializationInfo) -> dict[str, Any]:
 Options = Annotated[
     dict[str, Any], AfterValidator(_guarded), PlainSerializer(_dumped, return_type=dict[str, Any], when_used="always")
 ]
-"""Options of a client, secrets among them; dumped, these are "***"."""
+"""Options of a client, including secrets, which are dumped as "***"."""

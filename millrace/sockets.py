@@ -1,32 +1,32 @@
-"""Unix sockets that only their owner may use, as gRPC names them, whatever the length of their paths.
+"""Unix sockets for their owner only: addresses for gRPC, for paths of any length.
 
-A socket's address has room for a path of 107 bytes (`sockaddr_un`). A longer path is named by a descriptor of its
-folder below /proc/self/fd, which must stay open as long as the name is used.
+A socket's address has room for a path of 107 bytes (`sockaddr_un`). A longer path is given by a descriptor of its
+folder below /proc/self/fd, which must stay open while the name is used.
 """
 
 import os
 from pathlib import Path
 
 SCHEME = "unix:"
-"""Begins the address of a unix socket; every other address is host:port."""
+"""Prefix of a unix socket's address; every other address is host:port."""
 MAX_PATH_BYTES = 107
-"""Of `sun_path`, which has 108 with the zero at its end."""
+"""Longest path in `sun_path`, which has 108 bytes including a final zero."""
 OWNER_ONLY = 0o600
-"""On Linux, connecting needs leave to write to the socket's file."""
+"""Mode of a socket's file. On Linux, connecting needs write permission."""
 
 
 def beside(address_file: Path) -> Path:
-    """The socket of the process that writes `address_file`: its neighbour, in the same private folder."""
+    """The socket of the process that writes `address_file`, in the same private folder."""
     return address_file.absolute().with_suffix(".socket")
 
 
 def address_of(path: Path) -> str:
-    """What others are told of the socket at `path`."""
+    """The address of the socket at `path`."""
     return f"{SCHEME}{path}"
 
 
 def target_of(address: str) -> tuple[str, int | None]:
-    """What gRPC is to be told of `address`, and a descriptor to close once that name is no longer used, if any.
+    """The target for gRPC of `address`, and a descriptor, if any, to close once the target is no longer used.
 
     Raises OSError where the folder of a unix socket cannot be opened.
     """

@@ -1,1 +1,1 @@
-"""Parameter server: tables of embedding rows, on shards of their own or inside a trainer. Never imports torch."""
+"""Parameter server: tables of embedding rows, in shard processes or inside a trainer. Never imports torch."""

@@ -1,13 +1,13 @@
 """How rows age: days, decay of show and click, rows absent after a shrink, delta scores cleared by exports.
 
-All of it is lazy. A row holds its show and click as of its last_seen_day and its delta_score as of its last push; a
-push brings it up to date (`bring`), everybody else computes what it would be. Days are ticks of one table, the rate of
-every tick is kept, and rates are applied one by one, as products. A shrink takes what meets its rule and was not
-changed after it: such rows *are absent*, from the close at which it acted; `Life` keeps it until all of them are
-removed (pserver.sweeping).
+All of it is lazy. A row holds its show and click as of its last_seen_day and its delta_score as of its last push. A
+push brings a row up to date (`bring`); every reader computes the present values without storing them. Days are ticks
+of one table. The rate of every tick is stored, and rates are applied one by one, as products. A shrink deletes rows
+that meet its rule and have not changed since. Such rows *are absent* from the close at which the shrink acted; `Life`
+keeps the shrink until all of them are removed (pserver.sweeping).
 
 Shapes: R rows of a table, U rows chosen, G slot groups, T ticks, K columns of settings (0: the table's, then one for
-each slot group that has, or had, its own), S shrinks, X cuts.
+each slot group that has or had settings of its own), S shrinks, X cuts.
 """
 
 import threading
@@ -29,15 +29,15 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 
 STAYS, BELOW, UNSEEN = np.uint8(0), np.uint8(1), np.uint8(2)
-"""What a shrink says of a row: nothing, its score is too low, or it alone is unseen for too long."""
+"""The verdict of a shrink on a row: it stays, its score is too low, or only its age is too high."""
 KEEPERS = "base_threshold", "delta_keep_days", "delta_threshold"
-"""What may keep a row out of an export that it could be in."""
+"""The thresholds that can keep a row out of an export."""
 NEVER = -1
-"""Days after which a row that is never too old goes."""
+"""In place of a number of days: no age is too high."""
 
 
 class Statistics(NamedTuple):
-    """What of rows ages: columns of a table, or of rows out of a store. (R,) each."""
+    """The columns of rows that age, of a table or of rows read from a store. (R,) each."""
 
     show: F32
     click: F32
@@ -48,7 +48,7 @@ class Statistics(NamedTuple):
 
     @classmethod
     def of_words(cls, words_UW: U32) -> "Statistics":
-        """Of rows as pserver.row_words has them."""
+        """From rows in the format of pserver.row_words."""
         return cls(
             words_UW[:, 2].copy().view(np.float32),
             words_UW[:, 3].copy().view(np.float32),
@@ -61,12 +61,12 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A shrink that acted."""
+    """A shrink that has acted."""
 
     version: int
     day: int
     below: Mapping[int, float | None]
-    """delete_below by column's slot group; -1: the table's."""
+    """delete_below by slot group; -1 is the table."""
     after: Mapping[int, int | None]
     """delete_after_days, likewise."""
 
@@ -86,7 +86,7 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A cut that acted."""
+    """A cut that has acted."""
 
     version: int
     day: int
@@ -94,46 +94,46 @@ class Taken:
 
 
 TABLE = -1
-"""Stands for the table's own settings among slot groups."""
+"""Key of the table's own settings among slot groups."""
 
 
 class Life:
-    """Days, rates, shrinks and cuts of one table on one shard; alike on all of them.
+    """Days, rates, shrinks and cuts of one table on one shard; equal on all shards.
 
-    Any thread may ask; one thread makes things happen, another one says what is swept.
+    Any thread may read. One thread changes it, and another reports what is swept.
     """
 
     def __init__(self, section: TableSection, groups: Mapping[str, int]) -> None:
         self._turn = threading.RLock()
         self.day = 0
         self.shrinks: tuple[Shrunk, ...] = ()
-        """Those whose rows are not all removed; replaced, never changed."""
+        """Shrinks whose rows are not all removed. Replaced, never changed in place."""
         self._cuts: tuple[Taken, ...] = ()
         self._rates: list[dict[int, float]] = []
         self.set(section, groups)
 
     def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
-        """Other settings hold from here on; what has happened stays."""
+        """Use other settings from here on; past ticks, shrinks and cuts stay."""
         with self._turn:
             self._groups = dict(groups)
             self._classes: SlotClasses = classes_of(section, groups)
             self._nonclk, self._clk = np.float32(section.nonclk_coeff), np.float32(section.click_coeff)
             self._arrange()
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def tick(self, day: int) -> None:
-        """The day moves on, by as many ticks, each at the rates in force."""
+        """Advance to `day`, one tick a day, each at the present rates."""
         with self._turn:
             sections = self._classes
             rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
             rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
             self._rates += [rates] * max(0, day - self.day)
-            self._arrange()  # before the day is: whoever reads it needs the rates up to it
+            self._arrange()  # before the day is set: a reader of the day needs the rates up to it
             self.day = max(day, self.day)
 
     def ruled(self, shrink: Shrink, version: int) -> Shrunk:
-        """What `shrink` means if it acts at `version`."""
+        """The rules by which `shrink` acts at `version`, resolved for each slot group."""
         chosen = {TABLE: self._classes.sections[0]}
         chosen |= {group: self._classes.section_of(group) for group in self._classes.groups}
         named = shrink.delete_below is not None or shrink.delete_after_days is not None
@@ -142,20 +142,20 @@ class Life:
         return Shrunk(version, self.day, below, after)
 
     def shrink(self, shrink: Shrink, version: int) -> None:
-        """Rows that meet the rule now are absent."""
+        """From here on rows that meet the rule are absent."""
         with self._turn:
             shrinks = (*self.shrinks, self.ruled(shrink, version))
-            self._arrange(shrinks)  # before it is told: whoever sweeps by what is told needs the rule
+            self._arrange(shrinks)  # before `shrinks` is set: a sweeper that reads it needs the rules
             self.shrinks = shrinks
 
     def swept(self, upto: int) -> None:
-        """All rows that shrinks up to version `upto` took are removed."""
+        """Drop the shrinks up to version `upto`: all their rows are removed."""
         with self._turn:
             self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
             self._arrange()
 
     def cut(self, cut: Cut, version: int) -> None:
-        """An export cleared the delta score of what it selects."""
+        """Clear the delta score of the rows that an export selects."""
         with self._turn:
             whole = (
                 cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
@@ -166,7 +166,7 @@ class Life:
     # --- commits -----------------------------------------------------------------------------------------------------
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data; ticks at the same rates are counted."""
+        """As JSON-able data; ticks with the same rates are run-length encoded."""
         runs: list[list[Any]] = []
         for rates in self._rates:
             told = {str(group): rate for group, rate in rates.items()}
@@ -181,7 +181,7 @@ class Life:
         return {"day": self.day, "rates": runs, "shrinks": [s.message() for s in self.shrinks], "cuts": cuts}
 
     def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what the parts of a commit say: they agree, but for shrinks that some have swept already."""
+        """Go on from the parts of a commit. They agree, except that some have swept more shrinks than others."""
         with self._turn:
             for message in messages:
                 self.day = message["day"]
@@ -201,13 +201,13 @@ class Life:
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "Life":
-        """As a commit's part has it."""
+        """From the message of a commit's part; None begins anew."""
         life = cls(section, groups)
         life.load([] if message is None else [message])
         return life
 
     def _arrange(self, shrinks: Sequence[Shrunk] | None = None) -> None:
-        """The same as arrays for kernels; with `shrinks` instead of those that are told."""
+        """Build the arrays for kernels, with `shrinks` in place of `self.shrinks` if given."""
         shrinks = self.shrinks if shrinks is None else shrinks
         told = {g for rates in self._rates for g in rates} | {g for s in shrinks for g in (*s.below, *s.after)}
         columns = [TABLE, *sorted({*told, *self._classes.groups} - {TABLE})]
@@ -228,20 +228,20 @@ class Life:
             tuple(columns),
         )
 
-    # --- what rows are now -------------------------------------------------------------------------------------------
+    # --- present values of rows --------------------------------------------------------------------------------------
 
     def bring(self, statistics: Statistics, rows_U: I32, version: int) -> None:
-        """Before a push that belongs to `version`: rows not pushed since its pass opened are as of today."""
+        """Before a push of `version`: bring rows that its pass has not pushed yet up to today."""
         days, _, clears, _ = self._arrays
         if len(days.rates_TK) or len(clears.versions_X2):
             bring(statistics, rows_U, np.uint32(version), self.day, days, clears, self._nonclk, self._clk)
 
     def close(self, statistics: Statistics, touched_U: I32, before: int) -> None:
-        """At a close, after its ticks: rows touched, which are as of day `before`, are of today."""
+        """At a close, after its ticks: bring the touched rows from day `before` to today."""
         close(statistics, touched_U, before, self.day, self._arrays.days)
 
     def gone(self, statistics: Statistics, rows_U: I32, also: Shrunk | None = None) -> U8:
-        """(U,) why a row is absent, or STAYS; with `also`, that shrink alone asks. Reserved rows stay."""
+        """(U,) why each row is absent, or STAYS. With `also`, only that shrink decides. Reserved rows stay."""
         days, rules, _, columns = self._arrays
         if also is not None:
             rules = _rules_of([also], columns)
@@ -251,7 +251,7 @@ class Life:
         return why_U
 
     def absent(self, words_UW: U32) -> NDArray[np.bool_]:
-        """(U,) whether rows out of a store are absent."""
+        """(U,) whether rows read from a store are absent."""
         if not self.shrinks:
             return np.zeros(len(words_UW), np.bool_)
         absent_U: NDArray[np.bool_] = self.gone(Statistics.of_words(words_UW), _all(words_UW)) != STAYS
@@ -278,13 +278,13 @@ class Life:
         return np.where(cleared_U, np.float32(0), statistics.delta_score)
 
     def selected(self, words_UW: U32, cut: Cut, version: int) -> NDArray[np.bool_]:
-        """(U,) whether the export cut at `version`, which is now, selects rows."""
+        """(U,) whether the export cut at `version`, the present one, selects each row."""
         selected_U: NDArray[np.bool_] = (words_UW[:, 1] > cut.since) & (self.kept_back(words_UW, cut, version) == 0)
         return selected_U
 
     def kept_back(self, words_UW: U32, cut: Cut, version: int) -> U8:
-        """(U,) which threshold of the export cut at `version`, which is now, keeps rows back: 0, or 1 + its place in
-        KEEPERS; the first of those that do."""
+        """(U,) which threshold of the export cut at `version`, the present one, keeps each row out: 0 for none, or
+        1 + its index in KEEPERS; the first if several do."""
         by_U = np.zeros(len(words_UW), np.uint8)
         if cut.delta_threshold > 0:
             by_U[~(self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold))] = 3
@@ -294,7 +294,7 @@ class Life:
         return by_U
 
     def leaves_after(self, words_W: U32, max_days: int = 3660) -> int | None:
-        """Days until one row, if it is not seen again, meets the rule in force; None: not within `max_days`."""
+        """Days until a row that is not seen again meets the present rule; None: not within `max_days`."""
         rule = self.ruled(Shrink(table=""), 0)
         days, _, _, columns = self._arrays
         group = columns[int(days.column_G[int(words_W[0] & 0xFFFF)])]
@@ -310,14 +310,14 @@ class Life:
 
 
 class Days(NamedTuple):
-    """Rates of ticks: tick t led from day t to day t + 1."""
+    """Decay rates of ticks: tick t leads from day t to day t + 1."""
 
     column_G: NDArray[np.uint16]
     rates_TK: F32
 
 
 class Rules(NamedTuple):
-    """Shrinks."""
+    """The rules of the shrinks in force, as arrays."""
 
     version_S: U32
     day_S: I32
@@ -334,7 +334,7 @@ class Clears(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """All of it, of one moment."""
+    """A consistent set of the arrays above."""
 
     days: Days
     rules: Rules
@@ -344,7 +344,7 @@ class Arrays(NamedTuple):
 
 
 def _rules_of(shrinks: Sequence[Shrunk], columns: Sequence[int]) -> Rules:
-    """Shrinks as arrays."""
+    """The rules of shrinks, as arrays."""
 
     def limit(limits: Mapping[int, Any], group: int, none: float) -> float:
         value = limits.get(group, limits[TABLE])
@@ -362,7 +362,7 @@ def _rules_of(shrinks: Sequence[Shrunk], columns: Sequence[int]) -> Rules:
 
 
 def _least(threshold: float) -> np.float32:
-    """The least score that passes: a threshold of 0 is none, also for scores below 0."""
+    """The lowest score that passes. A threshold of 0 is none: negative scores pass, too."""
     return np.float32(threshold if threshold > 0 else -np.inf)
 
 
@@ -372,7 +372,7 @@ def _all(words_UW: U32) -> I32:
 
 @njit(nogil=True, cache=True)
 def _decayed(value, begin, end, column, rates_TK):  # type: ignore[no-untyped-def]
-    """A show or click of day `begin` as it is on day `end`."""
+    """A show or click as of day `begin`, decayed to day `end`."""
     for day in range(begin, end):
         value = value * rates_TK[day, column]
     return value
@@ -390,7 +390,7 @@ def _score(statistics, row, day, days, nonclk, clk):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def _cleared(statistics, row, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
-    """Whether a cut after a row's last push selected it."""
+    """Whether a cut after the row's last push selected it."""
     changed, delta = statistics.changed_version[row], statistics.delta_score[row]
     for x in range(len(clears.versions_X2) - 1, -1, -1):
         if clears.versions_X2[x, 0] < changed:
@@ -407,7 +407,7 @@ def _cleared(statistics, row, days, clears, nonclk, clk):  # type: ignore[no-unt
 
 @njit(nogil=True, cache=True)
 def bring(statistics, rows_U, version, day, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
-    """Rows whose last push was before `version` get the show, click and delta score they have on `day`."""
+    """Bring show, click and delta score of rows last pushed before `version` up to `day`."""
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])
         changed = statistics.changed_version[row]
@@ -423,7 +423,7 @@ def bring(statistics, rows_U, version, day, days, clears, nonclk, clk):  # type:
 
 @njit(nogil=True, cache=True)
 def close(statistics, rows_U, before, day, days):  # type: ignore[no-untyped-def]
-    """Rows as of day `before` are of `day` from here on."""
+    """Bring rows as of day `before` to `day`."""
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])
         if before < day:
@@ -435,7 +435,7 @@ def close(statistics, rows_U, before, day, days):  # type: ignore[no-untyped-def
 
 @njit(nogil=True, cache=True)
 def gone(statistics, rows_U, days, rules, nonclk, clk, why_U):  # type: ignore[no-untyped-def]
-    """Write why a row is absent: BELOW, UNSEEN, or STAYS where it is not."""
+    """Write why each row is absent: BELOW or UNSEEN; STAYS if it is not."""
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])
         changed = statistics.changed_version[row]

@@ -1,6 +1,6 @@
-"""Arrays of many rows: whose memory is taken as it is written, which grow by copying, or are only read.
+"""Large arrays: allocated page by page, grown by copying, or read-only; and recycled row numbers.
 
-What is in them is the matter of whoever made them.
+Callers decide what the arrays hold.
 """
 
 import mmap
@@ -16,9 +16,9 @@ MIN_MAPPED_BYTES = 1 << 20
 
 
 def roomy(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array, not initialised, whose memory is taken page by page as it is written and given back when it is freed.
+    """An uninitialised array whose pages are allocated when first written, and returned when it is freed.
 
-    Large arrays of NumPy's own come from the C library's heap once some were freed, and leave holes in it there.
+    NumPy takes large arrays from the C library's heap once some were freed, which fragments it.
     """
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if num_bytes < MIN_MAPPED_BYTES:
@@ -30,28 +30,28 @@ def roomy(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def moved(array: NDArray[Any], used: int, room: int) -> NDArray[Any]:
-    """A copy of the first `used` with room for more."""
+    """A copy of the first `used` entries, `room` long."""
     larger = roomy((room, *array.shape[1:]), array.dtype)
     larger[:used] = array[:used]
     return larger
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only, contiguous view: what comes off the wire is read-only, so kernels need one signature only."""
+    """A read-only, contiguous view. Arrays from the wire are read-only, so kernels need only this signature."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
 
 
 class FreeNumbers:
-    """Numbers that were given out and came back: the last one back goes out first. Callers see to locks."""
+    """A stack of freed numbers: the last one freed is used first. Callers lock."""
 
     def __init__(self, room: int = 0) -> None:
         self.count = 0
         self._numbers = np.empty(room, np.int32)
 
     def put(self, numbers_U: I32) -> None:
-        """Numbers come back."""
+        """Free numbers."""
         end = self.count + len(numbers_U)
         if end > len(self._numbers):
             self._numbers = moved(self._numbers, self.count, max(end, 2 * len(self._numbers)))
@@ -59,7 +59,7 @@ class FreeNumbers:
         self.count = end
 
     def take(self, most: int) -> I32:
-        """Up to `most` of them go out; valid until the next `put`."""
+        """Up to `most` freed numbers; the array is valid until the next `put`."""
         begin = max(0, self.count - most)
         taken_U: I32 = self._numbers[begin : self.count]
         self.count = begin

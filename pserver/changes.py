@@ -1,14 +1,14 @@
-"""Which keys changed and which went, from commit to commit: what a delta is made of at the cost of what changed.
+"""The keys that changed and that were deleted between commits, so that a delta export reads only those rows.
 
-An *increment* is one immutable file of a table on one shard: the keys whose rows changed, and those whose rows went
-with their slot groups, after one version up to another, those of two commits as a rule. A commit holds links to the
-increments since the oldest parent that some export builds on. Which rows they are now is in the commit's stores; what
-is exported is trainer.exports' matter.
+An *increment* is one immutable file of a table on one shard. It holds the keys whose rows changed, and the deleted keys
+with their slot groups, after one version up to another; usually the versions of two commits. A commit holds links to
+the increments since the oldest parent that an export builds on. The present rows are in the commit's stores;
+trainer.exports decides what is exported.
 
     <live>/<table>.changes/                          the increments of the newest commit
     <commit's folder>/shard-<k>/<table>.changes/     links to them
 
-Shapes: U unique keys that changed, G unique keys that went, N keys with repeats.
+Shapes: U unique changed keys, G unique deleted keys, N keys with repeats.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ from pserver.store.base import StoredFile, keys_at, order_of
 from pserver.store.rocks import error_of
 
 FOLDER = "{}.changes"
-"""Of a table."""
+"""Folder of a table's increments."""
 MAX_INCREMENTS = 64
-"""Of a table and shard in one commit; beyond it the smallest neighbours become one, whose keys count as changed anew
-for a parent between them."""
+"""Most increments of a table and shard in one commit. Beyond it the two smallest neighbours are merged, and for a
+parent between them all their keys count as changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +43,32 @@ class Changes:
     """Keys of one table, sorted by their places in a store (`order_of`)."""
 
     changed_U: U64
-    """Rows changed, or were made; some may be gone now."""
+    """Keys of rows that changed or were made; some may be deleted now."""
     gone_G: U64
-    """Rows went; some may be back, and are in `changed_U` then."""
+    """Deleted keys; some may have rows again, and are in `changed_U` then."""
     gone_group_G: U16
-    """Slot groups of those."""
+    """Slot groups of `gone_G`."""
 
     @classmethod
     def of(cls, changed_N: U64, gone_N: U64, gone_group_N: U16) -> "Changes":
-        """Of keys in any order and number."""
+        """From keys in any order, with repeats."""
         gone_G, first_G = np.unique(order_of(gone_N), return_index=True)
         return cls(keys_at(np.unique(order_of(changed_N))), keys_at(gone_G), gone_group_N[first_G])
 
     @classmethod
     def joined(cls, many: Sequence["Changes"]) -> "Changes":
-        """Of all of them."""
+        """The union of all."""
         none = np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16)
         columns = zip(none, *((each.changed_U, each.gone_G, each.gone_group_G) for each in many), strict=True)
         return cls.of(*(np.concatenate(column) for column in columns))
 
     def of_buckets(self, begin: int, end: int) -> "Changes":
-        """Those of a range of buckets."""
+        """The keys of a range of buckets."""
         changed_U, gone_G = (_inside(keys_N, begin, end) for keys_N in (self.changed_U, self.gone_G))
         return Changes(self.changed_U[changed_U], self.gone_G[gone_G], self.gone_group_G[gone_G])
 
     def __len__(self) -> int:
-        """Keys of both kinds."""
+        """Number of keys, changed and deleted."""
         return len(self.changed_U) + len(self.gone_G)
 
 
@@ -80,31 +80,31 @@ def _inside(keys_N: U64, begin: int, end: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """One file, and what the manifest says of it."""
+    """One file, as the manifest describes it."""
 
     name: str
     since: int
-    """Version it begins after."""
+    """The version that it begins after."""
     upto: int
-    """Version it ends with. Where that is `since`, rows were swept and committed without a pass in between."""
+    """The version that it ends with. It equals `since` if rows were swept and committed without a pass in between."""
     changed: int
     gone: int
-    """Keys of each kind."""
+    """Number of changed and of deleted keys."""
     stored: StoredFile
 
     @property
     def size(self) -> int:
-        """Keys of both kinds."""
+        """Number of keys, changed and deleted."""
         return self.changed + self.gone
 
     def message(self, below: str) -> dict[str, Any]:
-        """As JSON-able data, of a commit that has it in the folder `below`."""
+        """As JSON-able data; the commit has the file in the folder `below`."""
         facts = {"from": self.since, "to": self.upto, "changed": self.changed, "gone": self.gone}
         return {"file": f"{below}/{self.name}", **facts}
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any], files: Mapping[str, StoredFile]) -> "Increment":
-        """The inverse of `message`; `files` are the part's."""
+        """The inverse of `message`; `files` are those of the part."""
         path = message["file"]
         name = path.rpartition("/")[2]
         return cls(name, message["from"], message["to"], message["changed"], message["gone"], files[path])
@@ -114,10 +114,10 @@ class Increment:
 
 
 def read_changes(folder: Path, parts: Sequence[ShardPart], table: str, since: int, upto: int) -> Changes | None:
-    """What changed and went after version `since` up to `upto`, over all shards of the commit in `folder`.
+    """The changes after version `since` up to `upto`, over all shards of the commit in `folder`.
 
-    There may be keys that changed or went before `since`, too, where an increment begins earlier: a row's own
-    changed_version tells. None where the commit does not tell it all. Raises StoreDamaged.
+    If an increment begins before `since`, older changes are included; a row's changed_version says which. None if the
+    increments of the commit do not cover the range. Raises StoreDamaged.
     """
     found: list[Changes] = []
     for part in parts:
@@ -129,7 +129,7 @@ def read_changes(folder: Path, parts: Sequence[ShardPart], table: str, since: in
 
 
 def read_increment(path: Path, expected: Increment) -> Changes:
-    """One file. Raises StoreDamaged where it is not what was committed, StoreFailed where the disk fails."""
+    """Read one file. Raises StoreDamaged if it is not the committed one, StoreFailed if the disk fails."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -141,7 +141,7 @@ def read_increment(path: Path, expected: Increment) -> Changes:
 
 
 def _increments_of(part: ShardPart, table: str) -> dict[str, Increment] | None:
-    """By path in the commit, in order of versions; None where the part tells nothing."""
+    """Increments by path in the commit, in order of versions; None if the part has no changes."""
     messages = part.tables.get(table, {}).get("changes")
     if messages is None:
         return None
@@ -149,7 +149,7 @@ def _increments_of(part: ShardPart, table: str) -> dict[str, Increment] | None:
 
 
 def _covers(increments: Iterable[Increment], since: int, upto: int) -> bool:
-    """Whether increments, in order, reach from `since` to `upto` without a gap."""
+    """Whether increments, in order, cover `since` to `upto` without a gap."""
     reached = since
     for each in increments:
         if each.since <= reached < each.upto:
@@ -157,24 +157,24 @@ def _covers(increments: Iterable[Increment], since: int, upto: int) -> bool:
     return reached >= upto
 
 
-# --- keeping them on a shard ------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class ChangeFiles:
     """The increments of one table on one shard. Used by one thread at a time."""
 
     def __init__(self, live: Path, version: int | None) -> None:
-        """None yet. `version` is that of the rows' last commit; unknown, the first commit only begins to tell."""
+        """Start without increments. `version` is the rows' last commit; if unknown, the first commit only sets it."""
         self._live, self._version = live, version
         self._kept: list[Increment] = []
         self._next: tuple[int, list[Increment]] | None = None
-        """What a commit in the making will have."""
+        """Version and increments of the commit that is being made."""
 
     def write(self, version: int, changes: Changes, since: int | None, folder: Path) -> list[Increment]:
-        """Put what the commit of `version` tells of the versions after `since` into `folder`, which it makes; synced.
+        """Write the increments after `since` for the commit of `version` into `folder`, which is created and synced.
 
-        `changes` are those since the last commit. With `since` None it tells nothing, and there is no folder. Then
-        `settle`; may be called again before, for another try. Raises StoreFailed.
+        `changes` are those since the last commit. With `since` None there are no increments and no folder. May be
+        called again, for another try, until `settle`. Raises StoreFailed.
         """
         increments = [each for each in self._kept if since is not None and each.upto > since]
         if since is not None and self._version is not None:
@@ -192,21 +192,21 @@ class ChangeFiles:
         return increments
 
     def settle(self, committed: bool) -> None:
-        """The commit is over: keep what it has, or, unless `committed`, what the one before had."""
+        """The commit is over: keep its increments, or those of the one before unless `committed`."""
         if committed and self._next is not None:
             self._version, self._kept = self._next
         self._next = None
         names = {each.name for each in self._kept}
         for path in self._live.iterdir() if self._live.exists() else ():
             if path.name not in names:
-                with suppress(OSError):  # it costs room until the next commit
+                with suppress(OSError):  # it takes space until the next commit
                     path.unlink()
 
     def restore(self, folder: Path, parts: Sequence[ShardPart], table: str, buckets: tuple[int, int]) -> None:
-        """Begin with what a commit in `folder` tells of some buckets. Raises StoreDamaged and StoreFailed.
+        """Start with the increments of a commit in `folder`, for some buckets. Raises StoreDamaged and StoreFailed.
 
-        1. The increments of a part of the very buckets are linked. 2. Those of other parts are cut and joined, from
-        one version that all of them know to the next.
+        1. If one part has exactly these buckets, link its increments. 2. Otherwise filter and join the increments of
+        all parts, between versions that all of them have.
         """
         theirs = [part for part in parts if part.buckets[0] < buckets[1] and buckets[0] < part.buckets[1]]
         told = [(part, _increments_of(part, table)) for part in theirs]
@@ -223,7 +223,7 @@ class ChangeFiles:
             self._kept = self._cut(folder, [increments for _, increments in known], buckets)  # 2
         upto = self._kept[-1].upto if self._kept else self._version
         if self._version not in (None, upto):
-            raise StoreDamaged(f"{folder}: tells how {table!r} changed up to version {upto}, not {self._version}")
+            raise StoreDamaged(f"{folder}: has the changes of {table!r} up to version {upto}, not {self._version}")
         self._version = upto
 
     def _cut(self, folder: Path, parts: Sequence[Mapping[str, Increment]], buckets: tuple[int, int]) -> list[Increment]:
@@ -240,14 +240,14 @@ class ChangeFiles:
         return made
 
     def _merge_two(self, increments: list[Increment]) -> None:
-        """Of the neighbours that are smallest together, one."""
+        """Merge the two neighbours that are smallest together."""
         at = min(range(len(increments) - 1), key=lambda i: increments[i].size + increments[i + 1].size)
         two = increments[at : at + 2]
         joined = Changes.joined([read_increment(self._live / each.name, each) for each in two])
         increments[at : at + 2] = [self._written(joined, two[0].since, two[1].upto, increments)]
 
     def _written(self, changes: Changes, since: int, upto: int, beside: Sequence[Increment]) -> Increment:
-        """A new file in the live folder."""
+        """Write a new file in the live folder."""
         arrays: dict[str, NDArray[Any]] = {
             "changed": changes.changed_U,
             "gone": changes.gone_G,

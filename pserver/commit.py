@@ -1,12 +1,12 @@
-"""One shard's part of commits: rows that its tables hand over go to their stores, and come back from any commit.
+"""One shard's part of commits: it writes changed rows to the stores of its tables, and restores them from any commit.
 
-Whether a call is due is pserver.ledger's decision, which rows are dirty pserver.table's, how rows are kept
-pserver.store's. The manifest, by which a commit exists, is trainer.commits'.
+pserver.ledger decides whether a call is due, pserver.table which rows are dirty, pserver.store how rows are stored.
+trainer.commits writes the manifest, by which a commit exists.
 
     <live>/<table>/                             the store of each table, open
     <commit's folder>/shard-<k>/<table>/        a checkpoint of it
-    .../<table>.changes/                        which keys changed and went, in both (pserver.changes)
-    .../<table>.admission.safetensors           what admission has counted, in the commit
+    .../<table>.changes/                        the changed and deleted keys, in both (pserver.changes)
+    .../<table>.admission.safetensors           the counts of admission, in the commit
 """
 
 import hashlib
@@ -35,28 +35,28 @@ from pserver.store.rocks import RocksRows, error_of
 from pserver.table import Table, TableSnapshot
 
 CLOSE_S = 10.0
-"""How long a write may hold up the end of a process."""
+"""How long a write may delay the end of the process."""
 ADMISSION = "{}.admission.safetensors"
-"""What the admission of a table has counted."""
+"""File with the admission counts of a table."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """What changed since the last commit, and the part of the commit that was made of it."""
+    """The changes since the last commit, and the part of a commit made of them."""
 
     version: int
     changes_since: int | None
-    """Oldest version whose successors' changes are told; None: none are."""
+    """The commit records the changes after this version; None: no changes."""
     tables: Mapping[str, TableSnapshot]
     facts: Mapping[str, dict[str, Any]]
-    """ShardPart.tables, of the moment of the snapshot."""
+    """ShardPart.tables, as of the snapshot."""
     part: ShardPart | None = None
     folder: Path | None = None
-    """Where `part` is."""
+    """The folder of `part`."""
 
 
 class Stores:
-    """See module docstring. `snapshot` and `restore` between passes; `write` and `settle` from any thread."""
+    """See module docstring. Call `snapshot` and `restore` between passes, `write` and `settle` from any thread."""
 
     def __init__(self, number: int, buckets: tuple[int, int], tables: Mapping[str, Table], live: Path) -> None:
         self._name, self._buckets, self._tables, self._live = f"shard-{number}", buckets, tables, live
@@ -65,15 +65,15 @@ class Stores:
         self._snapshot: Snapshot | None = None
         self._writing = threading.Lock()
 
-    # --- making one ------------------------------------------------------------------------------------------------
+    # --- making a commit -------------------------------------------------------------------------------------------
 
     def snapshot(self, version: int, changes_since: int | None = None) -> int:
-        """Copy the rows changed since the last commit; how many. `version` is the pass closed last.
+        """Copy the rows changed since the last commit; returns their number. `version` is the last closed pass.
 
         `changes_since`: see pserver.client.Shards.snapshot.
         """
         if len(self._stores) < len(self._tables):
-            raise BadRequest(f"{self._name} was never restored, so that it has no store to commit to")
+            raise BadRequest(f"{self._name} was never restored, so it has no store to commit to")
         tables = {name: table.snapshot() for name, table in self._tables.items()}
         facts = {name: _facts(taken) for name, taken in tables.items()}
         self._snapshot = Snapshot(version, changes_since, tables, facts)
@@ -81,11 +81,11 @@ class Stores:
         return sum(len(taken.keys_U) for taken in tables.values())
 
     def write(self, folder: Path, deadline: Deadline) -> ShardPart:
-        """Put the snapshot into the stores, and their whole state below `folder`, synced.
+        """Write the snapshot to the stores, and their whole state below `folder`, synced.
 
-        A repeat answers the same. Raises StoreFailed; nothing is left below `folder` then, and it may be tried again.
-        As urgent as training, which it costs less than its own time: behind all other threads (millrace.priority) it
-        took ten times as long on busy cores, and cost more.
+        A repeat returns the same part. Raises StoreFailed; nothing is left below `folder` then, and the call may be
+        repeated. It runs at the priority of training: at a lower one (millrace.priority) it took ten times as long on
+        busy cores and delayed training more.
         """
         with self._alone(deadline):
             snapshot = self._snapshot
@@ -96,14 +96,14 @@ class Stores:
             return snapshot.part
 
     def _write(self, mine: Path, snapshot: Snapshot) -> ShardPart:
-        """1. Rows to the stores, and out of them. 2. What else a table has, in files of its own.
+        """1. Write and delete rows in the stores. 2. Write the changes and the admission counts of each table.
 
-        3. Checkpoints of the stores, which sync themselves and the folder.
+        3. Make checkpoints of the stores, which sync themselves and the folder.
         """
         try:
             mine.mkdir()
         except OSError as error:
-            raise StoreFailed(f"{mine} cannot be made: {error}") from error
+            raise StoreFailed(f"{mine} cannot be created: {error}") from error
         snapshot.part, snapshot.folder = None, mine.parent
         files: dict[str, StoredFile] = {}
         try:
@@ -143,7 +143,7 @@ class Stores:
         return {f"{self._name}/{file}": StoredFile(hashlib.sha256(data).hexdigest(), len(data))}
 
     def settle(self, committed: bool, deadline: Deadline) -> None:
-        """The snapshot is over; a write that still runs ends first. What it left goes, unless `committed`."""
+        """End the snapshot, after a write that still runs. Its files are removed unless `committed`."""
         with self._alone(deadline):
             if self._snapshot is None:
                 return
@@ -163,15 +163,15 @@ class Stores:
         finally:
             self._writing.release()
 
-    # --- coming back from one ---------------------------------------------------------------------------------------
+    # --- restoring a commit -----------------------------------------------------------------------------------------
 
     def restore(self, folder: Path, parts: Sequence[ShardPart], version: int) -> None:
-        """Open the stores on this shard's rows of a commit, of `version`; without parts, on none.
+        """Open the stores with this shard's rows of the commit of `version`; empty ones without parts.
 
-        Raises StoreDamaged; another commit may be tried then, unless a table has begun to read.
+        Raises StoreDamaged. Another commit may be tried then, unless a table has begun to load rows.
         """
         if self._stores:
-            raise BadRequest(f"{self._name} is half restored, after an error; it must be started again")
+            raise BadRequest(f"{self._name} is half restored after an error; restart the shard")
         same = next((part for part in parts if part.buckets == self._buckets), None)
         found: dict[str, tuple[RowStore, dict[int, int]]] = {}
         try:
@@ -201,7 +201,7 @@ class Stores:
     def _admission(
         self, folder: Path, parts: Sequence[ShardPart], name: str
     ) -> list[tuple[int, Mapping[str, NDArray[Any]]]]:
-        """What parts of a commit have counted for a table's admission, with the first bucket of each."""
+        """The admission counts of a table in the parts of a commit, with the first bucket of each."""
         found: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
         for part in parts:
             file = f"{part.folder}/{ADMISSION.format(name)}"
@@ -216,12 +216,12 @@ class Stores:
         return found
 
     def _linked(self, folder: Path, part: ShardPart, name: str) -> tuple[RowStore, dict[int, int]]:
-        """The store of a part with the very buckets of this shard."""
+        """A store linked from the part that has exactly the buckets of this shard."""
         store = self._open(self._live / name, folder, part, name)
         return store, {int(group): count for group, count in part.tables[name]["rows_by_group"].items()}
 
     def _copied(self, folder: Path, parts: Sequence[ShardPart], name: str) -> tuple[RowStore, dict[int, int]]:
-        """A new store with this shard's rows of every part."""
+        """A new store with this shard's rows, copied from every part."""
         store = RocksRows.open(self._live / name, None, num_words=self._tables[name].num_words)
         count_G = np.zeros(1 << 16, np.int64)
         for part in parts:
@@ -236,14 +236,14 @@ class Stores:
         return store, {int(group): int(count_G[group]) for group in np.flatnonzero(count_G)}
 
     def _open(self, live: Path, folder: Path, part: ShardPart, name: str) -> RowStore:
-        """A store of its own, linked from a part's."""
+        """A new store, linked from the files of a part."""
         below = f"{part.folder}/{name}/"
         known = {path.removeprefix(below): file for path, file in part.files.items() if path.startswith(below)}
         num_words = self._tables[name].num_words
         return RocksRows.open(live, folder / part.folder / name, num_words=num_words, known=known)
 
     def close(self) -> None:
-        """Let go of the stores, unless something still writes to them: then they end with the process."""
+        """Close the stores. If a write still runs, they stay open until the process ends."""
         with suppress(StepTimedOut), self._alone(Deadline.after(CLOSE_S)):
             for store in self._stores.values():
                 store.close()

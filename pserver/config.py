@@ -1,4 +1,4 @@
-"""What a user writes about tables."""
+"""Sections of the job spec about tables, and the configuration of a shard process."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, S
 from millrace.points import Fault
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""The greatest number that float32 holds: tables count and learn in it."""
+"""The largest float32; tables count and learn in float32."""
 MIN_FLOAT32 = 2.0**-126
-"""The least one above 0 that it holds in full; of far lower ones it makes 0."""
+"""The smallest normal float32 above 0; far smaller numbers become 0."""
 
 
 def _is_within(number: float) -> float:
@@ -32,16 +32,16 @@ Positive = Annotated[float, Field(gt=0), AfterValidator(_is_within), AfterValida
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_is_within)]
 Rate = Annotated[float, Field(gt=0, le=1), AfterValidator(_is_above_0)]
 Beta = Annotated[float, Field(ge=0, le=1 - 2**-24)]
-"""What a step leaves of a moment: below 1, as float32, too."""
+"""Decay of a moment: below 1, also as float32."""
 MAX_DAYS = 1_000_000
-"""The most days of any rule: longer than rows live, and few enough for the 32 bits in which they are counted."""
+"""Most days of a rule: longer than any row lives, and within the 32 bits of the count."""
 LAST_DAY = 32_767
-"""The last day of a job: rows hold theirs in 16 bits."""
+"""The last day of a job: rows store days in 16 bits."""
 Days = Annotated[int, Field(ge=0, le=MAX_DAYS)]
 MIN_TABLE_BYTES = 8 << 20
-"""The least `tables.<t>.memory`."""
+"""Smallest `tables.<t>.memory`."""
 MIN_COUNTS_BYTES = 1 << 20
-"""The least `memory` of an admission entry: 256 bytes for each virtual bucket."""
+"""Smallest `memory` of an admission entry: 256 bytes for each virtual bucket."""
 
 
 def _holds_some_counts(memory: int) -> int:
@@ -59,14 +59,14 @@ class Bounds(Section):
     """Limits of every weight."""
 
     low: Float32 = -10.0
-    """No weight goes below."""
+    """Lower bound."""
     high: Float32 = 10.0
-    """No weight goes above."""
+    """Upper bound."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "Bounds":
         if self.low > self.high:
-            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}: no weight would do")
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}: no weight is allowed")
         return self
 
 
@@ -87,7 +87,7 @@ class Adagrad(Section):
     lr: Positive = 0.05
     """Learning rate."""
     per: Literal["row", "element"] = "row"
-    """One accumulator for first-order weight and one for the vector (mean of squares), or one each element."""
+    """One accumulator for the first-order weight and one for the vector (mean of squares), or one for each element."""
     initial: NotNegative = 0.0
     """Accumulator of a new row."""
     epsilon: NotNegative = 1e-10
@@ -128,34 +128,34 @@ Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl, Field(discriminator="kind")]
 
 
 class CountEntry(Section):
-    """A key is admitted when it has been seen often enough."""
+    """Admit a key that was seen often enough."""
 
     kind: Literal["count"]
     """By count."""
     n: int = Field(ge=1, le=1_000_000)
-    """Admitted at its n-th show."""
+    """A key is admitted at its n-th show."""
     exact: bool = False
-    """Whether keys are counted one by one; else in a sketch, which may count too many, never too few."""
+    """Whether each key has its own count; otherwise a sketch counts, which may count too many, never too few."""
     memory: CountsSize = 16 << 20
-    """Memory of the counts over all shards; its equal part for each of 4,096 virtual buckets."""
+    """Memory of the counts over all shards, divided equally among 4,096 virtual buckets."""
 
 
 class ProbabilityEntry(Section):
-    """A key is admitted, or not, for good: drawn from its hash."""
+    """Admit a fixed random share of the keys, by their hashes."""
 
     kind: Literal["probability"]
-    """By lot."""
+    """By random draw."""
     p: Rate
-    """Share of the keys that are admitted."""
+    """Share of the keys that is admitted."""
 
 
 class ShowClickEntry(Section):
-    """A key is admitted when the score of its shows and clicks is high enough."""
+    """Admit a key when the score of its shows and clicks is high enough."""
 
     kind: Literal["show_click"]
     """By score."""
     score: Positive
-    """Admitted when the sum of its records' scores reaches this."""
+    """A key is admitted when the sum of its records' scores reaches this."""
     exact: bool = False
     """As in "count"."""
     memory: CountsSize = 16 << 20
@@ -166,10 +166,10 @@ AdmissionEntry = Annotated[CountEntry | ProbabilityEntry | ShowClickEntry, Field
 
 
 class SlotLife(Section):
-    """What one slot has otherwise than its table; whatever is not set is as in the table."""
+    """Settings of one slot that differ from its table; unset ones are those of the table."""
 
     lr: Positive | None = None
-    """Learning rate; of the first-order weight, too, unless that has its own."""
+    """Learning rate; also of the first-order weight, unless `first_order_lr` is set."""
     first_order_lr: Positive | None = None
     """Learning rate of the first-order weight."""
     bounds: Bounds | None = None
@@ -181,26 +181,26 @@ class SlotLife(Section):
     extend_at: NotNegative | None = None
     """Score at which a row gets its vector."""
     decay: Rate | None = None
-    """What a day leaves of show and click."""
+    """Factor of show and click for each day."""
     delete_below: NotNegative | None = None
-    """Rows with a lower score go at a shrink."""
+    """A shrink deletes rows with a lower score."""
     delete_after_days: Days | None = None
-    """Rows unseen for more days go at a shrink."""
+    """A shrink deletes rows unseen for more days."""
 
 
 class TableSection(Section):
     """One embedding table."""
 
     dim: int = Field(default=16, ge=0, le=4096)
-    """Length of the vector; 0 leaves the first-order weight alone."""
+    """Length of the vector; with 0 a row has only a first-order weight."""
     first_order: bool = True
     """Whether a row has a first-order weight before its vector."""
     init_range: NotNegative = 0.01
     """A new vector is uniform in plus or minus this."""
     optimizer: Optimizer = Adagrad()
-    """How rows learn."""
+    """Optimizer of the rows."""
     first_order_optimizer: Optimizer | None = None
-    """Settings for the first-order weight, of the same kind; as `optimizer` unless set."""
+    """Optimizer of the first-order weight, of the same kind; `optimizer` unless set."""
     bounds: Bounds = Bounds()
     """Limits of every weight."""
     grad_scale: Literal["mean", "show"] = "mean"
@@ -214,27 +214,27 @@ class TableSection(Section):
     click: str | None = None
     """Meta slot with a sample's clicks; the first task's label unless set."""
     admission: tuple[AdmissionEntry, ...] = ()
-    """Which keys may have a row: all entries must agree; without one, every key has one from its first push."""
+    """Which keys may have a row: all entries must agree. Without entries every key gets one at its first push."""
     default_row: Literal["zeros", "learnt"] = "zeros"
-    """What a key without a row reads where it has no initial value of its own; "learnt": one row for all of them, a
-    parameter of the dense part, which learns from those that are not admitted."""
+    """Weights of a key without a row that has no initial value either; "learnt": one row for all of them, a parameter
+    of the dense part, which learns from keys without admission."""
     extend_at: NotNegative | None = None
-    """Score at which a row gets its vector; unless set, it is born with it."""
+    """Score at which a row gets its vector; unless set, a row starts with it."""
     decay: Rate = 0.98
-    """What a day leaves of a row's show and click."""
+    """Factor of a row's show and click for each day."""
     delete_below: NotNegative | None = None
-    """At a shrink rows with a lower score go."""
+    """A shrink deletes rows with a lower score."""
     delete_after_days: Days | None = None
-    """At a shrink rows unseen for more days go."""
+    """A shrink deletes rows unseen for more days."""
     shrink: Literal["daily", "asked"] = "daily"
-    """"daily": at each day's tick, where a `delete_` rule is set; "asked": by `millrace shrink` alone."""
+    """"daily": at each day's tick, if a `delete_` rule is set; "asked": only by `millrace shrink`."""
     max_shrink_fraction: Rate = 0.2
-    """Above this share of the table's rows, a shrink that a person asks for needs leave, and a daily one waits for it
-    where the rule changed, the day jumped or statistics broke; steady ageing never waits."""
+    """Above this share of the table's rows, a requested shrink needs `--allow`. A daily shrink waits for it only if the
+    rule changed, the day jumped or statistics broke; steady ageing never waits."""
     slots: dict[str, SlotLife] = {}
-    """What single slots have otherwise."""
+    """Settings of single slots."""
     memory: Size | None = None
-    """Most memory that the table's rows take on each shard, copies for commits included; unless set, all rows stay in
+    """Most memory of the table's rows on each shard, including copies for commits; unless set, all rows stay in
     memory."""
 
     @field_validator("memory")
@@ -257,20 +257,20 @@ def _is_a_folders_name(name: str) -> str:
 
 
 TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
-"""A table's name, which becomes a folder's."""
+"""A table's name, which is also the name of a folder."""
 
 
 class ShardProcess(Section):
-    """What the launcher tells one shard process, as JSON."""
+    """The configuration of one shard process, which the launcher writes as JSON."""
 
     shard: Count
     """This shard's number."""
     num_shards: PositiveCount
-    """Shards of the job."""
+    """Number of shards of the job."""
     num_ranks: PositiveCount
-    """Trainers of the job."""
+    """Number of trainers of the job."""
     tables: dict[TableName, TableSection]
-    """Every table of the job."""
+    """The tables of the job."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of each sparse slot, by name."""
     seed: Seed
@@ -278,7 +278,7 @@ class ShardProcess(Section):
     mode: str = "sync"
     """Name of the consistency policy; see pserver.consistency.modes."""
     secret: str = ""
-    """What callers must show."""
+    """Secret that callers must send."""
     generation: Count = 1
     """How many times the workers were started; callers of another generation are refused."""
     address_file: Path
@@ -286,8 +286,8 @@ class ShardProcess(Section):
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     max_message: PositiveSize = 256 << 20
-    """Bound of a message: a step whose keys or rows need more is refused."""
+    """Largest message; a step that needs a larger one is refused."""
     faults: tuple[Fault, ...] = ()
-    """Where this process is to die, in runs that show what that costs."""
+    """Failpoints at which this process is killed, in fault runs."""
     end_with_stdin: bool = True
-    """Die when standard input closes, as it does when the launcher is gone."""
+    """Whether the process ends when standard input closes, that is, when the launcher has ended."""

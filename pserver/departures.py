@@ -1,9 +1,10 @@
-"""Rows of one table that go: forgotten, or taken by a shrink and removed later; and how many there are.
+"""Deletion of rows of one table: by a request, or by a shrink, whose rows are removed later; and row counts.
 
-A row that goes is in `gone` until a commit has deleted it in the store; its number is free at once, or starts anew
-where a batch holds it. What shrinks take is pserver.aging's matter, when what they took is swept pserver.sweeping's.
+A deleted row is in `gone` until a commit has deleted it in the store. Its number is free at once; if a batch still
+holds the number, the row starts anew. pserver.aging decides which rows a shrink deletes, pserver.sweeping when they are
+removed.
 
-Threads: any may forget, sweep and survey; `removing` of pserver.rows keeps steps away from rows that go.
+Threads: any may forget, sweep and survey; `removing` of pserver.rows keeps steps away from rows being removed.
 
 Shapes: U keys or rows chosen, G slot groups.
 """
@@ -27,46 +28,46 @@ from pserver.rows import I32, U32, Rows
 from pserver.slot_classes import NUM_GROUPS
 
 PIECE_ROWS = 1 << 12
-"""Rows looked at while steps wait: for about a millisecond where all of them go, longer where a store is asked."""
+"""Rows examined while steps wait: about a millisecond if all are deleted, longer if a store is read."""
 
 
 class Departures:
     """See module docstring."""
 
     rows: Rows
-    """Those that are in memory; given before anything is asked."""
+    """The rows in memory; set before any call."""
 
     def __init__(self, life: Life, dirty: Dirty) -> None:
         self._life, self._dirty = life, dirty
         self.gone = Gone()
         self.leaving = threading.Lock()
-        """Held while rows in `gone` and those that are counted as gone differ."""
+        """Held while `gone` and the counts of deleted rows differ."""
         self.made_G = np.zeros(NUM_GROUPS, np.int64)
-        """Rows ever made or loaded, by slot group; whoever adds some is within `moving`."""
+        """Rows ever made or loaded, by slot group; changed within `moving`."""
         self._went_G = np.zeros(NUM_GROUPS, np.int64)
         self.went: Callable[[U64], None] = lambda _: None
-        """Told of every row that goes, as it goes: for the live feed (pserver.feed_table)."""
+        """Called with the keys of each deletion, for the live feed (pserver.feed_table)."""
         self.swept: Callable[[], None] = lambda: None
-        """Told when no shrink has rows left to remove: what the feed holds back for it can go."""
+        """Called when no shrink has rows left to remove: the feed can send a held version."""
 
     @property
     def rows_by_group(self) -> dict[int, int]:
-        """How many rows each slot group has."""
+        """Number of rows by slot group."""
         return by_group(self.made_G - self._went_G)
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return int(self.made_G.sum() - self._went_G.sum())
 
     # --- rows in memory ----------------------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
-        """Of all rows in memory."""
+        """The columns of all rows in memory."""
         return Statistics(*(self.rows.columns[name] for name in Statistics._fields))
 
     def renew(self, rows_U: I32) -> None:
-        """Of these, rows that a shrink took start anew now, rather than when they are swept."""
+        """Remove those of the rows that a shrink deleted now, so that they start anew before they are swept."""
         if self._life.shrinks:
             with self.rows.removing():
                 self.renew_alone(rows_U)
@@ -78,7 +79,7 @@ class Departures:
             self._remove(rows_U[self._life.gone(self.statistics(), frozen(rows_U)) != STAYS])
 
     def _remove(self, rows_U: I32) -> None:
-        """Rows are no longer; within `removing`."""
+        """Delete rows in memory; within `removing`."""
         if len(rows_U):
             group_U, keys_U = self.rows.columns["group"][rows_U], self.rows.columns["keys"][rows_U]
             with self.leaving:
@@ -89,7 +90,7 @@ class Departures:
             self.went(keys_U)
 
     def forget(self, keys_U: U64) -> None:
-        """Delete rows, wherever they are."""
+        """Delete rows, in memory and in the store."""
         with self.rows.still:
             with self.rows.removing():
                 rows_U = self.rows.look_up(keys_U)
@@ -110,7 +111,7 @@ class Departures:
         return went_U | absent_U
 
     def forgotten(self, keys_U: U64, group_U: U16) -> None:
-        """Rows that are in the store alone are no longer."""
+        """Note that rows which are only in the store are deleted."""
         with self.leaving:
             self._went(keys_U, group_U)
 
@@ -123,7 +124,7 @@ class Departures:
     # --- all rows ----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> Iterator[None]:
-        """Remove the rows that shrinks have taken, a piece at a time. Raises StoreFailed and StoreDamaged."""
+        """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
         while self._life.shrinks:
             upto = self._life.shrinks[-1].version
             for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
@@ -131,7 +132,7 @@ class Departures:
                 with self.rows.removing():
                     self.renew_alone(self._piece(begin))
                 yield
-            num_stored = self.rows.num_stored  # before they are read: what is written meanwhile is not among them
+            num_stored = self.rows.num_stored  # before the read: rows written meanwhile are not in it
             for keys_U, words_UW in self.rows.stored():
                 for begin in range(0, len(keys_U), PIECE_ROWS):
                     self.gone.make_room(PIECE_ROWS)
@@ -142,9 +143,9 @@ class Departures:
         self.swept()
 
     def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
-        """What `shrink` would take now, of the rows that the open pass has not changed.
+        """The rows that `shrink` would delete now, among those that the open pass has not changed.
 
-        Raises Unavailable once `stopping` says so.
+        Raises Unavailable once `stopping()` is true.
         """
         rule = self._life.ruled(shrink, self.rows.open_version - 1)
         below_G, unseen_G = np.zeros(NUM_GROUPS, np.int64), np.zeros(NUM_GROUPS, np.int64)
@@ -157,7 +158,7 @@ class Departures:
                 counts_G += np.bincount(group_U[why_U == why], minlength=NUM_GROUPS)
 
         for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
-            rows_U = self._piece(begin)  # before the columns: they have room for numbers given out by now
+            rows_U = self._piece(begin)  # before the columns are read: these then have room for all numbers given out
             count(self.statistics(), frozen(rows_U))
         for _, words_UW in self.rows.away():
             count(Statistics.of_words(words_UW), frozen(np.arange(len(words_UW), dtype=np.int32)))
@@ -168,5 +169,5 @@ class Departures:
 
 
 def by_group(counts_G: NDArray[np.int64]) -> dict[int, int]:
-    """Counts by slot group, without those that are 0."""
+    """Counts by slot group, without zeros."""
     return {int(group): int(counts_G[group]) for group in np.flatnonzero(counts_G)}

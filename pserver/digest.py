@@ -1,7 +1,7 @@
-"""A hash over rows that does not depend on their order or on the shard they live on.
+"""A hash over rows that does not depend on their order or their shard.
 
-Each row is hashed to two independent 64-bit numbers; a digest is the sum of the rows', so digests of disjoint sets
-of rows add up. It covers key, slot group, weight bits, state bits and statistics.
+Each row is hashed to two independent 64-bit numbers. A digest is the sum over rows, so digests of disjoint sets of rows
+add up. It covers key, slot group, weight bits, state bits and statistics.
 
 Shapes: U rows chosen, R rows of a table, W floats of a row in the slab.
 """
@@ -20,14 +20,14 @@ NUM_STATISTICS = 6
 
 
 def multipliers_of(width: int) -> U64:
-    """(2, W + 6) odd numbers, one a word and sum: a row's words times these add up before they are mixed."""
+    """(2, W + 6) odd numbers, one for each sum and word. A row's words times these are added, then mixed."""
     words = range(width + NUM_STATISTICS)
     return np.array([[mix_reference((w + 1) * GOLDEN + s) | 1 for w in words] for s in (0, 1 << 32)], np.uint64)
 
 
 @njit(nogil=True, cache=True)
 def digest_rows(words_RW, columns, rows_U, multipliers):  # type: ignore[no-untyped-def]
-    """-> the two sums over `rows_U`. `words_RW` are the slab's bits; `columns` keys, then the six statistics as bits.
+    """-> the two sums over `rows_U`. `words_RW`: the bits of the slab; `columns`: keys and six statistics as bits.
 
     Columns are uint64 (keys), uint32 (show, click, delta_score), int16 (day), uint32 (version), uint16 (group).
     """
@@ -73,7 +73,7 @@ def join(first: int, second: int) -> int:
 
 
 def add(digests: Iterable[int]) -> int:
-    """The digest of all rows of disjoint sets, from theirs."""
+    """The digest of the union of disjoint sets of rows, from their digests."""
     first = second = 0
     for digest in digests:
         first, second = (first + (digest >> 64)) & MASK, (second + (digest & MASK)) & MASK

@@ -1,8 +1,8 @@
-"""Which rows of a table changed since they were committed last.
+"""The rows of a table that changed since they were committed last.
 
-A mark a row: dirty, in flight, or both. Rows touched in a pass become dirty at its close; a snapshot puts every dirty
-row in flight; settling makes the rows in flight clean, or dirty again where the commit failed. A row is clean only if
-the manifest that holds this very value exists. The rows' values, and locks, are pserver.table's matter.
+Each row has a mark: dirty, in flight, or both. Rows touched in a pass become dirty at its close. A snapshot puts every
+dirty row in flight. Settling makes the rows in flight clean, or dirty again if the commit failed. A row is clean only
+if a manifest exists that holds exactly its value. pserver.table holds the values and the locks.
 
 Shapes: U rows chosen, R rows of a table.
 """
@@ -15,13 +15,13 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
 DIRTY, IN_FLIGHT = np.uint8(1), np.uint8(2)
-"""Bits of a mark. In flight and dirty: changed again since the snapshot."""
+"""Bits of a mark. Both together: changed again since the snapshot."""
 MARKS_AT_ONCE = 8
-"""Marks looked at as one number: few rows are dirty."""
+"""Marks compared as one number, since few rows are dirty."""
 
 
 class Dirty:
-    """Counts over the marks of one table, and the rows in flight."""
+    """Counts of the marks of one table, and the rows in flight."""
 
     def __init__(self) -> None:
         self.num_dirty = 0
@@ -29,16 +29,16 @@ class Dirty:
 
     @property
     def num_in_flight(self) -> int:
-        """Rows of the snapshot that is not settled yet."""
+        """Rows of the unsettled snapshot."""
         rows_U = self.in_flight_U
         return 0 if rows_U is None else len(rows_U)
 
     def touch(self, marks_R: U8, touched_U: I32) -> None:
-        """Rows have changed."""
+        """Mark rows as dirty."""
         self.num_dirty += int(mark(marks_R, touched_U, len(touched_U)))
 
     def take(self, marks_R: U8, num_rows: int) -> I32:
-        """Put the dirty rows among the first `num_rows` in flight, ascending; none is in flight before."""
+        """Put the dirty rows among the first `num_rows` in flight; returns them, ascending. None is in flight yet."""
         assert self.in_flight_U is None, "one snapshot at a time"
         self.in_flight_U = np.empty(self.num_dirty, np.int32)
         found = collect(marks_R, num_rows, self.in_flight_U)
@@ -47,12 +47,12 @@ class Dirty:
         return self.in_flight_U
 
     def drop(self, marks_R: U8, rows_U: I32) -> None:
-        """Rows are no longer: nothing of them waits."""
+        """Clear the marks of deleted rows."""
         self.num_dirty -= int(np.count_nonzero(marks_R[rows_U] & DIRTY))
         marks_R[rows_U] = 0
 
     def settle(self, marks_R: U8, committed: bool) -> None:
-        """The snapshot is over."""
+        """End the snapshot: its rows are clean, or dirty again unless `committed`."""
         assert self.in_flight_U is not None, "no snapshot is in flight"
         self.num_dirty += int(unmark(marks_R, self.in_flight_U, not committed))
         self.in_flight_U = None
@@ -60,7 +60,7 @@ class Dirty:
 
 @njit(nogil=True, cache=True)
 def mark(marks_R, rows_U, count):  # type: ignore[no-untyped-def]
-    """Mark rows_U[:count] dirty. -> how many were not before."""
+    """Mark rows_U[:count] dirty. -> the number of rows newly marked."""
     fresh = 0
     for u in range(count):
         row = np.uint32(rows_U[u])
@@ -72,7 +72,7 @@ def mark(marks_R, rows_U, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def collect(marks_R, num_rows, rows_U):  # type: ignore[no-untyped-def]
-    """Write the dirty rows to `rows_U`, ascending, and mark them in flight instead. -> how many."""
+    """Write the dirty rows to `rows_U`, ascending, and mark them in flight instead. -> their number."""
     whole = num_rows // MARKS_AT_ONCE
     eights = marks_R[: whole * MARKS_AT_ONCE].view(np.uint64)
     found = 0
@@ -89,7 +89,7 @@ def collect(marks_R, num_rows, rows_U):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def unmark(marks_R, rows_U, again):  # type: ignore[no-untyped-def]
-    """Rows are no longer in flight; with `again` those that still were are dirty. -> how many became so."""
+    """Take rows out of flight; with `again` those still in flight become dirty. -> the number newly dirty."""
     fresh = 0
     for u in range(len(rows_U)):
         row = np.uint32(rows_U[u])

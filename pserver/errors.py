@@ -1,13 +1,13 @@
 """Errors of the shards.
 
 PserverError
-+-- ShardUnavailable   no answer; the same call may succeed later               exit code 75
-+-- StepTimedOut       a rank waited for others longer than its deadline        exit code 75
-+-- StaleGeneration    the caller belongs to workers that were replaced         exit code 75
++-- ShardUnavailable   no answer; the same call may succeed later              exit code 75
++-- StepTimedOut       a rank waited for others longer than its deadline       exit code 75
++-- StaleGeneration    the caller belongs to workers that were replaced        exit code 75
 +-- BadRequest         a bug or a mismatch of versions; never retried
 |   +-- MessageTooLarge  a step does not fit into one message
 +-- StoreFailed        a disk is full or fails; the same call may succeed later
-+-- StoreDamaged       what a row store or a commit holds is not what was written  exit code 75
++-- StoreDamaged       a row store or commit differs from what was written     exit code 75
 +-- OutOfMemory        rows that wait for a commit fill the bound on memory
 """
 
@@ -15,7 +15,7 @@ from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
 
 
 class PserverError(MillraceError):
-    """Something went wrong at a shard or on the way to it."""
+    """An error at a shard or on the way to it."""
 
 
 class ShardUnavailable(PserverError, Unavailable):
@@ -27,34 +27,34 @@ class ShardUnavailable(PserverError, Unavailable):
 
 
 class StepTimedOut(PserverError, DeadlineExceeded):
-    """The time for a call is used up, most likely because another rank is late or gone."""
+    """A call timed out, most likely because another rank is late or has ended."""
 
 
 class StaleGeneration(PserverError):
-    """The job's workers were started anew and the caller is one of the old ones, or the shard is."""
+    """The job's workers were restarted, and the caller or the shard belongs to the old ones."""
 
     exit_code = 75
 
 
 class BadRequest(PserverError):
-    """The shard cannot do what it was asked to, now or later."""
+    """The shard can never do what was asked."""
 
 
 class MessageTooLarge(BadRequest):
-    """What one step sends exceeds the bound on messages."""
+    """One step needs a message above the bound."""
 
     def __init__(self, peer: str, detail: str) -> None:
         super().__init__(f"{peer}: {detail}; lower train.batch_size or use more shards")
 
 
 class StoreFailed(PserverError):
-    """A write to the row store did not happen: the disk is full or fails. It may be tried again."""
+    """A write to the row store did not happen, since the disk is full or fails. It may be repeated."""
 
 
 class StoreDamaged(PserverError):
-    """What is read from a row store or a commit is not what was written there, or is of a newer format.
+    """A row store or a commit differs from what was written, or has a newer format.
 
-    A restart reads every commit whole before it chooses one, and may find a sound one.
+    A restart reads whole commits before it chooses one, and may find an intact one.
     """
 
     exit_code = 75

@@ -1,7 +1,7 @@
-"""Which rows of a bounded table leave memory.
+"""Eviction of rows of a table with bounded memory.
 
-A generalised clock: each use of a row raises a small counter, the hand lowers it as it passes, a row at 0 leaves.
-Pinned rows, rows that wait for a commit and rows of the open pass stay. Row numbers that no row has are FREE.
+A generalised clock: each use of a row raises a small counter, the hand lowers it as it passes, and a row at 0 is
+evicted. Pinned rows, uncommitted rows and rows of the open pass stay. Row numbers without a row are FREE.
 
 Shapes: U rows chosen, R rows of a table.
 """
@@ -20,12 +20,12 @@ U32 = NDArray[np.uint32]
 FREE = np.uint16(0xFFFF)
 """Pins of a row number without a row."""
 MAX_USES = np.uint8(3)
-"""The use counter stops here: so often the hand passes a row that was in use and is no longer."""
+"""Bound of the use counter: the hand passes a row that is no longer used this often before it evicts it."""
 
 
 @njit(nogil=True, cache=True)
 def pin(rows_U, pins_R, uses_R):  # type: ignore[no-untyped-def]
-    """One more batch needs the rows, which counts as a use; EMPTY ones are passed over. -> whether it counts."""
+    """Pin rows for one more batch, which counts as a use; EMPTY ones are skipped. -> False on overflow of a pin."""
     sound = True
     for u in range(len(rows_U)):
         if rows_U[u] != EMPTY:
@@ -39,7 +39,7 @@ def pin(rows_U, pins_R, uses_R):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def unpin(rows_U, pins_R):  # type: ignore[no-untyped-def]
-    """One batch fewer needs the rows; EMPTY ones are passed over. -> whether all of them were pinned."""
+    """Unpin rows of one batch; EMPTY ones are skipped. -> whether all of them were pinned."""
     sound = True
     for u in range(len(rows_U)):
         if rows_U[u] != EMPTY:
@@ -51,7 +51,7 @@ def unpin(rows_U, pins_R):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def sweep(hand, num_rows, max_looks, uses_R, pins_R, marks_R, changed_R, open_version, rows_U):  # type: ignore[no-untyped-def]
-    """Move the hand over at most `max_looks` rows, until `rows_U` is full of rows that may leave.
+    """Move the hand over at most `max_looks` rows, until `rows_U` is full of rows to evict.
 
     `max_looks` is at most `num_rows`, so that no row is chosen twice. -> (hand, looks, rows chosen).
     """
@@ -71,7 +71,7 @@ def sweep(hand, num_rows, max_looks, uses_R, pins_R, marks_R, changed_R, open_ve
 
 @njit(nogil=True, cache=True)
 def leave(index_I, keys_R, changed_R, pins_R, rows_U):  # type: ignore[no-untyped-def]
-    """Take rows out of the index and free their numbers. -> how many were more than reserved."""
+    """Take rows out of the index and free their numbers. -> how many were present, not only reserved."""
     present = 0
     take_out(index_I, keys_R, rows_U)
     for u in range(len(rows_U)):
@@ -85,7 +85,7 @@ def leave(index_I, keys_R, changed_R, pins_R, rows_U):  # type: ignore[no-untype
 def sweep_reference(
     hand: int, max_looks: int, max_rows: int, uses: list[int], stays: list[bool]
 ) -> tuple[int, int, list[int]]:
-    """The twin of `sweep`, which also lowers `uses`; `stays` tells the rows that may not leave."""
+    """The twin of `sweep`, which also lowers `uses`; `stays` marks the rows that may not be evicted."""
     chosen: list[int] = []
     for looks in range(max_looks):
         if len(chosen) == max_rows:

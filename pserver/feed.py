@@ -1,9 +1,10 @@
-"""The live feed of one shard: who is told, and when; subscribers that are too slow are let go, and nobody waits.
+"""The live feed of one shard: its subscribers, and when versions are published to them.
 
-A version is told when the chief says so, after its operations: what changed is copied then, and sent by other threads.
-Where a shrink's rows are not all swept yet, the version is held until they are, and keys that went are known; where
-the next pass closes before that, it is never told alone, and the next version tells of both.
-What is told of a table is pserver.feed_table's, the messages pserver.feed_wire's, the port pserver.feed_server's.
+Rank 0 publishes a version after its operations. Changed rows are copied then and sent by other threads, so nobody waits
+for a subscriber; one that is too slow is disconnected. While a shrink still sweeps rows, the version is held until all
+deleted keys are known. If the next pass closes before that, the held version is not sent; the next one covers both.
+pserver.feed_table collects the changes of one table, pserver.feed_wire encodes messages, pserver.feed_server owns the
+port.
 """
 
 import logging
@@ -20,39 +21,39 @@ from pserver.feed_table import TableFeed, Told
 from pserver.proto import feed_pb2 as pb
 
 MAX_SUBSCRIBERS = 8
-"""Replicas that follow one shard, or one chief; one more is refused."""
+"""Replicas that follow one shard, or rank 0; one more is refused."""
 MAX_WAITING_BYTES = 128 << 20
-"""Of one subscriber; where more waits, it is let go. A single version may be larger: it is kept if nothing waits."""
+"""Most bytes queued for one subscriber; with more it is disconnected. One larger version is queued if it is alone."""
 
 log = logging.getLogger(__name__)
 
 
 class TooMany(PserverError, Unavailable):
-    """All places are taken."""
+    """MAX_SUBSCRIBERS follow already."""
 
     def __init__(self) -> None:
         super().__init__(f"{MAX_SUBSCRIBERS} subscribers follow already; one of them must leave first")
 
 
 class TooSlow(PserverError, Unavailable):
-    """A subscriber was let go."""
+    """A subscriber was disconnected because too much waited for it."""
 
     def __init__(self, waiting_bytes: int) -> None:
         super().__init__(f"too slow: {waiting_bytes >> 20} MiB waited to be sent; subscribe again")
 
 
 class Subscription:
-    """What waits to be sent to one subscriber. Any thread may put; one takes."""
+    """The queue of messages for one subscriber. Any thread may put; one takes."""
 
-    def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
-        """`let_go` is called, once, when nothing more will be sent: whoever sends may be stuck."""
+    def __init__(self, on_overflow: Callable[[], None] = lambda: None) -> None:
+        """`on_overflow` is called once, when the subscriber is too slow; the sending thread may be blocked then."""
         self._turn = threading.Condition()
         self._waiting: deque[feed_wire.Outgoing] = deque()
         self._num_bytes = 0
-        self._let_go, self._slow, self._over = let_go, False, False
+        self._on_overflow, self._slow, self._over = on_overflow, False, False
 
     def put(self, outgoing: Sequence[feed_wire.Outgoing]) -> None:
-        """Have messages sent; where too much waits, nothing more ever is."""
+        """Queue messages. If too many bytes wait, the queue is dropped and nothing more is sent."""
         size = feed_wire.num_bytes(outgoing)
         with self._turn:
             if self._over or self._slow:
@@ -65,17 +66,17 @@ class Subscription:
             self._num_bytes += size
             self._turn.notify_all()
         if self._slow:
-            log.warning("a subscriber of the live feed is let go: %d MiB waited for it", self._num_bytes >> 20)
-            self._let_go()
+            log.warning("a subscriber of the live feed is too slow, %d MiB wait: disconnecting", self._num_bytes >> 20)
+            self._on_overflow()
 
     def end(self) -> None:
-        """Nothing more comes; what waits is still to be sent."""
+        """Accept no more messages; queued ones are still sent."""
         with self._turn:
             self._over = True
             self._turn.notify_all()
 
     def waiting(self) -> Iterator[feed_wire.Outgoing]:
-        """What waits now. Raises TooSlow."""
+        """The messages that are queued now. Raises TooSlow."""
         while True:
             with self._turn:
                 if self._slow:
@@ -87,7 +88,7 @@ class Subscription:
             yield message
 
     def all(self) -> Iterator[feed_wire.Outgoing]:
-        """What waits and comes, until the end. Raises TooSlow."""
+        """All messages until the end, waiting for new ones. Raises TooSlow."""
         while True:
             yield from self.waiting()
             with self._turn:
@@ -97,7 +98,7 @@ class Subscription:
 
 
 class Subscribers:
-    """Those of one source. Any thread."""
+    """The subscribers of one source. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,11 +106,11 @@ class Subscribers:
         self._ended = False
 
     def now(self) -> tuple[Subscription, ...]:
-        """All there are."""
+        """The present subscribers."""
         return self._all
 
     def add(self, subscription: Subscription) -> None:
-        """One more. Raises TooMany."""
+        """Add a subscriber. Raises TooMany."""
         with self._lock:
             if len(self._all) >= MAX_SUBSCRIBERS:
                 raise TooMany
@@ -118,12 +119,12 @@ class Subscribers:
                 subscription.end()
 
     def remove(self, subscription: Subscription) -> None:
-        """One less."""
+        """Remove a subscriber, if it is there."""
         with self._lock:
             self._all = tuple(each for each in self._all if each is not subscription)
 
     def end(self) -> None:
-        """Nothing more is said to any."""
+        """End every subscription, present and future."""
         with self._lock:
             self._ended = True
             for each in self._all:
@@ -132,16 +133,16 @@ class Subscribers:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A version that is copied, of which not all keys that went are known."""
+    """A version whose rows are copied, while not all its deleted keys are known."""
 
     version: int
     tables: Mapping[str, Told]
-    whom: tuple[Subscription, ...]
-    """Those who subscribed before: for others it is no version, as their base is newer."""
+    subscribers: tuple[Subscription, ...]
+    """Those that subscribed before the copy; the base of later ones is newer than this version."""
 
 
 class ShardFeed:
-    """See module docstring. `publish`, `seal` and `closed` between passes; the rest from any thread."""
+    """See module docstring. Call `publish`, `seal` and `closed` between passes, the rest from any thread."""
 
     def __init__(self, tables: Mapping[str, TableFeed], generation: int = 1) -> None:
         self._tables, self._generation = tables, generation
@@ -150,17 +151,17 @@ class ShardFeed:
         self._restored = self._version = 0
         self._held: _Held | None = None
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events of the shard -----------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """The rows are those of a commit of `version`."""
+        """Start from the rows of a commit of `version`."""
         with self._lock:
             self._restored = self._version = version
             for table in self._tables.values():
                 table.begin(version)
 
     def seal(self) -> None:
-        """A pass is about to close: what happens from here on is no longer of the version before."""
+        """A pass is about to close: later changes no longer belong to the version before."""
         with self._lock:
             self._put_back()
 
@@ -171,47 +172,47 @@ class ShardFeed:
             self._held = None
 
     def closed(self, version: int) -> None:
-        """A pass is closed."""
+        """Note that the pass of `version` is closed."""
         with self._lock:
             self._version = version
             for table in self._tables.values():
                 table.closed(version)
 
     def publish(self, version: int) -> None:
-        """Tell subscribers what changed and went up to `version`, whose operations have acted."""
+        """Send subscribers the rows changed and deleted up to `version`, after its operations."""
         with self._lock:
-            whom = self._subscribers.now()
-            if not whom:
+            subscribers = self._subscribers.now()
+            if not subscribers:
                 return
-            if self._held is not None and self._held.version == version and self._held.whom == whom:
-                return  # told once it is complete
+            if self._held is not None and self._held.version == version and self._held.subscribers == subscribers:
+                return  # sent once it is complete
             self._put_back()
-            sweeping = self._sweeping()  # before what went is taken: nothing goes later where this is over
-            held = _Held(version, {name: table.take() for name, table in self._tables.items()}, whom)
+            sweeping = self._sweeping()  # asked first: once sweeping is over, no deleted key is added
+            held = _Held(version, {name: table.take() for name, table in self._tables.items()}, subscribers)
             if not sweeping:
-                _say(held)
+                _send(held)
                 return
             self._held = held
-        self.swept()  # it may have ended meanwhile
+        self.swept()  # sweeping may have ended meanwhile
 
     def swept(self) -> None:
-        """A table has no more rows that shrinks took."""
+        """Note that a table is swept; send the held version if all tables are."""
         with self._lock:
             if self._held is None or self._sweeping():
                 return
             tables = {name: self._tables[name].take_gone(told) for name, told in self._held.tables.items()}
-            _say(_Held(self._held.version, tables, self._held.whom))
+            _send(_Held(self._held.version, tables, self._held.subscribers))
             self._held = None
 
     def _sweeping(self) -> bool:
         return any(table.sweeping for table in self._tables.values())
 
-    # --- who is told: pserver.feed_server.Source ---------------------------------------------------------------------
+    # --- subscribers: pserver.feed_server.Source ---------------------------------------------------------------------
 
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
-        """Tell one more from here on; -> what it is to be told first, its base, to be read at its own pace.
+        """Add a subscriber. Returns its base, the first messages, which it reads at its own pace.
 
-        `since` is the version it has, from workers of `generation`. Raises TooMany.
+        `since` is the version that it has, from workers of `generation`. Raises TooMany.
         """
         with self._lock:
             since = self._begin_of(since, generation)
@@ -223,10 +224,10 @@ class ShardFeed:
         return self._base(since, gone)
 
     def _begin_of(self, since: int, generation: int) -> int:
-        """The version after which changes are told to who has `since`; 0: everything.
+        """The version after which changes are sent to a subscriber that has `since`; 0: send all rows.
 
-        Other workers than these made the versions after the commit that was restored here, and made them alike, if
-        nothing was otherwise; so all that changed after the commit is told.
+        If other workers made the subscriber's version, it may differ from ours after the restored commit. So everything
+        changed after that commit is sent.
         """
         if generation != self._generation:
             since = self._restored if since >= self._restored else 0
@@ -243,7 +244,7 @@ class ShardFeed:
                 yield from feed_wire.rows(pb.FeedPart.BASE, name, Told(present, feed_wire.NO_GONE))
 
     def close(self, subscription: Subscription) -> None:
-        """Tell one no longer."""
+        """Remove a subscriber."""
         with self._lock:
             self._subscribers.remove(subscription)
             if not self._subscribers.now():
@@ -252,15 +253,15 @@ class ShardFeed:
                     table.follow(False)
 
     def poke(self) -> None:
-        """See Source: a shard is told by the chief when to tell."""
+        """See Source. Does nothing: rank 0 decides when a shard publishes."""
 
     def end(self) -> None:
-        """Nothing more is told to anybody."""
+        """End every subscription."""
         self._subscribers.end()
 
 
-def _say(held: _Held) -> None:
+def _send(held: _Held) -> None:
     outgoing = [m for name, told in held.tables.items() for m in feed_wire.rows(pb.FeedPart.ROWS, name, told)]
     outgoing.append(feed_wire.version(held.version))
-    for subscription in held.whom:
+    for subscription in held.subscribers:
         subscription.put(outgoing)

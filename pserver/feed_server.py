@@ -1,7 +1,8 @@
-"""A port for subscribers, with a secret of its own: who has it can read what is told, and call nothing else.
+"""A port for subscribers of the live feed, with its own secret: it allows reading the feed and nothing else.
 
-Each subscriber takes a thread, which reads its base and sends what waits for it; a subscriber that is let go and does
-not even take the words that say so is cut off. What is told is the source's matter: pserver.feed's, or the chief's.
+Each subscriber takes a thread, which reads its base and sends its queued messages. A subscriber that is too slow gets
+an error; if it does not read even that, its call is cancelled. The source decides what is sent: pserver.feed on a
+shard, trainer.feed on rank 0.
 """
 
 import threading
@@ -18,28 +19,28 @@ from pserver.feed import MAX_SUBSCRIBERS, Subscription, TooMany, TooSlow
 from pserver.proto import feed_pb2 as pb
 
 CUT_S = 2.0
-"""How long one that is let go may take to hear why."""
+"""How long a disconnected subscriber may take to read the error."""
 CLOSE_S = 2.0
-"""How long what waits may take to be sent once the source has ended."""
+"""How long queued messages may take to be sent once the source has ended."""
 
 
 class Source(Protocol):
-    """What subscribers are told. Any thread."""
+    """Where the messages of a feed come from. Any thread."""
 
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_wire.Outgoing]:
-        """Tell one more; -> what it is to be told first. Raises TooMany."""
+        """Add a subscriber; return its first messages. Raises TooMany."""
         ...
 
     def close(self, subscription: Subscription) -> None:
-        """Tell one no longer; harmless where it is not told."""
+        """Remove a subscriber; does nothing if it is not there."""
         ...
 
     def poke(self) -> None:
-        """Somebody would like to hear the newest version once more."""
+        """Ask for the newest version to be sent again."""
         ...
 
     def end(self) -> None:
-        """Nothing more is told to anybody."""
+        """End every subscription."""
         ...
 
 
@@ -56,7 +57,7 @@ class FeedServer:
         self._server.start()
 
     def close(self) -> None:
-        """Send what waits, stop serving and give the port back."""
+        """Send queued messages, stop serving and free the port."""
         self._source.end()
         self._server.stop(CLOSE_S).wait()
 
@@ -68,19 +69,19 @@ class _Servicer:
         self._source = source
 
     def Subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[feed_wire.Outgoing]:
-        def cut() -> None:
+        def cancel_soon() -> None:
             timer = threading.Timer(CUT_S, context.cancel)
             timer.daemon = True
             timer.start()
 
-        subscription = Subscription(cut)
+        subscription = Subscription(cancel_soon)
         try:
             if request.format != feed_wire.FORMAT:
                 raise BadRequest(f"the subscriber speaks format {request.format}, the feed {feed_wire.FORMAT}")
             base = self._source.open(subscription, request.since, request.generation)
             if not context.add_callback(subscription.end):  # it has left already
                 return
-            yield from _told(base, subscription)
+            yield from _messages(base, subscription)
         except (TooMany, TooSlow) as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except MillraceError as error:
@@ -93,10 +94,10 @@ class _Servicer:
         return pb.PokeReply()
 
 
-def _told(base: Iterator[feed_wire.Outgoing], subscription: Subscription) -> Iterator[feed_wire.Outgoing]:
-    """The base with what comes meanwhile, that it is read, and what comes then."""
+def _messages(base: Iterator[feed_wire.Outgoing], subscription: Subscription) -> Iterator[feed_wire.Outgoing]:
+    """The base mixed with what is queued meanwhile, the mark that the base is read, then all later messages."""
     for message in base:
         yield message
         yield from subscription.waiting()
-    subscription.put([feed_wire.read()])  # behind what was told while it was read
+    subscription.put([feed_wire.read()])  # behind what was queued during the base
     yield from subscription.all()

@@ -1,6 +1,6 @@
-"""One subscription as a subscriber has it: parts in order, and our errors instead of gRPC's.
+"""The subscriber's end of one subscription: parts in order, and our errors instead of gRPC's.
 
-Putting the parts of all shards together is trainer.replica.feeding's work.
+trainer.replica.feeding joins the parts of all shards.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class FeedStream:
         self._channel = rpc.open_channel(address, max_message_bytes=feed_wire.MAX_MESSAGE_BYTES)
 
     def parts(self, since: int, generation: int) -> Iterator[Part]:
-        """Subscribe, and what is told until the end. Raises Unavailable, also at the end, and Refused."""
+        """Subscribe; the parts in order. Raises Refused, and Unavailable, also when the feed ends."""
         subscribe = self._channel.unary_stream(
             rpc.path_of(feed_wire.SERVICE, "Subscribe"), pb.SubscribeRequest.SerializeToString, pb.FeedPart.FromString
         )
@@ -39,7 +39,7 @@ class FeedStream:
         raise Unavailable(f"the feed of {self._name} has ended")
 
     def poke(self, deadline: Deadline) -> None:
-        """Ask to hear the newest version once more. Raises Unavailable and Refused."""
+        """Ask for the newest version to be sent again. Raises Unavailable and Refused."""
         poke = self._channel.unary_unary(
             rpc.path_of(feed_wire.SERVICE, "Poke"), pb.PokeRequest.SerializeToString, pb.PokeReply.FromString
         )
@@ -56,7 +56,7 @@ class FeedStream:
 def _translated(error: grpc.RpcError, name: str) -> MillraceError:
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable(f"the feed of {name} let this subscriber go: {error.details()}")
+            return Unavailable(f"the feed of {name} disconnected this subscriber: {error.details()}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return Refused(f"the feed of {name} refused: {error.details()}")
         case grpc.StatusCode.UNAUTHENTICATED:  # another process has the port now

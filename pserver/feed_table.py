@@ -1,12 +1,12 @@
-"""What the live feed tells of one table: rows as inference reads them, which of them changed, which keys went.
+"""The changes of one table for the live feed: changed rows as inference reads them, and deleted keys.
 
-Of rows that changed only keys are noted, at the close of their pass; their values are copied when a version is told.
-Keys that went are noted always, for as many versions as a bound allows, so that whoever comes back is told of them.
-Who is told, and when, is pserver.feed's matter.
+A close notes the keys of changed rows; their values are copied when a version is published. Deleted keys are noted
+always, for as many versions as a bound allows, so that a subscriber that reconnects gets them.
+pserver.feed decides when a version is published, and to whom.
 
-Threads: any may note what went; the rest is the step's and the subscribers', each call under a lock of its own.
+Threads: any may note deleted keys. The rest is called by the step and by subscribers, each call under its own lock.
 
-Shapes: U keys of a call, P rows that are, D weights of a row.
+Shapes: U keys of a call, P present rows, D weights of a row.
 """
 
 import threading
@@ -28,17 +28,18 @@ from pserver.rows import I32, Rows
 PIECE_ROWS = 1 << 12
 """Rows copied while steps wait: well below a millisecond."""
 STORED_ROWS = 1 << 10
-"""Rows looked up in the store at a time: a batch that needs some of its own waits for that."""
+"""Rows looked up in the store at a time: a batch that needs rows from the store waits that long."""
 PAUSE_S = 0.0005
-"""After each piece, as in pserver.sweeping."""
+"""Pause after each piece, as in pserver.sweeping."""
 MAX_WENT_KEYS = 1 << 20
-"""Keys that went and are remembered; beyond it the oldest versions' are forgotten, and who has those reads all rows."""
+"""Most deleted keys remembered. Beyond it those of the oldest versions are dropped; a subscriber at such a version
+gets all rows."""
 NO_KEYS = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Rows that are, with what a model sees of them."""
+    """Present rows, with the weights that a model reads."""
 
     keys_P: U64
     group_P: U16
@@ -47,11 +48,11 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What became of a table since it was told last."""
+    """The changes of a table since it was published last."""
 
     rows: Present
     gone_U: U64
-    """Keys that have no row now; some may never have been told of."""
+    """Keys without a row now; some may never have been published."""
 
 
 class TableFeed:
@@ -67,7 +68,7 @@ class TableFeed:
         self._log: dict[int, list[U64]] = {}
         self._num_logged = 0
         self.known_since = 0
-        """Keys that went at this version or later are known."""
+        """Keys deleted at this version or later are known."""
 
     @property
     def width(self) -> int:
@@ -76,38 +77,38 @@ class TableFeed:
 
     @property
     def sweeping(self) -> bool:
-        """Whether keys that went at closes are still to be found."""
+        """Whether a shrink still has to find the keys that it deletes."""
         return bool(self._life.shrinks)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events of the table -----------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """The rows are those of a commit of `version`: what went before is not known."""
+        """Start from the rows of a commit of `version`; keys deleted before are not known."""
         with self._lock:
             self._version = self.known_since = version
 
     def follow(self, following: bool) -> None:
-        """Whether anybody is to be told; from here on, or no longer."""
+        """Start or stop noting changed rows: whether there are subscribers."""
         with self._lock:
             self._following = following
             self._touched, self._went = [], []
 
     def touched(self, rows_U: I32) -> None:
-        """At a close: these rows have changed in its pass. Costs nothing while nobody is told."""
+        """At a close: note the rows that its pass changed. Costs nothing without subscribers."""
         if self._following:
             keys_U = self._rows.columns["keys"][rows_U]
             with self._lock:
                 self._touched.append(keys_U)
 
     def closed(self, version: int) -> None:
-        """A pass is closed: what goes from here on is this version's, or a later one's."""
+        """A pass is closed: keys deleted from here on belong to this version or a later one."""
         with self._lock:
             if self._version in self._log:
                 self._log[self._version] = [np.concatenate(self._log[self._version])]
             self._version = version
 
     def went(self, keys_U: U64) -> None:
-        """Rows of these keys are no longer."""
+        """Note that the rows of these keys are deleted."""
         keys_U = np.array(keys_U)
         with self._lock:
             if self._following:
@@ -119,10 +120,10 @@ class TableFeed:
                 self._num_logged -= sum(len(each) for each in self._log.pop(oldest))
                 self.known_since = oldest + 1
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    # --- what is published -------------------------------------------------------------------------------------------
 
     def take(self) -> Told:
-        """Between passes: what changed and went since the last time, as it is now."""
+        """Between passes: the rows changed, as they are now, and the keys deleted since the last call."""
         with self._lock:
             touched, went = self._touched, self._went
             self._touched, self._went = [], []
@@ -131,19 +132,19 @@ class TableFeed:
         return Told(present, gone_U[~np.isin(gone_U, present.keys_P)] if len(gone_U) else gone_U)
 
     def take_gone(self, told: Told) -> Told:
-        """With what went since it was taken, all of it by what had happened then."""
+        """`told` with the keys deleted since it was taken, by operations from before."""
         with self._lock:
             went, self._went = self._went, []
         return Told(told.rows, _unique([told.gone_U, *went]))
 
     def put_back(self, told: Told) -> None:
-        """It was not said: it is to be taken again."""
+        """Have the next `take` return these changes again, as they were not sent."""
         with self._lock:
             self._touched.append(told.rows.keys_P)
             self._went.append(told.gone_U)
 
     def gone_since(self, version: int) -> U64:
-        """Keys whose rows went after `version`, or at its close; some may be rows again."""
+        """Keys deleted after `version`, or at its close; some may have rows again."""
         with self._lock:
             found = [keys_U for stamp, many in self._log.items() if stamp >= version for keys_U in many]
         return _unique(found)
@@ -151,7 +152,7 @@ class TableFeed:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def read(self, keys_U: U64, since: int = 0) -> Present:
-        """Those of the keys that have a row now, changed after version `since`; in any order."""
+        """The rows of those keys that have one, changed after version `since`; in any order."""
         with self._rows.still:
             with self._rows.removing():
                 rows_U = self._rows.look_up(keys_U)
@@ -171,10 +172,10 @@ class TableFeed:
         )
 
     def scan(self, since: int, pause: Callable[[float], None] = time.sleep) -> Iterator[Present]:
-        """Every row changed after version `since`, a piece at a time, each as it is when its piece is copied.
+        """Every row changed after version `since`, in pieces, each as it is when its piece is copied.
 
-        Rows that change meanwhile may be missed or come as they are in the midst of a pass: their close tells them.
-        What is in memory comes first, then what is in the store, where a row may come again.
+        A row that changes meanwhile may be missed, or be copied in the middle of a pass: its close publishes it again.
+        Rows in memory come first, then rows in the store; a row may come twice.
         """
         for begin in range(0, self._rows.num_numbers, PIECE_ROWS):
             with self._rows.removing():
@@ -184,7 +185,7 @@ class TableFeed:
                 yield piece
             pause(PAUSE_S)
         for keys_U, words_UW in self._rows.stored():
-            keys_U = keys_U[words_UW[:, 1] > since]  # a row that changed since its commit is in memory, or told of
+            keys_U = keys_U[words_UW[:, 1] > since]  # a row changed since its commit is in memory, or was published
             for begin in range(0, len(keys_U), STORED_ROWS):
                 piece = self.read(keys_U[begin : begin + STORED_ROWS], since)
                 if len(piece.keys_P):
@@ -192,7 +193,7 @@ class TableFeed:
                 pause(PAUSE_S)
 
     def _copied(self, rows_U: I32, since: int) -> Present:
-        """Those rows in memory that are, changed after `since`; within `removing`."""
+        """Those of the rows in memory that are present and changed after `since`; called within `removing`."""
         rows_U = rows_U[self._rows.columns["changed_version"][rows_U] > since]
         if self._life.shrinks:
             rows_U = rows_U[self._life.gone(self._departures.statistics(), frozen(rows_U)) == STAYS]
@@ -203,7 +204,7 @@ class TableFeed:
 
 
 def _unique(many: list[U64]) -> U64:
-    """Keys of all arrays, each once; a lone array has each once."""
+    """The keys of all arrays, each once; a single array has each once already."""
     if len(many) == 1:
         return many[0]
     keys_U: NDArray[np.uint64] = np.unique(np.concatenate(many)) if many else NO_KEYS

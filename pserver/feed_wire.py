@@ -1,8 +1,8 @@
 """Messages of feed.proto with the arrays they carry, to bytes and back.
 
-How arrays become bytes is pserver.wire's; what is said to whom is pserver.feed's.
+pserver.wire encodes arrays; pserver.feed decides which messages are sent.
 
-Shapes: U keys that are gone, P rows that are, D weights of a row.
+Shapes: U deleted keys, P present rows, D weights of a row.
 """
 
 import json
@@ -21,11 +21,11 @@ from pserver.proto import feed_pb2 as pb
 from pserver.wire import Loaded, Payload
 
 FORMAT = 1
-"""Number of the messages' meaning; both ends must have the same."""
+"""Version of the messages' meaning; both ends must have the same."""
 PART_BYTES = 4 << 20
 """About how much of rows or keys one message holds."""
 MAX_MESSAGE_BYTES = 1 << 30
-"""Bound of a message: the chief's, with all tensors of a model, is one."""
+"""Bound of a message. Rank 0 sends all tensors of a model in one."""
 SERVICE = pb.DESCRIPTOR.services_by_name["Feed"]
 NO_GONE = np.empty(0, np.uint64)
 
@@ -47,22 +47,22 @@ class Part:
 
 
 def begin(*, whole: bool) -> Outgoing:
-    """What a shard says first."""
+    """The first message of a shard."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, whole=whole), [])
 
 
 def read() -> Outgoing:
-    """The base is read."""
+    """The mark that the base is complete."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.READ), [])
 
 
 def version(number: int) -> Outgoing:
-    """All has been said up to a version."""
+    """The mark that everything up to a version was sent."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number), [])
 
 
 def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Outgoing]:
-    """What became of a table, in messages of a bounded size; none where that is nothing."""
+    """The changes of a table, in messages of a bounded size; none if there are no changes."""
     present, width = told.rows, told.rows.rows_PD.shape[1]
     at_once = max(1, PART_BYTES // (10 + 4 * width))
     for begin_P in range(0, len(present.keys_P), at_once):
@@ -77,7 +77,7 @@ def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Outgoing]:
 
 
 def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Outgoing:
-    """The chief's of a version."""
+    """Rank 0's message of a version."""
     message = pb.FeedPart(kind=pb.FeedPart.VERSION, version=number, facts_json=json.dumps(facts).encode())
     for name, value in tensors.items():
         message.tensors.add(name=name, dtype=value.dtype.str, shape=value.shape)
@@ -85,17 +85,17 @@ def dense(number: int, tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, 
 
 
 def introduction(facts: Mapping[str, Any], onnx: bytes | None) -> Outgoing:
-    """What the chief says first, or once its model is another one."""
+    """The first message of rank 0, and the one after its model changed."""
     return Loaded(pb.FeedPart(kind=pb.FeedPart.BEGIN, facts_json=json.dumps(facts).encode(), onnx=onnx or b""), [])
 
 
 def num_bytes(outgoing: Sequence[Outgoing]) -> int:
-    """About how much memory messages hold until they are sent."""
+    """About how much memory the messages hold until they are sent."""
     return sum(100 + len(each.message.onnx) + sum(array.nbytes for array in each.arrays) for each in outgoing)
 
 
 def part_of(message: pb.FeedPart) -> Part:
-    """What a message says. Raises BadRequest where its payload is not what it should be."""
+    """A message, decoded. Raises BadRequest where its payload does not fit."""
     payload, tables, tensors = Payload(message), dict[str, Told](), dict[str, NDArray[Any]]()
     for each in message.tables:
         keys_P, group_P = payload.take(np.uint64, each.num_rows), payload.take(np.uint16, each.num_rows)
@@ -104,7 +104,7 @@ def part_of(message: pb.FeedPart) -> Part:
     for tensor in message.tensors:
         tensors[tensor.name] = payload.take(_dtype(tensor.dtype), *tensor.shape)
     payload.end()
-    facts = documents.parse_object(message.facts_json, "what a feed tells") if message.facts_json else {}
+    facts = documents.parse_object(message.facts_json, "facts of a feed") if message.facts_json else {}
     return Part(message.kind, message.version, message.whole, tables, tensors, facts, message.onnx)
 
 

@@ -1,8 +1,8 @@
-"""Keys of one table whose rows went since the last commit, and may still be in its store.
+"""Tombstones: keys of one table whose rows were deleted since the last commit and may still be in its store.
 
-What went waits; a snapshot puts it in flight; settling forgets it, for the store then has it no more, or has it wait
-again where the commit failed. While a key is here and not in memory, the store's row of it counts for nothing. A key
-that becomes a row again stays: at a snapshot the row wins. Why rows go is pserver.table's matter.
+A tombstone waits until a snapshot puts it in flight. Settling drops it, as the store no longer has the row; if the
+commit failed, it waits again. While a key has a tombstone and no row in memory, its row in the store does not count. A
+key that gets a row again keeps its tombstone: at a snapshot the row wins. pserver.table decides which rows are deleted.
 
 Threads: any, each call under one lock.
 
@@ -31,17 +31,17 @@ class Gone:
         self._in_flight: _Keys | None = None
 
     def __len__(self) -> int:
-        """Keys that wait for a snapshot; those in flight are not counted."""
+        """Number of keys that wait for a snapshot, without those in flight."""
         return self._waiting.count
 
     def add(self, keys_U: U64, group_U: U16) -> None:
-        """Rows went; a key may come often, and in one call too."""
+        """Add deleted keys; keys may repeat, also within a call."""
         if len(keys_U):
             with self._lock:
                 self._waiting.add(keys_U, group_U)
 
     def make_room(self, num_keys: int) -> None:
-        """Have room for so many more before anybody waits for them: many millions take long to move."""
+        """Grow for `num_keys` more outside the lock: moving many millions of keys takes long."""
         waiting = self._waiting
         count = waiting.count
         if waiting.room >= count + num_keys:
@@ -54,7 +54,7 @@ class Gone:
                 self._waiting = larger
 
     def contains(self, keys_U: U64) -> NDArray[np.bool_]:
-        """(U,) whether each waits or is in flight."""
+        """(U,) whether each key has a tombstone, waiting or in flight."""
         with self._lock:
             found_U = self._waiting.contains(keys_U)
             if self._in_flight is not None:
@@ -62,9 +62,9 @@ class Gone:
         return found_U
 
     def take(self) -> tuple[U64, U16]:
-        """All that waits, with its slot groups, is in flight from here on: views, in the order of coming.
+        """Put all waiting keys in flight; returns views of keys and slot groups, in order of arrival.
 
-        Takes no time, however many there are; whoever writes them sorts them.
+        Constant time; the writer sorts them.
         """
         with self._lock:
             assert self._in_flight is None, "one snapshot at a time"
@@ -72,9 +72,9 @@ class Gone:
             return self._in_flight.all()
 
     def settle(self, committed: bool) -> None:
-        """The snapshot is over: what was in flight is forgotten, or waits again unless `committed`.
+        """End the snapshot: drop the keys in flight, or have them wait again unless `committed`.
 
-        Goes before rows of that snapshot become clean: a row in memory alone may be here, too.
+        Call it before the snapshot's rows become clean: a row that is only in memory may have a tombstone, too.
         """
         with self._lock:
             assert self._in_flight is not None, "no snapshot is in flight"
@@ -94,11 +94,14 @@ class _Keys:
 
     @property
     def room(self) -> int:
-        """Keys that fit."""
+        """Number of keys that fit."""
         return min(len(self._keys_R), int(MAX_LOAD * len(self._index_I)))
 
     def larger(self, count: int, num_keys: int) -> "_Keys":
-        """A copy of the first `count` with room for so many, and for twice as many as now; others may add meanwhile."""
+        """A copy of the first `count` keys with room for `num_keys`, and at least twice the present room.
+
+        Other threads may add keys meanwhile.
+        """
         copy = _Keys()
         copy._index_I, copy._keys_R, copy._group_R = self._moved(count, num_keys)
         copy.count = count
@@ -134,5 +137,5 @@ class _Keys:
         return frozen(self._keys_R[: self.count]), frozen(self._group_R[: self.count])
 
     def _grow(self) -> None:
-        """Have room for twice as many."""
+        """Double the room."""
         self._index_I, self._keys_R, self._group_R = self._moved(self.count, 0)

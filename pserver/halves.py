@@ -1,20 +1,20 @@
-"""Work on many rows, half of it in a shard's other thread where there is one. What is done is the caller's matter."""
+"""Splits work on many rows between the calling thread and a shard's second thread, if there is one."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 MIN_ROWS_A_THREAD = 4096
-"""Fewer are done sooner than another thread wakes."""
+"""Fewer rows are done before another thread wakes."""
 
 
 class Halves:
-    """See module docstring."""
+    """Runs work on the calling thread and, if given, in a pool."""
 
     def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
 
     def do(self, total: int, work: Callable[[int, int], object]) -> None:
-        """Do `work(begin, end)` on 0 .. total - 1, the second half in the pool."""
+        """Run `work(begin, end)` over 0 .. total - 1, the second half in the pool."""
         if self._pool is None or total < 2 * MIN_ROWS_A_THREAD:
             work(0, total)
             return

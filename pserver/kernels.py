@@ -1,8 +1,8 @@
 """Hot loops on rows: find, reserve, initialise, gather, record statistics.
 
-Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. How
-weights learn is pserver.optim's work, the hash of rows pserver.digest's, merging ranks pserver.merge's; who may run
-what at the same time is pserver.table's.
+Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. Optimizers
+are in pserver.optim, the hash of rows in pserver.digest, merging of ranks in pserver.merge; pserver.table decides what
+may run at the same time.
 
 Shapes: U unique keys of a batch, R rows of a table, I slots of the index (a power of two), W floats of a row in the
 slab (weights, then the optimizer's state), D weights of a row.
@@ -19,14 +19,14 @@ I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]
 
 EMPTY = -1
-"""An index slot without a row; the row number of a key that has none."""
+"""An index slot without a row; the row number of a key without a row."""
 BLOCK = 32
 """Keys whose first probes are in flight together: their cache misses overlap."""
 
 
 @njit(nogil=True, cache=True)
 def _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows):  # type: ignore[no-untyped-def]
-    """Row of each key of a block whose first probe hits, else EMPTY: loads without branches, so they overlap."""
+    """Row of each key of a block whose first probe hits, else EMPTY. Loads have no branches, so they overlap."""
     for i in range(end - begin):
         rows[i] = index_I[keys_U[begin + i] >> shift]
     for i in range(end - begin):
@@ -37,7 +37,7 @@ def _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows):  # type: ign
 
 @njit(nogil=True, cache=True)
 def find(index_I, keys_R, keys_U, rows_U):  # type: ignore[no-untyped-def]
-    """Write the row number of each key to `rows_U`, EMPTY where it has none."""
+    """Write the row number of each key to `rows_U`, EMPTY for a key without a row."""
     shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     rows = np.empty(BLOCK, np.int32)
     for begin in range(0, len(keys_U), BLOCK):
@@ -56,7 +56,7 @@ def find(index_I, keys_R, keys_U, rows_U):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def find_or_reserve(index_I, keys_R, group_R, keys_U, group_U, rows_U, done, num_rows, max_rows):  # type: ignore[no-untyped-def]
-    """As `find`, giving a key without a row the next number and writing its key and group.
+    """As `find`, but give a key without a row the next number and write its key and group.
 
     Starts at key `done` with `num_rows` rows and stops early when `max_rows` are in use. -> (done, num_rows).
     """
@@ -85,7 +85,7 @@ def find_or_reserve(index_I, keys_R, group_R, keys_U, group_U, rows_U, done, num
 
 
 def find_or_reserve_reference(row_of: dict[int, int], keys_U: list[int], max_rows: int) -> tuple[list[int], int]:
-    """The twin of `find_or_reserve` on a dictionary: rows of the keys done, and how many were done."""
+    """The twin of `find_or_reserve` on a dictionary: rows of the keys done, and their number."""
     rows = []
     for key in keys_U:
         if key not in row_of:
@@ -109,7 +109,7 @@ def rebuild_index(index_I, keys_R, num_rows):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def enter(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
-    """Put rows, whose keys are written and not in the index, into it."""
+    """Add rows to the index; their keys are written and not in it."""
     shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     for u in range(len(rows_U)):
         slot = keys_R[np.uint32(rows_U[u])] >> shift
@@ -122,7 +122,7 @@ def enter(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
 def take_out(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
     """Take rows out of the index.
 
-    What follows a gap in a run of slots moves up (Knuth, vol. 3, 6.4, algorithm R), so that no gap is ever probed over.
+    Slots after a gap move up (Knuth, vol. 3, 6.4, algorithm R), so that no probe meets a gap.
     """
     shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
     for u in range(len(rows_U)):
@@ -141,7 +141,7 @@ def take_out(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def shift_of(index_I):  # type: ignore[no-untyped-def]
-    """Right shift of a key to its first slot: its top bits choose. The low ones chose its shard, and do not spread."""
+    """Right shift of a key to its first slot: the top bits. The low bits chose the shard, so they do not spread."""
     bits = np.uint64(0)
     while (1 << bits) < len(index_I):
         bits += np.uint64(1)
@@ -186,7 +186,7 @@ def gather_reference(slab_RW: F32, rows_U: I32, out_UD: F32) -> None:
 
 @njit(nogil=True, cache=True)
 def gather_present(slab_RW, changed_R, rows_U, absent, out_UD):  # type: ignore[no-untyped-def]
-    """As `gather`, with `absent` for every weight where there is no row or it is only reserved."""
+    """As `gather`, with `absent` for every weight of a key without a row or with a reserved one."""
     num_weights = out_UD.shape[1]
     for u in range(len(rows_U)):
         row = rows_U[u]
@@ -207,7 +207,7 @@ def gather_present_reference(
 def record(  # type: ignore[no-untyped-def]
     rows_U, show_U, click_U, nonclk_coeff, click_coeff, version, columns, rows_by_group, touched, num_touched
 ):
-    """Add one merged record to each row's statistics, list rows first touched by `version`, count rows first made.
+    """Add a merged record to each row's statistics, list rows first touched by `version`, count rows first made.
 
     `columns` = (show, click, delta_score, changed_version, group), each (R,). -> (num_touched, rows made).
     Source of the score: semantics of rows (show, click), as in Paddle's parameter server.
@@ -245,7 +245,7 @@ def record_reference(rows_U, show_U, click_U, nonclk_coeff, click_coeff, version
 
 @njit(nogil=True, cache=True)
 def scale_by_show(grads_UD, show_U, batch_samples, out_UD):  # type: ignore[no-untyped-def]
-    """Gradients of a mean over the batch, as `out_UD`: times its samples, divided by the record's shows.
+    """Scale gradients of the batch's mean into `out_UD`: times its samples, divided by the record's shows.
 
     A record without shows keeps its gradient. Source: Paddle's `show_scale`.
     """

@@ -1,4 +1,4 @@
-"""The records that several ranks push for the same rows in one step, added in rank order.
+"""Merges the records that several ranks push for the same rows in one step, in rank order.
 
 Shapes: U rows of one rank's push, M rows of the merged one, D weights of a row, H slots of a hash table.
 """
@@ -18,9 +18,9 @@ I32 = NDArray[np.int32]
 
 @njit(nogil=True, cache=True)
 def add_push(place_H, rows_M, grads_MD, show_M, click_M, count, rows_U, grads_UD, show_U, click_U):  # type: ignore[no-untyped-def]
-    """Add one rank's push to the `count` records merged so far; a row's first record is copied. -> their new count.
+    """Add one rank's push to the `count` merged records; the first record of a row is copied. -> their new count.
 
-    `place_H` is a hash table of row numbers (a power of two, EMPTY = -1): number of a row's record.
+    `place_H` is a hash table (a power of two, EMPTY = -1): the number of each row's record.
     """
     mask = np.uint32(len(place_H) - 1)
     for u in range(len(rows_U)):
@@ -44,7 +44,7 @@ def add_push(place_H, rows_M, grads_MD, show_M, click_M, count, rows_U, grads_UD
 
 
 def merge(pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:
-    """The pushes of a step, in rank order, as one with unique rows. A single push comes back as it is."""
+    """The pushes of a step, in rank order, merged into one with unique rows. A single push is returned as it is."""
     if len(pushes) == 1:
         return pushes[0]
     most = sum(len(rows_U) for rows_U, _ in pushes)
@@ -60,9 +60,9 @@ def merge(pushes: Sequence[tuple[I32, Gradients]]) -> tuple[I32, Gradients]:
 
 
 def merge_by_key(pushes: Sequence[tuple[Keys, Gradients]]) -> tuple[Keys, Gradients]:
-    """The records of keys without rows, in rank order, as one of unique keys in order of first occurrence.
+    """The records of keys without rows, in rank order, merged into unique keys in order of first occurrence.
 
-    Their gradients are nobody's: none come back.
+    The result has no gradients: there are no rows to apply them to.
     """
     keys_N = np.concatenate([keys.keys_U for keys, _ in pushes])
     group_N = np.concatenate([keys.group_U for keys, _ in pushes])

@@ -1,8 +1,8 @@
-"""How rows learn: sgd, adagrad by row or element, adam, ftrl, on the rows of a slab.
+"""Optimizers of rows: sgd, adagrad by row or element, adam, ftrl, on the rows of a slab.
 
-A row's weights are two parts, the first-order weight and the vector, each with its own settings; every weight is
-kept within bounds. Only + - * / and square root, so bits agree between machines; powers are products kept in the
-row's state. Each kernel has a plain twin. Merging and scaling gradients is done before.
+A row's weights have two parts, the first-order weight and the vector, each with its own settings. Every weight stays
+within bounds. Only + - * / and square root are used, so bits agree between machines; powers are products stored in the
+row's state. Each kernel has a plain twin. Gradients are merged and scaled by the caller.
 
 Shapes: U rows of a step, D weights of a row, W floats of a row in the slab: D weights, then the state.
 """
@@ -23,7 +23,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RowOptimizer:
-    """One table's optimizer, ready for kernels."""
+    """The optimizer of one table, as kernels need it."""
 
     kernel: Callable[..., Any]
     """kernel(slab_RW, rows_U, grads_UD, begin, end, first_order, settings): applies rows begin .. end - 1 of U."""
@@ -32,14 +32,14 @@ class RowOptimizer:
     settings: F32
     """(2, 6): for first-order weight and vector: low, high, then the optimizer's own."""
     start_state: F32
-    """(W - D,): the state of a new row; its last float is 1 in tables whose rows get their vector later, of which
-    commits tell so whether it is there."""
+    """(W - D,): the state of a new row. In tables whose rows get their vector later, its last float is 1: it records in
+    commits whether the vector is there."""
     ftrl: bool = False
     """Whether a new row's state also depends on its weights."""
 
 
 def extends(section: TableSection) -> bool:
-    """Whether the vectors of some rows join later."""
+    """Whether some rows get their vector later."""
     return section.extend_at is not None or any(slot.extend_at is not None for slot in section.slots.values())
 
 
@@ -52,7 +52,7 @@ def optimizer_of(section: TableSection) -> RowOptimizer:
 
 
 def parts_of(section: TableSection) -> NDArray[np.int8]:
-    """(W,) the part that each float of a row belongs to: 0 first-order weight, 1 vector, 2 telling of the vector."""
+    """(W,) the part of each float of a row: 0 first-order weight, 1 vector, 2 the flag of the vector."""
     first, rest = [0] * int(section.first_order), [1] * section.dim
     weights = first + rest
     match section.optimizer:
@@ -122,7 +122,7 @@ def _settings_of(optimizer: Optimizer) -> list[float]:
             assert_never(optimizer)
 
 
-# Parts below work on flat arrays with unsigned offsets: so written, their loops become vector instructions.
+# The parts below use flat arrays and unsigned offsets, so that the compiler vectorises their loops.
 # `row` is where a row begins in `slab`, `grad` where its gradient begins; weights begin .. end - 1 are the part.
 ZERO, ONE = np.uint64(0), np.uint64(1)
 
@@ -209,7 +209,7 @@ def _adagrad_row_part(slab, grads, row, grad, begin, end, n, settings_6):  # typ
 def adagrad_row(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
     """Adagrad with one accumulator a part: n += mean(g * g); w -= lr / (sqrt(n) + epsilon) * g.
 
-    Source: the row-wise Adagrad of DLRM (Naumov et al. 2019). A part without gradient stays where it is.
+    Source: the row-wise Adagrad of DLRM (Naumov et al. 2019). A part without a gradient does not change.
     """
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
@@ -326,7 +326,7 @@ def ftrl_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, settings_C, class_G):  # type: ignore[no-untyped-def]
-    """Choose z of new rows so that their initial vector is what z stands for; the paper starts at 0 and loses it."""
+    """Set z of new rows so that FTRL gives their initial vector; the paper starts z at 0, which would lose it."""
     for row in range(begin, end):
         settings = settings_C[class_G[group_R[row]], 1]
         lr, beta, l1, l2 = settings[2], settings[3], settings[4], settings[5]

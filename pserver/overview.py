@@ -1,6 +1,6 @@
-"""All rows of one table as one digest, and all that is known of a single key: what reads and changes nothing.
+"""Read-only views of one table: the digest of all rows, and everything known about one key.
 
-What rows are in memory is pserver.rows' matter, the hash of a row pserver.digest's.
+pserver.rows holds the rows in memory; pserver.digest hashes rows.
 """
 
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ class Overview:
     departures: Departures
     halves: Halves
     multipliers: U64
-    """Of a row's digest: see pserver.digest."""
+    """The multipliers of a row's digest: see pserver.digest."""
 
     @classmethod
     def of(cls, rows: Rows, life: Life, selection: Selection, departures: Departures, halves: Halves) -> "Overview":
-        """Of one table."""
+        """The view of one table."""
         return cls(rows, life, selection, departures, halves, multipliers_of(rows.width))
 
     def digest(self) -> int:
-        """128-bit hash over all rows that are not absent, and what admission has counted."""
+        """128-bit hash over all present rows and the counts of admission."""
         with self.rows.still:
             rows_U = np.flatnonzero(self._present()).astype(np.int32)
             if self.life.shrinks:

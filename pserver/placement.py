@@ -28,7 +28,7 @@ class Placement:
 
     @classmethod
     def even(cls, num_shards: int) -> "Placement":
-        """Ranges of buckets as equal as can be."""
+        """Contiguous ranges of buckets of nearly equal size."""
         if not 1 <= num_shards <= NUM_BUCKETS:
             raise ValueError(f"{num_shards} shards; there may be 1 to {NUM_BUCKETS}")
         return cls(num_shards, (np.arange(NUM_BUCKETS) * num_shards // NUM_BUCKETS).astype(np.int16))
@@ -39,12 +39,12 @@ class Placement:
         return owner_U
 
     def buckets_of(self, shard: int) -> tuple[int, int]:
-        """First bucket of a shard, and the one after its last."""
+        """First bucket of a shard, and one past its last."""
         begin, end = np.searchsorted(self.shard_of_bucket, [shard, shard + 1])
         return int(begin), int(end)
 
     def route(self, keys_U: U64) -> list[I32]:
-        """For each shard the positions of its keys in `keys_U`, ascending."""
+        """For each shard: the positions of its keys in `keys_U`, ascending."""
         position_U, start_S1 = np.empty(len(keys_U), np.int32), np.empty(self.num_shards + 1, np.int64)
         positions_by_shard(keys_U, self.shard_of_bucket, start_S1, position_U)
         return [position_U[begin:end] for begin, end in zip(start_S1[:-1], start_S1[1:], strict=True)]

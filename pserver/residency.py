@@ -1,11 +1,11 @@
-"""The rows in memory of a table whose memory is bounded: cold ones leave, and come back from the store on demand.
+"""The row cache of a table with bounded memory: cold rows are evicted, and loaded from the store on demand.
 
-Only a clean row leaves, so the store holds its value; a row that was only reserved leaves, too, and starts anew.
-Which rows go is pserver.eviction's choice.
+Only a clean row is evicted, so the store holds its value. A reserved row is evicted, too, and starts anew.
+pserver.eviction chooses the rows.
 
-A key is resident, or in the store, or has no row. Threads: one at a time moves rows in or out (`still`), and asks the
-store meanwhile; a step reads, learns and releases pinned rows without waiting for it. Whoever waits for room holds no
-lock and no pin.
+A key is resident, or in the store, or has no row. Threads: one at a time moves rows in or out (`still`) and reads the
+store meanwhile; a step reads, updates and releases pinned rows without waiting for it. A thread that waits for room
+holds no lock and no pin.
 """
 
 import threading
@@ -28,33 +28,33 @@ from pserver.settings import RowSettings
 from pserver.store.base import RowStore
 
 COPIES_SHARE = 0.25
-"""Of a table's memory: copies of rows that a commit takes. The rest is rows and index."""
+"""Share of a table's memory for copies of rows in a commit; rows and index have the rest."""
 BOOKKEEPING_BYTES = 2 + 1 + 3 * 4
-"""Of a row beside those of `Rows`: pins, uses, and its place in three lists (free, touched, in flight)."""
+"""Bytes of a row beside those of `Rows`: pins, uses, and its entry in three lists (free, touched, in flight)."""
 LEAVE_SHARE = 32
-"""One row in so many leaves when room is needed, so that the next batches find room."""
+"""When room is needed, one row in this many is evicted, so that the next batches find room."""
 LOOKS_AT_ONCE, LEAVE_AT_ONCE = 1 << 16, 1 << 12
-"""Rows that the hand passes, and that leave, while steps cannot release theirs: well below a millisecond."""
+"""Rows that the hand passes, and that are evicted, while steps cannot release rows: well below a millisecond."""
 ROOM_WAIT_S = 60.0
-"""So long a batch waits for rows to become clean or unpinned; then the table raises OutOfMemory."""
+"""How long a batch waits for rows to become clean or unpinned; then OutOfMemory is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a table's memory is enough for."""
+    """The numbers of rows that a table's memory allows."""
 
     max_rows: int
-    """Rows resident at once."""
+    """Most resident rows."""
     max_dirty: int
-    """Rows that may wait for a commit, in flight and changed since; a few more may, of batches made ready before.
+    """Most rows that wait for a commit, in flight and changed since; batches prepared before may exceed it a little.
 
-    Commits begin between passes and when half of it waits, so a pass that changes at most half always ends: what it
-    lacks is free once the commit in flight is settled.
+    A commit begins between passes once half of this waits. So a pass that changes at most half always ends: the room
+    that it lacks is free once the commit in flight is settled.
     """
 
     @classmethod
     def of(cls, memory_bytes: int, width: int) -> "Bound":
-        """Of rows with `width` floats."""
+        """For rows of `width` floats."""
         copies_bytes = int(memory_bytes * COPIES_SHARE)
         rows_bytes, row_bytes = memory_bytes - copies_bytes, row_bytes_of(width) + BOOKKEEPING_BYTES
         max_rows, num_slots = 0, 2
@@ -65,10 +65,10 @@ class Bound:
 
 
 class Departed(Protocol):
-    """Which rows of a store are none any more, though it may still have them."""
+    """Which rows of a store are deleted, though the store may still have them."""
 
     def __call__(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
-        """(U,) whether each departed. `found_out`: whoever asks sees it; those that a shrink took are deleted now."""
+        """(U,) whether each row is deleted. With `found_out` rows that a shrink deleted get tombstones now."""
         ...
 
 
@@ -88,9 +88,9 @@ class BoundedRows(Rows):
         departed: Departed,
         forgotten: Callable[[U64, U16], None],
     ) -> None:
-        """`waiting` tells how many rows wait for a commit: changed since the last one, and in flight; `touched`, how
-        many of them the open pass changed, which no commit can take before its close. `departed` tells which rows of
-        the store are none any more; `forgotten` is told of those deleted there."""
+        """`waiting` counts the rows that wait for a commit: changed since the last one, and in flight. `touched` counts
+        those of them that the open pass changed, which no commit takes before its close. `departed` says which rows of
+        the store are deleted; `forgotten` is called with the keys deleted there."""
         bound = Bound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
         super().__init__(name, settings, seed, room=self.max_rows, bounded=True)
@@ -101,7 +101,7 @@ class BoundedRows(Rows):
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
         self._num_pins = 0
-        """Of all rows together."""
+        """The sum over all rows."""
         self._hand = 0
         self._room = threading.Condition()
         self._num_room_made = 0
@@ -112,15 +112,15 @@ class BoundedRows(Rows):
         return super().row_bytes + BOOKKEEPING_BYTES
 
     def attach(self, store: RowStore, num_rows: int) -> None:
-        """Before any row: the `num_rows` rows of `store` are this table's."""
+        """Before any row exists: use `store` with its `num_rows` rows."""
         self._store, self._num_away = store, num_rows
 
     def find(self, keys_U: U64) -> I32:
-        """See Rows. Rows in the store come into memory."""
+        """See Rows. Loads rows from the store."""
         return self._pinned(keys_U, None)
 
     def find_ahead(self, keys_U: U64) -> I32:
-        """See Rows: a step makes rows of keys that are admitted, so that it needs room, too."""
+        """See Rows. Leaves room for the rows that a step makes of admitted keys."""
         if self._num_pins + len(keys_U) > self.max_rows // 2:
             return np.full(len(keys_U), kernels.EMPTY, np.int32)
         return self.find(keys_U)
@@ -153,7 +153,7 @@ class BoundedRows(Rows):
             self._room.notify_all()
 
     def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
-        """See Rows. Nothing comes into memory, so that nobody waits for room."""
+        """See Rows. Loads nothing into memory, so it never waits for room."""
         with self.still:
             super().gather_present(keys_U, out_UD, renew)
             away_U = np.flatnonzero(self.resident(keys_U) == kernels.EMPTY)
@@ -186,7 +186,7 @@ class BoundedRows(Rows):
             if num_stored == self.num_stored:
                 self._departed(keys_U[away_U], words_UW[away_U], found_out=True)
             else:
-                self._stored(keys_U[away_U])  # as they are now: one may have come in, changed, and left again
+                self._stored(keys_U[away_U])  # the present rows: one may have been loaded, changed and evicted again
 
     def forget_away(self, keys_U: U64) -> None:
         """See Rows."""
@@ -206,7 +206,7 @@ class BoundedRows(Rows):
         """See Rows."""
         return iter(()) if self._store is None else self._store.scan(beside=True)
 
-    # --- coming in ---------------------------------------------------------------------------------------------------
+    # --- loading -----------------------------------------------------------------------------------------------------
 
     def _pinned(self, keys_U: U64, group_U: U16 | None) -> I32:
         """Row number of each key, pinned; without `group_U`, EMPTY for a key without a row."""
@@ -224,7 +224,7 @@ class BoundedRows(Rows):
             self._await_room(room_made, len(keys_U), deadline)
 
     def _resident_pinned(self, keys_U: U64, *, or_none: bool) -> I32 | None:
-        """Numbers of keys, pinned; with `or_none`, of all of them or nothing."""
+        """Numbers of resident keys, pinned; with `or_none`, of all keys, or None."""
         with self._numbering:
             rows_U = self.look_up(keys_U)
             if or_none and (rows_U == kernels.EMPTY).any():
@@ -233,8 +233,8 @@ class BoundedRows(Rows):
             return rows_U
 
     def _brought(self, keys_U: U64, group_U: U16 | None) -> I32 | None:
-        """As `_pinned`, with what is missing brought in; None: there is no room. Others are kept still meanwhile."""
-        with self._numbering:  # a sweep, which is not kept still, must find them pinned
+        """As `_pinned`, loading missing rows; None if there is no room. Holds `still` meanwhile."""
+        with self._numbering:  # a sweep does not wait for `still` and must find them pinned
             rows_U = self.look_up(keys_U)
             self._pin(rows_U)
         missing_U = np.flatnonzero(rows_U == kernels.EMPTY)
@@ -253,7 +253,7 @@ class BoundedRows(Rows):
         return rows_U
 
     def _stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """What the store has of keys that are not resident; within `still`."""
+        """Rows in the store of keys that are not resident; within `still`."""
         if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
             return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
         found_U, words_FW = self._store.get(keys_U)
@@ -276,7 +276,7 @@ class BoundedRows(Rows):
         return rows_U
 
     def _returned(self, keys_U: U64, words_UW: U32) -> I32:
-        """Rows that were in the store alone."""
+        """Load rows that are only in the store."""
         with self._numbering:
             rows_U = self._numbered(keys_U)
             self.floats.hold(words_UW, rows_U)
@@ -285,21 +285,21 @@ class BoundedRows(Rows):
         return rows_U
 
     def _numbered(self, keys_U: U64) -> I32:
-        """See Rows; pinned once. There is room."""
+        """See Rows. The numbers are pinned once; there is room."""
         rows_U = super()._numbered(keys_U)
         self._uses_R[rows_U] = 0
         self._pins_R[rows_U] = 1
         self._num_pins += len(rows_U)
         return rows_U
 
-    # --- leaving -----------------------------------------------------------------------------------------------------
+    # --- eviction ----------------------------------------------------------------------------------------------------
 
     @property
     def _spare(self) -> int:
         return self.max_rows - self.num_numbers + self._free.count
 
     def _make_room(self, num_rows: int) -> bool:
-        """Have room for `num_rows` more: if it is short, cold rows leave. Whether there is."""
+        """Make room for `num_rows` more, evicting cold rows if needed; returns whether there is room."""
         if self._spare >= num_rows:
             return True
         wanted = max(num_rows, self.max_rows // LEAVE_SHARE)
@@ -309,7 +309,7 @@ class BoundedRows(Rows):
         return self._spare >= num_rows
 
     def _leave(self, max_rows: int, max_looks: int) -> int:
-        """Let some rows go; how many the hand passed."""
+        """Evict some rows; returns how many the hand passed."""
         rows_U = np.empty(max_rows, np.int32)
         changed_R = self.columns["changed_version"]
         with self._numbering:
@@ -339,10 +339,10 @@ class BoundedRows(Rows):
         self.made_room()
 
     def hand_over(self, found_U: I32, rows_U: I32) -> None:
-        """See Rows: they are pinned once each, wherever they are listed."""
+        """See Rows. Each row is pinned once, in whichever list."""
 
     def _await_room(self, room_made: int, num_keys: int, deadline: Deadline) -> None:
-        """Wait until more room was made than `room_made` times."""
+        """Wait until room was made more than `room_made` times."""
         with self._room:
             hopeless = num_keys > self.max_rows or self._touched() >= self.max_dirty
             if not hopeless and self._room.wait_for(lambda: self._num_room_made > room_made, deadline.left_s()):

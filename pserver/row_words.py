@@ -1,7 +1,7 @@
-"""A row as words, in which it is copied for a commit, stored and read back.
+"""The format of a row as words, for commits and stores.
 
-Words of a row, each a uint32, W' = HEAD + W of them: slot group (low half) and last_seen_day (high half, as int16);
-changed_version; the bits of show, click, delta_score; the bits of the slab's W floats. Its key is kept beside them.
+A row has W' = HEAD + W words, each a uint32: slot group (low half) and last_seen_day (high half, as int16);
+changed_version; the bits of show, click, delta_score; the bits of the slab's W floats. The key is stored separately.
 
 Shapes: U rows chosen, R rows of a table, W floats of a row in the slab.
 """
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 U32 = NDArray[np.uint32]
 
 FORMAT = 1
-"""Number of this layout; another layout is another number."""
+"""Version of this layout."""
 HEAD = 5
-"""Words before the slab's."""
+"""Words before those of the slab."""
 
 
 @njit(nogil=True, cache=True)
 def pack(slab_bits_RW, columns, rows_U, begin, end, keys_U, words_UW):  # type: ignore[no-untyped-def]
-    """Write keys and words of rows_U[begin:end]. `slab_bits_RW` and `columns` are pserver.rows.bits_of's."""
+    """Write keys and words of rows_U[begin:end]. `slab_bits_RW` and `columns` come from pserver.rows.bits_of."""
     keys_R, show_R, click_R, delta_R, day_R, changed_R, group_R = columns
     for u in range(begin, end):
         row = np.uint32(rows_U[u])
@@ -34,7 +34,7 @@ def pack(slab_bits_RW, columns, rows_U, begin, end, keys_U, words_UW):  # type: 
 
 @njit(nogil=True, cache=True)
 def unpack(words_UW, rows_U, begin, end, slab_bits_RW, columns):  # type: ignore[no-untyped-def]
-    """The inverse of `pack`, keys apart: write words_UW[begin:end] to the rows numbered in `rows_U`."""
+    """The inverse of `pack`, without keys: write words_UW[begin:end] to the rows numbered in `rows_U`."""
     _, show_R, click_R, delta_R, day_R, changed_R, group_R = columns
     for u in range(begin, end):
         row = np.uint32(rows_U[u])

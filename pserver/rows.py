@@ -1,12 +1,11 @@
-"""The rows of one table that are in memory: an index, their floats, and a column for each statistic.
+"""The rows of one table in memory: an index, their floats, and a column for each statistic.
 
-Their floats are in a pserver.slab or, where vectors join later, a pserver.split_slab. A key has a row number from its
-reservation on, at its initial value. `Rows` grow and keep every row for good; pserver.residency has those of a table
-whose memory is bounded. What rows learn and when they count is pserver.table's work, which changes are not committed
-yet pserver.dirty's.
+Floats are in a pserver.slab or, if vectors join later, a pserver.split_slab. A key has a row number from its
+reservation on, at its initial value. `Rows` grows and never evicts; pserver.residency holds the rows of a table with
+bounded memory. pserver.table updates rows, pserver.dirty tracks uncommitted changes.
 
-Threads: any number may reserve and find. `moving` keeps growth, which moves arrays, apart from writers; readers take
-the array they find, which holds every row number given out before.
+Threads: any number may reserve and find. `moving` separates growth, which moves arrays, from writers. Readers use the
+array they find, which holds every row number given out before.
 """
 
 import threading
@@ -34,12 +33,12 @@ I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 
 MAX_LOAD = 0.65
-"""Share of the index that may be in use before it doubles."""
+"""Load of the index at which it doubles."""
 START_ROWS = 1 << 16
 MAX_ROWS = (1 << 31) - 2
 """Row numbers are int32; a table at this bound refuses more keys."""
 NO_VERSION = 0xFFFFFFFF
-"""Stands for the version of the open pass while none has learnt."""
+"""In place of the version of the open pass before its first step."""
 COLUMNS = {
     "keys": np.uint64,
     "show": np.float32,
@@ -49,32 +48,32 @@ COLUMNS = {
     "changed_version": np.uint32,
     "group": np.uint16,
 }
-"""A row's columns beside its floats."""
+"""The columns of a row, beside its floats."""
 STATISTICS = ("show", "click", "delta_score", "last_seen_day", "changed_version")
-"""Columns that are 0 of a row that never learnt."""
+"""Columns that are 0 in a row without a push."""
 
 
 class Rows:
-    """Arrays of R rows and the numbers of those in use."""
+    """Arrays of R rows, and the numbers in use."""
 
     max_dirty: int | None = None
-    """Rows that may wait for a commit; None: as many as like."""
+    """Most rows that may wait for a commit; None: no bound."""
 
     def __init__(
         self, name: str, settings: RowSettings, seed: int, room: int | None = None, *, bounded: bool = False
     ) -> None:
-        """`room` is how many rows there is room for at first; `bounded`: ever."""
+        """`room` is the initial capacity in rows; with `bounded` it never grows."""
         self._name, self.settings = name, settings
-        """How rows start and learn."""
+        """How rows are initialised and learn."""
         self.num_weights = settings.num_weights
-        """D: floats of a row that a model sees."""
+        """D: floats of a row that a model reads."""
         self.seed = np.uint64(mix_reference((mix_reference(seed & MASK) + sign_of_text(name.encode()) + GOLDEN) & MASK))
         self._numbering = threading.Lock()
         self.moving = threading.RLock()
         self.still = threading.Lock()
-        """Held while rows leave memory or come back."""
+        """Held while rows are evicted or loaded."""
         self.open_version = NO_VERSION
-        """Rows that changed at this version are touched by the open pass: they stay in memory."""
+        """Rows changed at this version belong to the open pass and stay in memory."""
         self.num_numbers = 0
         self._free = FreeNumbers(room if room is not None and bounded else 0)
         self._held: dict[int, I32] = {}
@@ -85,10 +84,10 @@ class Rows:
             if settings.extends
             else Slab(room, settings, self.initialise)
         )
-        """Their weights and optimizer's state."""
+        """Weights and optimizer state."""
         self.columns: dict[str, NDArray[Any]] = {column: roomy((room,), dtype) for column, dtype in COLUMNS.items()}
         self.marks_R = roomy((room,), np.uint8)
-        """What pserver.dirty notes of each row."""
+        """The mark of each row: see pserver.dirty."""
 
     @property
     def width(self) -> int:
@@ -97,25 +96,25 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
-        """Memory of a row, its share of the index and its vector, where that joins later, apart."""
+        """Memory of a row, without its share of the index and without a vector that joins later."""
         return row_bytes_of(0) + self.floats.row_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Memory of rows with a number and of the index."""
+        """Memory of numbered rows and of the index."""
         return self.num_numbers * self.row_bytes + self.floats.more_bytes + self.index_I.nbytes
 
     def set(self, settings: RowSettings) -> None:
-        """Between passes: other settings hold from here on."""
+        """Between passes: use other settings from here on."""
         self.settings = settings
         self.floats.set(settings)
 
     def bits(self) -> tuple[NDArray[Any], ...]:
-        """The columns as digests and row words take them: floats as their bits."""
+        """The columns for digests and row words: floats as their bits."""
         return column_bits_of(self.columns)
 
     def resident(self, keys_U: U64) -> I32:
-        """Row number of each key that has one now, else EMPTY."""
+        """Row number of each key in memory, else EMPTY."""
         with self._numbering:
             return self.look_up(keys_U)
 
@@ -126,18 +125,18 @@ class Rows:
         return rows_U
 
     def find(self, keys_U: U64) -> I32:
-        """Row number of each key, until `release`; EMPTY for a key without a row."""
+        """Row number of each key, valid until `release`; EMPTY for a key without a row."""
         with self._numbering:
             return self._hold(self.look_up(keys_U))
 
     def find_ahead(self, keys_U: U64) -> I32:
-        """As `find`; EMPTY, too, where other batches that are ahead leave the step in hand no room for rows."""
+        """As `find`; also EMPTY if other prepared batches leave no room for the rows of the present step."""
         return self.find(keys_U)
 
     def reserve(self, keys_U: U64, group_U: U16, *, start: bool = True) -> I32:
-        """Row number of each key, until `release`; it is given one where it has none.
+        """Row number of each key, valid until `release`; a key without one gets one.
 
-        A new row starts at its initial value, or, without `start`, must be written by the caller at once.
+        A new row starts at its initial value; without `start` the caller must write it at once.
         """
         keys_U, group_U = frozen(keys_U), frozen(group_U)
         with self._numbering:
@@ -151,7 +150,7 @@ class Rows:
             return self._hold(rows_U)
 
     def _appended(self, keys_U: U64, group_U: U16, *, start: bool) -> I32:
-        """Row numbers; new ones lie behind all others."""
+        """Row numbers; new ones come after all others."""
         rows_U, done = np.empty(len(keys_U), np.int32), 0
         while True:
             begin = self.num_numbers
@@ -169,7 +168,7 @@ class Rows:
             self._grow(end + 1)
 
     def _numbered(self, keys_U: U64) -> I32:
-        """Numbers for keys without one, in the index: free ones, then fresh ones."""
+        """Numbers for keys without one, entered in the index: freed numbers first, then new ones."""
         end = self.num_numbers + max(0, len(keys_U) - self._free.count)
         if end > min(self.floats.room, int(MAX_LOAD * len(self.index_I))):
             self._grow(end)
@@ -182,43 +181,43 @@ class Rows:
         return rows_U
 
     def _start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
-        """Rows, anywhere, get their initial values."""
+        """Initialise rows, anywhere."""
         self.floats.start_at(rows_U, keys_U, group_U)
         for column in STATISTICS:
             self.columns[column][rows_U] = 0
         self.columns["group"][rows_U] = group_U
 
     def _hold(self, rows_U: I32) -> I32:
-        """A batch has these numbers until it releases them: they mean these keys for so long."""
+        """Hold numbers for a batch: they belong to these keys until released."""
         if len(rows_U):
             self._held[rows_U.ctypes.data] = rows_U
         return rows_U
 
     def release(self, rows_U: I32) -> None:
-        """A batch needs the numbers no longer that `find` or `reserve` gave it in this array, EMPTY ones among them."""
+        """Release the numbers that a batch got in this array from `find` or `reserve`, EMPTY ones included."""
         if len(rows_U):
             with self._numbering:
                 self._held.pop(rows_U.ctypes.data, None)
 
     def hand_over(self, found_U: I32, rows_U: I32) -> None:
-        """Numbers that a batch got in `found_U` are among those that it will release in `rows_U`."""
+        """Note that a batch will release the numbers of `found_U` as part of `rows_U`."""
         Rows.release(self, found_U)
 
     @contextmanager
     def removing(self) -> Iterator[None]:
-        """Nobody finds, adds or learns meanwhile."""
+        """Exclude finding, adding and learning meanwhile."""
         with self._numbering, self.moving:
             yield
 
     def remove(self, rows_U: I32) -> None:
-        """Rows are no longer. Their numbers are free, but for those that a batch holds: they start anew.
+        """Remove rows. Their numbers are free; a number that a batch holds starts anew.
 
         Within `removing`.
         """
         if not len(rows_U):
             return
         begin, end = int(rows_U.min()), int(rows_U.max()) + 1
-        held_R = np.zeros(end - begin, np.bool_)  # of what lies in between, which is little where a sweep removes
+        held_R = np.zeros(end - begin, np.bool_)  # of the range in between, which is short in a sweep
         for held_U in self._held.values():
             held_R[held_U[(begin <= held_U) & (held_U < end)] - begin] = True
         self._remove(rows_U, held_R[rows_U - begin])
@@ -233,12 +232,12 @@ class Rows:
         self._free.put(gone_U)
 
     def made_room(self) -> None:
-        """Rows became clean."""
+        """Note that rows became clean."""
 
     def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
-        """Write the weights of keys as they are now; zeros for absent rows.
+        """Write the present weights of keys; zeros for absent rows.
 
-        `renew` is given numbers of rows first, within `removing`: it removes those that a shrink took.
+        First `renew` is called with row numbers, within `removing`: it removes rows that a shrink deleted.
         """
         with self.removing():
             renew(self.look_up(keys_U))
@@ -246,45 +245,45 @@ class Rows:
             self.floats.gather_present(self.columns["changed_version"], rows_U, out_UD)
 
     def away(self) -> Iterator[tuple[U64, U32]]:
-        """Rows of the table that are not in memory, keys and words; while `still` is held."""
+        """Keys and words of the rows that are not in memory; while `still` is held."""
         return iter(())
 
     def stored(self) -> Iterator[tuple[U64, U32]]:
-        """All rows of the store as it is now, those in memory and departed ones included."""
+        """All rows of the store now, including rows in memory and deleted rows."""
         return iter(())
 
     @property
     def num_stored(self) -> int:
-        """How often the store was written."""
+        """Number of writes to the store."""
         return 0
 
     def sweep_away(self, chunk: tuple[U64, U32], num_stored: int, renew: Callable[[I32], None]) -> None:
-        """Some rows as they were in the store, written so often: delete those that departed and did not come back.
+        """Delete those rows of `chunk` that a shrink took; it was read from the store after `num_stored` writes.
 
-        `renew` as in `gather_present`, of those that came into memory as the shrink acted.
+        `renew` as in `gather_present`, for rows loaded into memory since the shrink acted.
         """
 
     def left(self, num_rows: int) -> None:
-        """So many rows that were in the store alone are in memory, or none any more."""
+        """Note that this many rows are no longer only in the store: they are loaded or deleted."""
 
     def words_away(self, keys_U: U64) -> U32:
-        """(found, W') the words of those keys that have a row which is not in memory; while `still` is held."""
+        """(found, W') words of those keys that have a row outside memory; while `still` is held."""
         return np.empty((0, HEAD + self.width), np.uint32)
 
     def look_away(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """Which of some keys that are not in memory have a row, (U,), and their words; while `still` is held."""
+        """For keys outside memory: which have a row, (U,), and their words; while `still` is held."""
         return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
 
     def forget_away(self, keys_U: U64) -> None:
-        """Delete rows of keys that are not in memory; while `still` is held."""
+        """Delete rows of keys outside memory; while `still` is held."""
 
     def make_room(self, num_rows: int) -> None:
-        """Have room for as many rows in all, at once rather than by doubling."""
+        """Grow to `num_rows` rows in all, at once rather than by doubling."""
         with self._numbering:
             self._grow(num_rows)
 
     def _start(self, begin: int, end: int) -> None:
-        """Rows begin .. end - 1 get their initial values."""
+        """Initialise rows begin .. end - 1."""
         if begin == end:
             return
         self.floats.start(begin, end, self.columns["keys"], self.columns["group"])
@@ -292,7 +291,7 @@ class Rows:
             self.columns[column][begin:end] = 0
 
     def initialise(self, slab_RW: F32, keys_R: U64, group_R: U16, begin: int, end: int) -> None:
-        """Write what the rows of keys begin .. end - 1 hold before they learn, vectors among it."""
+        """Write the initial floats of keys begin .. end - 1, including vectors."""
         own = self.settings
         first_order, num_weights = own.first_order, own.num_weights
         kernels.initialise(
@@ -302,7 +301,7 @@ class Rows:
             ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, own.settings_C, own.class_G)
 
     def _grow(self, num_rows: int) -> None:
-        """Double what is too small for `num_rows`: the index, floats and columns. Spare rows take no memory yet."""
+        """Double the arrays that are too small for `num_rows`. Spare rows take no memory yet."""
         if num_rows > MAX_ROWS:
             raise BadRequest(f"table {self._name!r} holds {MAX_ROWS:,} rows on one shard; use more shards")
         if num_rows > int(MAX_LOAD * len(self.index_I)):
@@ -319,7 +318,7 @@ class Rows:
 
 
 def row_bytes_of(width: int) -> int:
-    """Memory of a row of `width` floats with its columns and its mark."""
+    """Memory of a row of `width` floats, its columns and its mark."""
     return 4 * width + sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()) + 1
 
 
@@ -340,5 +339,5 @@ def column_bits_of(columns: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], .
 
 
 def bits_of(slab_RW: F32, columns: Mapping[str, NDArray[Any]]) -> tuple[U32, tuple[NDArray[Any], ...]]:
-    """Floats as their bits: those of whole rows, and of `column_bits_of`."""
+    """The floats of whole rows as bits, and `column_bits_of`."""
     return slab_RW.view(np.uint32), column_bits_of(columns)

@@ -1,7 +1,7 @@
-"""Admission by slot: each class of a table's slots has the entries in force for it, and what those count.
+"""Admission by slot: the entries of each class of a table's slots, and their counts.
 
-Classes with the same entries count together: another setting that a slot gets or loses leaves its counts in place. What
-an entry decides is pserver.admission's work.
+Classes with the same entries share counts, so a change of another setting of a slot keeps its counts.
+pserver.admission decides by entries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pserver.digest import add
 from pserver.slot_classes import SlotClasses
 
 ALL = "table"
-"""Names what is counted for slots without settings of their own, in commits."""
+"""In commits, the name of the counts of slots without settings of their own."""
 
 
 class Selection:
@@ -27,18 +27,18 @@ class Selection:
     def __init__(self, classes: SlotClasses, seed: int, buckets: tuple[int, int]) -> None:
         self._seed, self._buckets = seed, buckets
         self._by_class: tuple[Admission | None, ...] = ()
-        """Each stands at the first class that has its entries."""
+        """Each at the first class that has its entries."""
         self._class_G = np.zeros_like(classes.class_G)
-        """That class, for each slot group."""
+        """The index in `_by_class` of each slot group."""
         self._lists: Sequence[object] = ()
         self.set(classes)
 
     def __bool__(self) -> bool:
-        """Whether any slot has entries."""
+        """Whether any slot has admission entries."""
         return any(self._by_class)
 
     def set(self, classes: SlotClasses) -> list[str]:
-        """Other settings hold from here on; counts stay where they are of the same kind. -> whose begin anew."""
+        """Use other settings from here on. Counts of the same kind stay; returns the slots whose counts start anew."""
         lists = [(each.admission, each.nonclk_coeff, each.click_coeff) for each in classes.sections]
         first_C = np.array([lists.index(each) for each in lists], np.uint8)
         class_G = first_C[classes.class_G]
@@ -70,7 +70,7 @@ class Selection:
         )
 
     def admit(self, keys_U: U64, group_U: U16, show_U: F32, click_U: F32, day: int) -> NDArray[np.bool_]:
-        """(U,) record one step's merged records of keys without rows: whether each may have one from now on."""
+        """Count one step's merged records of keys without rows. Returns (U,) whether each key may have a row now."""
         admitted_U = np.ones(len(keys_U), np.bool_)
         class_U = self._class_G[group_U]
         for number, admission in enumerate(self._by_class):
@@ -80,7 +80,7 @@ class Selection:
         return admitted_U
 
     def forget(self, keys_U: U64) -> None:
-        """Keys are not counted any more, as far as an entry can; those of other shards' buckets are passed over."""
+        """Remove the counts of keys, where an entry can; keys of other shards' buckets are skipped."""
         begin, end = self._buckets
         bucket_U = keys_U % np.uint64(NUM_BUCKETS)
         keys_U = keys_U[(bucket_U >= begin) & (bucket_U < end)]
@@ -88,18 +88,18 @@ class Selection:
             admission.forget(keys_U)
 
     def explain(self, key: int, group: int, day: int) -> list[dict[str, Any]]:
-        """What each entry says of a key."""
+        """The state of each entry for a key."""
         admission = self._by_class[self._class_G[group]]
         return [] if admission is None else admission.explain(key, day)
 
     def digest(self) -> int:
-        """128-bit hash of what is counted; those of disjoint buckets add up."""
+        """128-bit hash of the counts; hashes of disjoint buckets add up."""
         return add(admission.digest() for admission in filter(None, self._by_class))
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of what is counted, by "<slots>/<array>"."""
+        """Copies of the counts, by "<slots>/<array>"."""
         return {
             f"{name}/{array}": values
             for name, admission in zip(self._names, self._by_class, strict=True)
@@ -108,7 +108,7 @@ class Selection:
         }
 
     def load(self, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> list[str]:
-        """Go on from the parts of a commit: first bucket and state of each. -> whose counts begin anew."""
+        """Go on from the parts of a commit: first bucket and state of each. Returns slots whose counts start anew."""
         anew = []
         for name, admission in zip(self._names, self._by_class, strict=True):
             if admission is None:

@@ -1,4 +1,4 @@
-"""How rows of a table start and learn, by the class of their slot: sections as arrays for kernels. Pure."""
+"""How rows of a table are initialised and learn, by the class of their slot: sections as arrays for kernels. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class RowSettings:
-    """Of one table. Classes differ in settings, never in what a row is made of."""
+    """The row settings of one table. Classes differ in settings, never in the layout of a row."""
 
     classes: SlotClasses
     optimizers: tuple[RowOptimizer, ...]
-    """By class."""
+    """Optimizers by class."""
     first_order: int
-    """1 where a row has a first-order weight, else 0."""
+    """1 if a row has a first-order weight, else 0."""
     num_weights: int
-    """D: floats of a row that a model sees."""
+    """D: floats of a row that a model reads."""
     start_W: F32
-    """(W,) a new row with a vector, but for that."""
+    """(W,) a new row, except for its vector."""
     range_G: F32
     """(65536,) by slot group: a new vector is uniform in plus or minus this."""
     settings_C: F32
-    """(C, 2, 6) optimizers' settings by class."""
+    """(C, 2, 6) settings of optimizers by class."""
     parts_W: NDArray[np.int8]
-    """(W,) which part of a row each float belongs to: see pserver.optim.parts_of."""
+    """(W,) the part of each float of a row: see pserver.optim.parts_of."""
     extends: bool
-    """Whether the vectors of some rows join later."""
+    """Whether some rows get their vector later."""
     extend_G: F32
-    """(65536,) by slot group: the score at which a row's vector joins; minus infinity: it is born with it."""
+    """(65536,) by slot group: the score at which a row gets its vector; minus infinity: at once."""
     absent: np.float32
-    """What is read for every weight of a row that is not."""
+    """The value that is read for every weight of an absent row."""
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:

@@ -1,7 +1,7 @@
-"""The floats of rows, weights then optimizer's state, in one array.
+"""The floats of rows in one array: weights, then the optimizer's state.
 
-pserver.split_slab keeps those of tables whose rows get their vector later. `Floats` is what both do for
-pserver.rows and pserver.table; which row has which number, and who may do what at the same time, is decided there.
+pserver.split_slab is the variant for tables whose rows get their vector later. `Floats` is the protocol of both;
+pserver.rows numbers the rows, pserver.table decides what may run at the same time.
 
 Shapes: U rows chosen, R rows of a table, W floats of a row as commits have them, D weights of a row, W' words of a row.
 """
@@ -21,64 +21,64 @@ from pserver.settings import RowSettings
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Columns = tuple[NDArray[Any], ...]
-"""Columns of rows as digests and words take them; see pserver.rows.bits_of."""
+"""Columns of rows for digests and words; see pserver.rows.bits_of."""
 Initialise = Callable[[F32, U64, U16, int, int], None]
-"""initialise(slab_UW, keys_U, group_U, begin, end): write the floats of new rows, vectors among them."""
+"""initialise(slab_UW, keys_U, group_U, begin, end): write the floats of new rows, including vectors."""
 
 
 class Floats(Protocol):
-    """The floats of R rows by number. begin, end: only rows_U[begin:end] are meant.
+    """The floats of R rows by number. `begin` and `end` restrict a call to rows_U[begin:end].
 
     Threads: `gather`, `learn`, `pack`, `unpack` and `digest` on disjoint ranges at the same time; a row is written by
-    one thread at a time. Whatever makes, frees or grows happens within a table's `numbering`.
+    one thread at a time. Calls that make, free or grow rows run within a table's `numbering`.
     """
 
     room: int
-    """Rows that fit."""
+    """Number of rows that fit."""
     row_bytes: int
-    """Memory of a row number."""
+    """Memory for each row number."""
 
     @property
     def more_bytes(self) -> int:
-        """Memory of rows beside that of their numbers."""
+        """Memory of rows beyond `row_bytes` each."""
         ...
 
     def set(self, settings: RowSettings) -> None:
-        """Other settings hold from here on."""
+        """Use other settings from here on."""
         ...
 
     def grow(self, used: int, room: int) -> None:
-        """Have room for more rows than the `used` first ones; within `moving`."""
+        """Grow to `room` rows, of which the first `used` are copied; within `moving`."""
         ...
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
-        """New rows, `begin` .. `end` - 1, get their initial values."""
+        """Initialise new rows `begin` .. `end` - 1."""
         ...
 
     def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
-        """New rows, anywhere, get their initial values."""
+        """Initialise new rows, anywhere."""
         ...
 
     def free(self, rows_U: I32) -> None:
-        """Rows are no more; each must start or be held for words before anything else."""
+        """Free rows; before any other use each must be initialised or held for words."""
         ...
 
     def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
-        """Copy weights; zeros for a vector that has not joined."""
+        """Copy weights; zeros for a missing vector."""
         ...
 
     def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
-        """Likewise of all `rows_U`, with the settings' `absent` where there is no row or it is only reserved."""
+        """Copy weights of all `rows_U`, with the settings' `absent` for EMPTY and reserved rows."""
         ...
 
     def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
-        """Apply gradients to rows; that of a vector that has not joined is dropped."""
+        """Apply gradients to rows; the gradient of a missing vector is dropped."""
         ...
 
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
-        """After rows learnt, with their statistics in `columns`: vectors join whose rows' score is high enough now.
+        """After a push, with statistics in `columns`: add a vector to each row whose score is high enough now.
 
-        Within `moving`. `nonclk` and `clk` are what a show without a click and a click count for in the score.
+        Within `moving`. `nonclk` and `clk` are the weights of a show without a click and of a click in the score.
         """
         ...
 
@@ -87,11 +87,11 @@ class Floats(Protocol):
         ...
 
     def hold(self, words_UW: U32, rows_U: I32) -> None:
-        """Before `unpack`: room for what these words have."""
+        """Before `unpack`: make room for the rows of these words."""
         ...
 
     def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
-        """The inverse of `pack`, keys apart, into new rows; within `moving`, unless memory is bounded."""
+        """The inverse of `pack`, without keys, into new rows; within `moving`, unless memory is bounded."""
         ...
 
     def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
@@ -100,7 +100,7 @@ class Floats(Protocol):
 
 
 class Slab:
-    """All floats of a row beside each other, (R, W). See Floats."""
+    """All floats of a row contiguous, (R, W). See Floats."""
 
     def __init__(self, room: int, settings: RowSettings, initialise: Initialise) -> None:
         self._initialise, self._settings = initialise, settings
@@ -127,7 +127,7 @@ class Slab:
         self.slab_RW[rows_U] = slab_UW
 
     def free(self, rows_U: I32) -> None:
-        """See Floats: nothing is to be done."""
+        """See Floats. Does nothing."""
 
     def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
         """See Floats."""
@@ -142,14 +142,14 @@ class Slab:
         self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
 
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
-        """See Floats: rows are born with their vectors."""
+        """See Floats. Does nothing: rows start with their vectors."""
 
     def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
         """See Floats."""
         row_words.pack(self.slab_RW.view(np.uint32), columns, rows_U, begin, end, keys_U, words_UW)
 
     def hold(self, words_UW: U32, rows_U: I32) -> None:
-        """See Floats: nothing is to be done."""
+        """See Floats. Does nothing."""
 
     def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
         """See Floats."""

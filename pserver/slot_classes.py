@@ -1,6 +1,6 @@
-"""Which settings a row has: its table's, with those of its slot in their place.
+"""The settings of a row: those of its table, overridden by those of its slot.
 
-Slots with the same settings of their own are one class; class 0 has the table's. Pure.
+Slots with the same overrides are one class; class 0 has the settings of the table. Pure.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pserver.config import SlotLife, TableSection
 
 NUM_GROUPS = 1 << 16
 MAX_CLASSES = 256
-"""A class is a uint8."""
+"""Classes are uint8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class SlotClasses:
     class_G: NDArray[np.uint8]
     """(65536,) class of each slot group."""
     sections: tuple[TableSection, ...]
-    """By class: the table's section as it is for these slots."""
+    """By class: the table's section with the overrides of these slots."""
     groups: tuple[int, ...]
     """Slot groups with settings of their own, ascending."""
 
     def section_of(self, group: int) -> TableSection:
-        """What holds for a slot group."""
+        """The section for a slot group."""
         return self.sections[int(self.class_G[group])]
 
 
@@ -54,7 +54,7 @@ def classes_of(section: TableSection, groups: Mapping[str, int]) -> SlotClasses:
 
 
 def _with(section: TableSection, life: SlotLife) -> TableSection:
-    """`section` with a slot's own settings in their place."""
+    """`section` with the overrides of a slot."""
     told = life.model_dump(exclude_none=True, include=set(SlotLife.model_fields) - {"lr", "first_order_lr"})
     changes = {name: getattr(life, name) for name in told}
     optimizer = section.optimizer

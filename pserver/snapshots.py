@@ -1,7 +1,7 @@
-"""Rows of one table handed over for a commit, and taken from one.
+"""Copies the changed rows of one table for a commit, and loads rows from one.
 
-Which rows changed is pserver.dirty's matter, which went pserver.departures', how a row is written down
-pserver.row_words'; stores and files are pserver.commit's.
+pserver.dirty knows the changed rows, pserver.departures the deleted ones, pserver.row_words the format of a row.
+pserver.commit owns stores and files.
 """
 
 import logging
@@ -31,30 +31,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """What of a table a commit takes down."""
+    """The part of a table that a commit writes."""
 
     keys_U: U64
-    """Of the rows changed since the last commit."""
+    """Keys of the rows changed since the last commit."""
     words_UW: U32
     went_keys_U: U64
-    """Of the rows that went since; some of them may be rows again, and in `keys_U`."""
+    """Keys deleted since; some may have rows again, and are in `keys_U` then."""
     went_group_U: U16
     rows_by_group: Mapping[int, int]
-    """How many rows each slot group has without those that went."""
+    """Number of rows by slot group, without deleted ones."""
     life: Mapping[str, Any]
     """See pserver.aging.Life.message."""
     admission: Mapping[str, NDArray[Any]]
     """See pserver.selection.Selection.state."""
 
     def gone(self) -> tuple[U64, U16]:
-        """Keys and groups of rows that went and did not come back. Not for the pause: there may be many."""
+        """Keys and groups of deleted rows that did not come back. Slow for many keys: not while steps wait."""
         gone_U = ~np.isin(self.went_keys_U, self.keys_U)
         return self.went_keys_U[gone_U], self.went_group_U[gone_U]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """What of a table commits need of it."""
+    """Snapshots of one table for commits."""
 
     name: str
     rows: Rows
@@ -65,21 +65,21 @@ class Snapshots:
     halves: Halves
 
     def take(self) -> TableSnapshot:
-        """Copies of the dirty rows, and all else that changed; in flight until `settle`. Between passes only."""
+        """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
         with self.rows.moving:
             rows_U = self.dirty.take(self.rows.marks_R, self.rows.num_numbers)
             keys_U = roomy((len(rows_U),), np.uint64)
             words_UW = roomy((len(rows_U), HEAD + self.rows.width), np.uint32)
             bits, pack = self.rows.bits(), self.rows.floats.pack
             self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
-            life = self.life.message()  # before what went: a sweep that ends in between is done once more
+            life = self.life.message()  # before the deletions: a sweep that ends in between is repeated
             with self.departures.leaving:
                 went, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
         return TableSnapshot(keys_U, words_UW, *went, rows_by_group, life, self.selection.state())
 
     def settle(self, committed: bool) -> None:
-        """The rows in flight are clean; or, where their commit failed, dirty again."""
-        with self.rows.still, self.rows.moving:  # whoever looks into the store sees it and what went of one moment
+        """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
+        with self.rows.still, self.rows.moving:  # a reader sees store and deletions of one moment
             self.departures.gone.settle(committed)
             self.dirty.settle(self.rows.marks_R, committed)
         self.rows.made_room()
@@ -95,7 +95,7 @@ class Snapshots:
         self.life.load(lives)
         anew = self.selection.load(admission) if admission else []
         if anew:
-            log.warning("table %r: admission of %s is counted in another way now, and begins anew", self.name, anew)
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, anew)
         if isinstance(self.rows, BoundedRows):
             self.rows.attach(store, sum(rows_by_group.values()))
             for group, count in rows_by_group.items():
@@ -109,7 +109,7 @@ class Snapshots:
             )
 
     def load(self, chunks: Iterable[tuple[U64, U32]]) -> None:
-        """Enter committed rows, keys and words, of keys without one, as clean; where memory is not bounded."""
+        """Add committed rows as clean: keys and words, of keys without a row. For tables with unbounded memory."""
         for keys_U, words_UW in chunks:
             group_U, words_UW = groups_of(words_UW), frozen(words_UW)
             rows_U = self.rows.reserve(keys_U, group_U, start=False)

@@ -1,11 +1,11 @@
-"""The floats of rows whose vector may join later: heads of all rows, and vectors of those that have one.
+"""The floats of rows that may get their vector later: heads of all rows, and vectors of those that have one.
 
-A head is a row's first-order weight with its part of the optimizer's state; the rest is the row's vector, which has a
-number of its own. What is absent takes no memory and reads zeros. Commits, digests and gradients see whole rows, a last
-float telling whether the vector is there, so the numbers show nowhere.
+A head is a row's first-order weight with its part of the optimizer's state. The rest is the row's vector, with a number
+of its own. A missing vector takes no memory and reads zeros. Commits, digests and gradients see whole rows, whose last
+float says whether the vector is there; vector numbers are not visible outside.
 
-Vectors are numbered, and their array moves, within `moving`, which keeps those away who write vectors; readers take the
-arrays they find, which hold every vector given out before. When vectors join is pserver.settings' to say.
+Vectors are numbered, and their array moves, within `moving`, which excludes writers of vectors. Readers use the arrays
+they find, which hold every vector given out before. pserver.settings says when a row gets its vector.
 
 Shapes: U rows chosen, R rows of a table, V vectors, H floats of a head, X of a vector, W of a whole row, D weights.
 """
@@ -31,7 +31,7 @@ U32 = NDArray[np.uint32]
 
 START_VECTORS = 1 << 12
 ROWS_AT_ONCE = 1024
-"""Rows put together to learn, or to be hashed: they stay in the processor's cache."""
+"""Whole rows built at a time, to learn or to be hashed: they fit into the processor's cache."""
 NO_FLOATS = np.empty((0, 0), np.uint32)
 
 
@@ -41,7 +41,7 @@ class SplitSlab:
     def __init__(
         self, room: int, settings: RowSettings, initialise: Initialise, moving: threading.RLock, *, bounded: bool
     ) -> None:
-        """`bounded`: there will never be more rows, so vectors never move; spare ones take no memory."""
+        """With `bounded` there are never more rows, so vectors never move; spare ones take no memory."""
         assert settings.extends and settings.first_order
         self._initialise, self._moving = initialise, moving
         self._settings = settings
@@ -56,7 +56,7 @@ class SplitSlab:
 
     @property
     def num_vectors(self) -> int:
-        """Rows that have one."""
+        """Number of rows with a vector."""
         return self._num_numbers - self._free.count
 
     @property
@@ -74,7 +74,7 @@ class SplitSlab:
         self.vector_R = moved(self.vector_R, used, room)
         self.room = room
 
-    # --- rows and vectors come and go --------------------------------------------------------------------------------
+    # --- creation and removal of rows and vectors --------------------------------------------------------------------
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
         """See Floats."""
@@ -96,7 +96,7 @@ class SplitSlab:
             self.vector_R[rows_U] = EMPTY
 
     def _give(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
-        """Vectors, at their initial values, join rows."""
+        """Give rows their vectors, at initial values."""
         floats_UW = np.empty((len(rows_U), self._width), np.float32)
         self._initialise(floats_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
         with self._moving:
@@ -153,7 +153,7 @@ class SplitSlab:
         return self.heads_RH, self.vector_R, self.vectors_VX, self._head_H, self._vector_X
 
     def _taken(self, rows_U: I32, begin: int, end: int, floats_UW: F32) -> None:
-        """Put rows together: rows_U[begin:end] in the first floats."""
+        """Write whole rows rows_U[begin:end] to the first rows of `floats_UW`."""
         take(*self._arrays(), rows_U, begin, end, floats_UW)
 
     # --- commits and digests -----------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class SplitSlab:
 
 @njit(nogil=True, cache=True)
 def take(heads_RH, vector_R, vectors_VX, head_H, vector_X, rows_U, begin, end, floats_UW):  # type: ignore[no-untyped-def]
-    """Put rows_U[begin:end] together, in the first of `floats_UW`: floats `head_H` and `vector_X`, and the last."""
+    """Write whole rows rows_U[begin:end] to the first of `floats_UW`: floats `head_H`, `vector_X`, and the flag."""
     last = floats_UW.shape[1] - 1
     for u in range(begin, end):
         row, out = np.uint32(rows_U[u]), u - begin
@@ -211,7 +211,7 @@ def take(heads_RH, vector_R, vectors_VX, head_H, vector_X, rows_U, begin, end, f
 
 @njit(nogil=True, cache=True)
 def put(heads_RH, vector_R, vectors_VX, head_H, vector_X, rows_U, begin, end, floats_UW):  # type: ignore[no-untyped-def]
-    """The inverse of `take`, for heads and the vectors that are there."""
+    """The inverse of `take`, for heads and existing vectors."""
     for u in range(begin, end):
         row, source = np.uint32(rows_U[u]), u - begin
         number = vector_R[row]
@@ -235,7 +235,7 @@ def gather(heads_RH, vector_R, vectors_VX, rows_U, begin, end, out_UD):  # type:
 
 @njit(nogil=True, cache=True)
 def joining(vector_R, statistics, rows_U, extend_G, nonclk, clk, joining_U):  # type: ignore[no-untyped-def]
-    """Write the rows without a vector whose score is high enough for one. -> how many.
+    """Write the rows without a vector whose score is high enough for one. -> their number.
 
     `statistics` = (show, click, group), as of today.
     """
@@ -252,7 +252,7 @@ def joining(vector_R, statistics, rows_U, extend_G, nonclk, clk, joining_U):  # 
 
 
 def take_reference(head_H: F32, vector_X: F32 | None, parts_W: NDArray[np.int8]) -> F32:
-    """The twin of `take` on one row, and so of `put` and `gather`: `parts_W` tells where each float belongs."""
+    """The twin of `take` on one row, and so of `put` and `gather`: `parts_W` is the part of each float."""
     floats_W = np.zeros(len(parts_W), np.float32)
     floats_W[parts_W == 0] = head_H
     if vector_X is not None:

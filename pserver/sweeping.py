@@ -1,6 +1,6 @@
-"""Removing what shrinks took, and counting what one would take: piece by piece, beside the steps.
+"""Background work for shrinks: it removes deleted rows, and counts the rows that a shrink would delete, in pieces.
 
-A piece keeps steps waiting for about a millisecond. What is absent is absent before it is removed, so nobody sees when.
+Steps wait about a millisecond for a piece. Deleted rows are absent before they are removed, so no reader sees when.
 """
 
 import logging
@@ -16,37 +16,37 @@ from pserver.operations import Shrink, Survey
 from pserver.table import Table
 
 STALE_S = 60.0
-"""Older counts are not given to whoever asks next."""
+"""Older counts are dropped and counted again."""
 PAUSE_S = 0.0005
-"""After each piece: a thread that takes a lock again at once leaves it to none of those that wait."""
+"""Pause after each piece: a thread that takes a lock again at once starves the threads that wait for it."""
 
 
 log = logging.getLogger(__name__)
 
 
 def run(pieces: Iterator[object]) -> None:
-    """All pieces, one after another."""
+    """Run all pieces, one after another."""
     deque(pieces, maxlen=0)
 
 
 class _Count:
-    """A survey in a thread of its own."""
+    """A survey in its own thread."""
 
     def __init__(self, table: Table, shrink: Shrink, stopping: threading.Event) -> None:
         self._table, self._shrink, self._stopping = table, shrink, stopping
         self._found: Survey | MillraceError = Unavailable("the shard is stopping")
         self._done_s = math.inf
         self.called_off = False
-        """It ends after the piece in hand."""
+        """Set to end it after the present piece."""
         self.thread = threading.Thread(target=self._run, name="survey", daemon=True)
         self.thread.start()
 
     def is_stale(self) -> bool:
-        """Whether it was counted long ago, for somebody who did not come back."""
+        """Whether it was counted long ago, for a caller that did not return."""
         return time.monotonic() - self._done_s > STALE_S
 
     def result(self) -> Survey:
-        """Once the thread has ended. Raises MillraceError."""
+        """The survey, once the thread has ended. Raises MillraceError."""
         if isinstance(self._found, MillraceError):
             raise self._found
         return self._found
@@ -56,14 +56,14 @@ class _Count:
             self._found = self._table.survey(self._shrink, lambda: self.called_off or self._stopping.is_set())
         except MillraceError as error:
             self._found = error
-        except Exception as error:  # noqa: BLE001  # a bug, too, must be told to whoever asked, who would ask for ever
+        except Exception as error:  # noqa: BLE001  # a bug must reach the caller, too, or it would ask for ever
             log.exception("counting rows of table %s", self._shrink.table)
             self._found = PserverError(f"rows of table {self._shrink.table} cannot be counted: {error!r}")
         self._done_s = time.monotonic()
 
 
 class Sweeper:
-    """One shard's background thread for this, there while there is something to do."""
+    """The background thread of one shard; it runs while there is work."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -72,10 +72,10 @@ class Sweeper:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self.error: Exception | None = None
-        """Why rows could not be removed; whoever asks next is told."""
+        """Why rows could not be removed; the next call raises it."""
 
     def sweep(self, table: Table) -> None:
-        """Remove what shrinks of a table took, in the background."""
+        """Remove the rows that shrinks of a table deleted, in the background."""
         with self._turn:
             if table not in self._tables:
                 self._tables.append(table)
@@ -84,7 +84,7 @@ class Sweeper:
                 self._thread.start()
 
     def survey(self, table: Table, shrink: Shrink) -> Survey | None:
-        """What a shrink would take, once a thread has counted it; None until then. Raises PserverError."""
+        """The rows that a shrink would delete, once a thread has counted them; None until then. Raises PserverError."""
         with self._turn:
             self._surveys = {each: count for each, count in self._surveys.items() if not count.is_stale()}
             count = self._surveys.get(shrink)
@@ -96,7 +96,7 @@ class Sweeper:
         return count.result()
 
     def recount(self) -> None:
-        """Settings have changed: what is being counted by the old ones is given to nobody."""
+        """Settings have changed: drop counts by the old ones."""
         with self._turn:
             for count in self._surveys.values():
                 count.called_off = True
@@ -104,7 +104,7 @@ class Sweeper:
             self._surveys = {}
 
     def stop(self) -> None:
-        """End after the piece in hand; what is not removed is removed by whoever comes next."""
+        """End after the present piece; the next run removes the rest."""
         self._stopping.set()
         with self._turn:
             counting = [count.thread for count in self._surveys.values()]
@@ -113,7 +113,7 @@ class Sweeper:
                 thread.join()
 
     def check(self) -> None:
-        """Raise what stopped the sweep."""
+        """Raise the error that stopped the sweep, if any."""
         if self.error is not None:
             raise self.error
 
@@ -129,5 +129,5 @@ class Sweeper:
                     if self._stopping.is_set():
                         break
                     time.sleep(PAUSE_S)
-            except Exception as error:  # noqa: BLE001  # a bug, too, must end the job rather than this thread alone
+            except Exception as error:  # noqa: BLE001  # a bug must end the job, not only this thread
                 self.error = error

@@ -1,18 +1,19 @@
-"""One table on one shard: rows found, read, learnt and aged, step by step and pass by pass.
+"""One table on one shard: its rows are found, read, updated and aged, step by step and pass by pass.
 
-A row number is found or reserved ahead of time; the row *is* from its first push on, which gives it a
+A row number is found or reserved ahead of time. The row *exists* from its first push on, which gives it a
 `changed_version` above 0. A reserved row holds its initial value and is otherwise absent: not counted, hashed or
-saved. Where memory is not bounded, reservations that never see a push (keys of skipped or abandoned batches) keep
-theirs until the process ends; a key is reserved once however often it comes, so they are at most those batches' keys.
+saved. With unbounded memory, a reservation without a push (a key of a skipped or abandoned batch) stays until the
+process ends. A key is reserved once, so there are at most as many as keys of those batches.
 
-A *selective* table, one with admission, makes a row only of an admitted key: at the push that crosses, at its initial
-value. Its keys without a row read the table's default row: zeros, or, where it is learnt, a mark in its place.
+A *selective* table, one with admission, makes a row only for an admitted key: at the push that reaches the threshold,
+at its initial value. Its keys without a row read the table's default row: zeros, or a mark if that row is learnt.
 
-Where rows lie is pserver.rows' work, which of them are in memory pserver.residency's: nothing here depends on it. How
-they age is pserver.aging's, how they go pserver.departures', how they come to commits and back pserver.snapshots', what
-is told of all of them or of one pserver.overview's.
-Threads: any number may reserve, find and release; gather, apply, close, operate and snapshot are the step's; any may
-settle, sweep, survey and explain.
+pserver.rows holds the rows; pserver.residency decides which are in memory, and nothing here depends on it.
+pserver.aging ages rows, pserver.departures deletes them, pserver.snapshots copies them for commits, pserver.overview
+reads all of them or one.
+
+Threads: any number may reserve, find and release. The step's thread calls gather, apply, close, operate and snapshot.
+Any thread may settle, sweep, survey and explain.
 """
 
 import logging
@@ -60,7 +61,7 @@ class Table:
         groups: Mapping[str, int] | None = None,
         buckets: tuple[int, int] = ALL_BUCKETS,
     ) -> None:
-        """`groups` are slot groups by slot, `buckets` the shard's."""
+        """`groups` are the slot groups by slot, `buckets` those of the shard."""
         self.name, self.section = name, section
         self._groups = dict(groups or {})
         settings, self._halves = RowSettings.of(section, self._groups), Halves(pool)
@@ -72,7 +73,7 @@ class Table:
         self._snapshots = Snapshots(name, *parts, self._dirty, self._departures, self._halves)
         self._overview = Overview.of(*parts, self._departures, self._halves)
         self.feed = TableFeed(self._rows, self._life, self._departures)
-        """What subscribers of the live feed are told."""
+        """The changes for subscribers of the live feed."""
         self._departures.went = self.feed.went
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
@@ -99,7 +100,7 @@ class Table:
 
     @property
     def num_weights(self) -> int:
-        """D: floats of a row that a model sees."""
+        """D: floats of a row that a model reads."""
         return self._rows.num_weights
 
     @property
@@ -109,36 +110,36 @@ class Table:
 
     @property
     def selective(self) -> bool:
-        """Whether some keys are given a row only when they are admitted."""
+        """Whether some keys need admission to get a row."""
         return bool(self._selection)
 
     # --- keys to row numbers -------------------------------------------------------------------------------------
 
     def find(self, keys_U: U64) -> I32:
-        """Row number of each key, until `release`; EMPTY for a key without one."""
+        """Row number of each key, valid until `release`; EMPTY for a key without one."""
         return self._rows.find(keys_U)
 
     def find_ahead(self, keys_U: U64) -> I32:
-        """As `find`, of a batch of a selective table that will learn: `read_again` finds what is left out."""
+        """As `find`, for a batch of a selective table that will learn; `read_again` finds the keys left out."""
         return self._rows.find_ahead(keys_U)
 
     def reserve(self, keys_U: U64, group_U: U16) -> I32:
-        """Row number of each key, until `release`; reserved at its initial value for a key without one.
+        """Row number of each key, valid until `release`; a key without one gets one, at its initial value.
 
-        Raises OutOfMemory where memory is bounded and rows that wait for a commit, or for a step, fill it.
+        Raises OutOfMemory if memory is bounded and full of rows that wait for a commit or a step.
         """
         return self._rows.reserve(keys_U, group_U)
 
     def release(self, rows_U: I32) -> None:
-        """The batch that got these numbers from `find` or `reserve` needs them no longer. Once a batch."""
+        """Release the numbers that a batch got from `find` or `reserve`. Once a batch."""
         self._rows.release(rows_U)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def read_again(self, rows_U: I32, keys_U: U64) -> I32:
-        """Of a selective table, at a pull: look up again what had no row, in place. -> the numbers of what has one now.
+        """For a selective table, at a pull: look up keys without a row again, in place. Returns the numbers found.
 
-        Nobody adds rows until this batch is pushed.
+        No rows are added until this batch is pushed.
         """
         self._departures.renew(rows_U)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
@@ -152,16 +153,16 @@ class Table:
         return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
 
     def gather(self, rows_U: I32) -> F32:
-        """(U, D) weights of rows, each with a number."""
+        """(U, D) weights of rows, none of them EMPTY."""
         self._departures.renew(rows_U)
         out_UD, gather = np.empty((len(rows_U), self.num_weights), np.float32), self._rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
 
     def gather_present(self, rows_U: I32, keys_U: U64 | None = None) -> F32:
-        """(U, D) weights of rows; zeros, or marks, for EMPTY and for rows that are only reserved.
+        """(U, D) weights of rows; zeros, or marks, for EMPTY and reserved rows.
 
-        With `keys_U`, EMPTY ones are looked up again by key: they may have become rows since `find`.
+        With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
         """
         out_UD = np.empty((len(rows_U), self.num_weights), np.float32)
         self._departures.renew(rows_U)
@@ -175,7 +176,7 @@ class Table:
         return out_UD
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
-        """Learn from one step's merged records of unique rows; `version` is that of the pass's close."""
+        """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
         grads_UD = push.grads_UD
         if self.section.grad_scale == "show":
             scaled_UD = np.empty_like(grads_UD)
@@ -189,9 +190,9 @@ class Table:
             self._record(rows_U, push, version)
 
     def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int) -> None:
-        """Of a selective table: one step's merged records of unique keys without rows.
+        """For a selective table: count one step's merged records of unique keys without rows.
 
-        Those admitted get one, at its initial value, with these statistics.
+        Admitted keys get a row, at its initial value, with these statistics.
         """
         admitted_U = self._selection.admit(keys_U, group_U, push.show_U, push.click_U, self._life.day)
         chosen_A = np.flatnonzero(admitted_U)
@@ -227,27 +228,27 @@ class Table:
     # --- passes ------------------------------------------------------------------------------------------------------
 
     def open_pass(self) -> None:
-        """Begin a pass: nothing touched, nothing new."""
+        """Begin a pass: no rows touched, none new."""
         self._num_touched = self._new_rows = self._unadmitted = 0
 
     def close_pass(self, day: int) -> int:
-        """The day comes, ticks included, and is that of the rows touched, which wait for a commit from here on.
+        """Close a pass: advance to `day` with its ticks, set it on the touched rows, and mark them dirty.
 
-        -> the digest of those rows.
+        Returns the digest of those rows.
         """
         touched, before = self._touched[: self._num_touched], self._life.day
         self._life.tick(day)
         with self._rows.moving:
             self._life.close(self._departures.statistics(), touched, before)
             self._dirty.touch(self._rows.marks_R, touched)
-            self.feed.touched(touched)  # before operations: what they remove is told as gone
+            self.feed.touched(touched)  # before operations, which report the rows they delete
             self._num_touched, self._rows.open_version = 0, NO_VERSION
             return self._overview.digest_of(touched)
 
     # --- operations ------------------------------------------------------------------------------------------------
 
     def operate(self, operation: TableOperation, version: int) -> None:
-        """An operation acts at the close of `version`. What a shrink took remains to be swept."""
+        """Apply an operation at the close of `version`. Rows deleted by a shrink remain to be swept."""
         match operation:
             case DayTick(to=day):
                 self._life.tick(day)
@@ -270,19 +271,19 @@ class Table:
         self._rows.set(settings)
         self._life.set(section, self._groups)
         if anew := self._selection.set(settings.classes):
-            log.warning("table %r: admission of %s is counted in another way now, and begins anew", self.name, anew)
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, anew)
 
     @property
     def sweeping(self) -> bool:
-        """Whether rows that a shrink took are still to be removed."""
+        """Whether rows that a shrink deleted are still to be removed."""
         return bool(self._life.shrinks)
 
     def when_swept(self, act: Callable[[], None]) -> None:
-        """Have `act` called whenever no shrink has rows left to remove, by whoever removed the last."""
+        """Call `act` whenever no shrink has rows left to remove, on the thread that removed the last."""
         self._departures.swept = act
 
     def sweep(self) -> Iterator[None]:
-        """Remove the rows that shrinks have taken, a piece at a time. Raises StoreFailed and StoreDamaged."""
+        """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
         return self._departures.sweep()
 
     def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
@@ -290,12 +291,12 @@ class Table:
         return self._departures.survey(shrink, stopping)
 
     def explain(self, key: int, group: int) -> dict[str, Any]:
-        """All that is known of a key here, as of its last push; JSON-able.
+        """Everything known about a key on this shard, as of its last push; JSON-able.
 
         "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
         "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
         if it is never seen again).
-        "admission": what each entry says; [] where there is none.
+        "admission": the state of each entry; [] without entries.
         """
         return self._overview.explain(key, group)
 
@@ -303,19 +304,19 @@ class Table:
 
     @property
     def num_dirty(self) -> int:
-        """Rows changed by closed passes that are neither committed nor in flight."""
+        """Rows changed by closed passes, neither committed nor in flight."""
         return self._dirty.num_dirty
 
     def _num_waiting(self) -> int:
-        """Copies that commits need: those in flight, and of all that changed since, the open pass's rows included."""
+        """Rows that commits must copy: those in flight, and those changed since, including the open pass."""
         return self._dirty.num_in_flight + self.num_dirty + self._num_touched
 
     def snapshot(self) -> TableSnapshot:
-        """Copies of the dirty rows, and all else that changed; in flight until `settle`. Between passes only."""
+        """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
         return self._snapshots.take()
 
     def settle(self, committed: bool) -> None:
-        """The rows in flight are clean; or, where their commit failed, dirty again."""
+        """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
         self._snapshots.settle(committed)
 
     def attach(
@@ -325,11 +326,10 @@ class Table:
         lives: Sequence[Mapping[str, Any]] = (),
         admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]] = (),
     ) -> None:
-        """After a restore, into an empty table: the committed rows are those of `store`, counted in `rows_by_group`.
+        """After a restore, into an empty table: use the committed rows of `store`, counted in `rows_by_group`.
 
-        `lives` and `admission` (with the first bucket of each) are those of all parts of the commit. All rows are
-        loaded at once, or, where memory is bounded, come on demand. Raises StoreDamaged where the store holds other
-        counts.
+        `lives` and `admission` (with the first bucket of each) come from all parts of the commit. All rows are loaded
+        at once, or on demand if memory is bounded. Raises StoreDamaged if the counts of the store differ.
         """
         self._snapshots.attach(store, rows_by_group, lives, admission)
 
@@ -337,20 +337,20 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """Rows that were pushed at least once."""
+        """Number of rows that were pushed at least once."""
         return self._departures.num_rows
 
     @property
     def rows_by_group(self) -> dict[int, int]:
-        """How many rows each slot group has."""
+        """Number of rows by slot group."""
         return self._departures.rows_by_group
 
     def digest(self) -> int:
-        """128-bit hash over all rows, and what admission has counted."""
+        """128-bit hash over all rows and the counts of admission."""
         return self._overview.digest()
 
     def stats(self) -> TableStats:
-        """Counts; the memory of rows with a number and of the index."""
+        """Counts; memory is that of numbered rows and of the index."""
         return TableStats(
             self.num_rows,
             self._rows.num_bytes,

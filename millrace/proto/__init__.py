@@ -1,1 +1,1 @@
-"""Messages of the kernel's gRPC services; the `*_pb2*` files are made by `python -m millrace.proto.generate`."""
+"""Messages of the Role service; `python -m millrace.proto.generate` generates the `*_pb2*` files."""

@@ -1,7 +1,7 @@
-"""Makes the Python of every `.proto` of the house, or checks that it is up to date.
+"""Generates the Python code of every `.proto` file, or checks that it is up to date.
 
 `python -m millrace.proto.generate [--check]` covers `<package>/proto/*.proto` of all packages. The result is
-committed, so that running Millrace needs no protoc.
+committed, so Millrace runs without protoc.
 """
 
 import argparse
@@ -16,13 +16,13 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 
 def protos(root: Path = ROOT) -> list[Path]:
-    """Every `.proto` of the house, relative to `root`."""
+    """Every `.proto` file, relative to `root`."""
     return sorted(path.relative_to(root) for path in root.glob("*/proto/*.proto"))
 
 
 def generate(out: Path, root: Path = ROOT) -> None:
-    """Write the Python of all protos of `root` below `out`, in the folders they have below `root`."""
-    from grpc_tools import protoc  # a tool of developers: not needed to run
+    """Write the Python code of all protos of `root` to the same folders below `out`."""
+    from grpc_tools import protoc  # a development dependency
 
     bundled = resources.files("grpc_tools") / "_proto"
     targets = [f"--{kind}_out={out}" for kind in ("python", "pyi")]
@@ -32,7 +32,7 @@ def generate(out: Path, root: Path = ROOT) -> None:
 
 
 def out_of_date(root: Path = ROOT) -> list[str]:
-    """Generated files below `root` that differ from what the protos give, or that no proto gives."""
+    """Generated files below `root` that differ from the protos, or have no proto."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
         generate(made, root)

@@ -1,4 +1,4 @@
-"""Which keys may have a row: lists of entries that all must agree, and the counts they keep."""
+"""Admission: the entries that decide which keys may have a row, and their counts."""
 
 from pserver.admission.deciding import Admission
 

@@ -1,12 +1,16 @@
-"""What one record counts: its shows, or its score, as a whole number of units.
+"""Counting for admission: the units of one record, and the protocol of a counter.
 
-Whole numbers make sums independent of their order. A record's score is rounded up to units, so that records which
-reach a threshold by their true scores reach it here, too; one of score 0 or less counts nothing.
+A record counts its shows, or its score, as a whole number of units, so sums do not depend on their order. A score is
+rounded up to units: records that reach a threshold by their true scores reach it in units, too. A score of 0 or less
+counts nothing. pserver.admission.sketch and pserver.admission.exact implement the protocol `Tally`.
+
+Shapes: U unique keys of a step, B buckets of this shard.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import njit
@@ -17,13 +21,48 @@ from pserver.config import CountEntry, ShowClickEntry
 SCORE_BITS = 15
 """A score's threshold is between 2**14 and 2**15 units."""
 LEAST_EXPONENT = -1000
-"""Smaller units would make scores in units infinite."""
+"""With smaller units, scores in units would be infinite."""
 Rates = tuple[float, float, int, int]
+F32 = NDArray[np.float32]
+U64 = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+
+
+class Tally(Protocol):
+    """Counts of keys in the buckets of one shard. One thread at a time.
+
+    Counts are stored by virtual bucket (the lowest bits of a key), each with an equal part of the memory. So a key
+    depends only on the records of its bucket, and not on the distribution of buckets over shards.
+    """
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """All state, by name; the first axis of each array is B."""
+
+    units: tuple[str, ...]
+    """Names of the arrays that hold units."""
+
+    def record(
+        self, keys_U: U64, show_U: F32, click_U: F32, rates: Rates, day: int, open_U: Flags, admitted_U: Flags
+    ) -> None:
+        """Count the records of open keys, in order; clear `admitted_U` for keys below the threshold."""
+
+    def estimate(self, key: int, day: int) -> int:
+        """Units counted for a key as of a day; changes nothing."""
+
+    def quality(self, key: int, day: int) -> dict[str, Any]:
+        """The possible error of the estimate, in units, and its cause; JSON-able."""
+
+    def forget(self, keys_U: U64) -> None:
+        """Remove the counts of these keys, where that is possible."""
+
+    def digest(self) -> tuple[int, int]:
+        """Two sums over buckets, each modulo 2**64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How an entry counts."""
+    """The unit and threshold of an entry."""
 
     exponent: int
     """A unit is 2**exponent shows, or of score: a power of two, so that dividing by it is exact."""
@@ -45,17 +84,17 @@ class Measure:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest kind of counter that holds the threshold; counters stop at its highest number."""
+        """The smallest type of counter that holds the threshold; counters saturate at its maximum."""
         return next(np.dtype(f"u{size}") for size in (1, 2, 4) if self.threshold < 1 << 8 * size)
 
     @property
     def most(self) -> int:
-        """What a full counter holds: this, or more."""
+        """The value of a full counter: this count, or more."""
         return (1 << 8 * self.dtype.itemsize) - 1
 
     @property
     def rates(self) -> Rates:
-        """As kernels take it: units of a show without click, of a click, most, threshold."""
+        """For kernels: units of a show without click, of a click, most, threshold."""
         return self.per_nonclick, self.per_click, self.most, self.threshold
 
     def value_of(self, units: int) -> float:
@@ -82,7 +121,7 @@ def amount_of_reference(show: float, click: float, rates: Rates) -> int:
 
 
 def in_units_of(counts: NDArray[Any], old_exponent: int, new_exponent: int) -> NDArray[Any]:
-    """Counts of units of 2**old_exponent in units of 2**new_exponent: rounded up, at most what their kind holds."""
+    """Counts of units of 2**old_exponent in units of 2**new_exponent: rounded up, at most the maximum of their type."""
     most = min(np.iinfo(counts.dtype).max, 1 << 53)  # floats hold whole numbers up to there
     return np.minimum(np.ceil(np.ldexp(counts.astype(np.float64), old_exponent - new_exponent)), most).astype(
         counts.dtype

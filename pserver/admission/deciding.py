@@ -1,18 +1,20 @@
-"""Whether a key may have a row: a list of entries that all must agree.
+"""Decides whether a key may have a row: a list of entries that must all agree.
 
-    probability    its lot is below p: for ever, and nothing is kept (lot.py)
+    probability    the key's draw is below p: fixed for ever, nothing is stored
     count          its shows reach n                  } counted in sketches (sketch.py)
     show_click     its score reaches the threshold    } or key by key (exact.py)
 
-**What is recorded.** A key whose lot refuses it is refused for good, whatever else the list holds, and is counted
-nowhere: it costs no counter. Of every other key *each* entry counts *every* record, whatever the others say, so no
-entry starves another. A key without shows or score is decided by what is counted already.
-**Admitted keys** have a row and come here no more. Their exact counts are removed, those in sketches stay; where a row
-is shrunk later, its key has to be admitted again, from what is then counted.
-**Order.** Records are counted in the order given. Keys of different buckets never matter to one another, so results
-do not depend on shards or threads as long as the order within each bucket is the same.
+**Counting.** A key that `probability` refuses is refused for good and counted nowhere, so it takes no counter. For
+every other key *each* entry counts *every* record, whatever the other entries say, so no entry starves another. A
+record without shows or score is decided by the existing counts.
+**Admitted keys** have a row and are not seen here again. Their exact counts are removed; those in sketches stay. If a
+shrink deletes the row, the key must be admitted again, from the counts that remain.
+**Order.** Records are counted in the order given. Keys of different buckets do not affect each other, so results do not
+depend on shards or threads if the order within each bucket is the same.
+**Draws.** Several `probability` entries use the same draw of a key, in [0, 1) from (seed, key), so the smallest p
+decides; raising p keeps every key that was admitted.
 
-Finding which keys have no row, merging ranks' records, and giving rows is pserver.table's work.
+pserver.table finds the keys without rows, merges the ranks' records, and makes rows.
 
 Shapes: U unique keys of a step, B buckets of this shard.
 """
@@ -21,19 +23,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS
-from pserver.admission.amounts import Measure, in_units_of
+from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
+from pserver.admission.amounts import F32, U64, Flags, Measure, Tally, in_units_of
 from pserver.admission.exact import Exact
-from pserver.admission.lot import draw, lot_of, salt_of
 from pserver.admission.sketch import Sketch
-from pserver.admission.tally import F32, U64, Flags, Tally
+from pserver.arrays import frozen, roomy
 from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
 from pserver.digest import add, join
-from pserver.rows import frozen, roomy
 
 Counting = tuple[CountEntry | ShowClickEntry, Measure, Tally]
+SCALE = 2.0**-53
 
 
 class Admission:
@@ -56,7 +58,7 @@ class Admission:
         seed: int,
         buckets: tuple[int, int],
     ) -> Self:
-        """Nothing counted yet."""
+        """With counts at 0."""
         counting = list[Counting]()
         for entry in entries:
             if not isinstance(entry, ProbabilityEntry):
@@ -66,9 +68,9 @@ class Admission:
         return cls(entries, counting, int(seed), buckets)
 
     def admit(self, keys_U: U64, show_U: F32, click_U: F32, day: int) -> Flags:
-        """Record one step's merged records of unique keys without rows: (U,) True for a key that now may have one.
+        """Count one step's merged records of unique keys without rows. Returns (U,) whether each key may have one now.
 
-        The keys are of this shard's buckets; `day` never falls.
+        The keys are in this shard's buckets; `day` never decreases.
         """
         keys_U, show_U, click_U = frozen(keys_U), frozen(show_U), frozen(click_U)
         open_U = np.ones(len(keys_U), np.bool_)
@@ -82,16 +84,16 @@ class Admission:
         return admitted_U
 
     def forget(self, keys_U: U64) -> None:
-        """Remove exact counts of these keys. Sketches hold no keys, only counters that many share: they stay."""
+        """Remove the exact counts of these keys. Counters of sketches are shared by many keys, so they stay."""
         for _, _, tally in self._counting:
             tally.forget(frozen(keys_U))
 
     # --- commits -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that is counted, by name; every array's first axis is this shard's buckets, in order.
+        """Copies of all counts, by name; the first axis of each array is this shard's buckets, in order.
 
-        Costs a copy of `num_bytes`: some 5 ms for each 16 MiB.
+        Copies `num_bytes`: about 5 ms for each 16 MiB.
         """
         num_buckets = self._buckets[1] - self._buckets[0]
         state = {name: _copy_of(array) for name, array in self._arrays().items()}
@@ -100,10 +102,10 @@ class Admission:
         return state
 
     def load(self, state: Mapping[str, NDArray[Any]], first_bucket: int) -> bool:
-        """Take over this shard's buckets out of a part of a commit, whose first bucket is `first_bucket`.
+        """Copy this shard's buckets from a part of a commit, whose first bucket is `first_bucket`.
 
-        False, and nothing is changed, where the part was counted by other entries, or in other memory or kinds of
-        counters. `p`, coefficients, a score's threshold, and `n` within its kind of counters may have changed.
+        Returns False and changes nothing if the part has other entries, another memory size or another type of
+        counters. `p`, coefficients, a score's threshold, and `n` within its type of counters may differ.
         """
         own = self._arrays()
         if state.keys() != {*own, *(f"{label}.exponent" for label, _, _ in self._labelled())}:
@@ -125,7 +127,7 @@ class Admission:
         return True
 
     def _labelled(self) -> Iterator[tuple[str, Measure, Tally]]:
-        """Counting entries, by a label that tells what counts how: position among them, kind, and whether exactly."""
+        """Counting entries with a label: position among them, kind, and whether they count exactly."""
         for i, (entry, measure, tally) in enumerate(self._counting):
             yield f"{i}-{entry.kind}-{'exact' if entry.exact else 'sketch'}", measure, tally
 
@@ -135,15 +137,15 @@ class Admission:
         }
 
     def digest(self) -> int:
-        """128-bit hash of all that is counted, a sum over buckets: digests of disjoint shards add up."""
+        """128-bit hash of all counts, a sum over buckets: digests of disjoint shards add up."""
         return add(join(*tally.digest()) for _, _, tally in self._counting)
 
-    # --- people --------------------------------------------------------------------------------------------------
+    # --- explanation ---------------------------------------------------------------------------------------------
 
     def explain(self, key: int, day: int) -> list[dict[str, Any]]:
-        """For each entry, in their order, what it has of the key as of a day, JSON-able; changes nothing.
+        """The state of each entry for a key as of a day, in order, JSON-able; changes nothing.
 
-        For a key that has a row, too: then it tells what would be counted on if the row went.
+        For a key with a row: the counts from which it would go on if the row were deleted.
         """
         tallies = iter(self._counting)
         return [
@@ -157,7 +159,7 @@ class Admission:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all that is counted."""
+        """Memory of all counts."""
         return sum(array.nbytes for array in self._arrays().values())
 
 
@@ -177,7 +179,27 @@ def _unlike(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _copy_of(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy whose memory goes back once the commit is written: see `roomy`."""
+    """A copy whose memory is returned once the commit is written: see `roomy`."""
     copy = roomy(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+# --- draws of `probability`: a key's draw is the same for ever --------------------------------------------------------
+
+
+def salt_of(seed: int) -> np.uint64:
+    """The number that is combined with each key before it is mixed; from the job's seed."""
+    return np.uint64(mix_reference((seed + GOLDEN) & MASK))
+
+
+@njit(nogil=True, cache=True)
+def draw(keys_U, salt, p, open_U):  # type: ignore[no-untyped-def]
+    """open_U = whether each key's draw is below `p`."""
+    for u in range(len(keys_U)):
+        open_U[u] = np.float64(mix(keys_U[u] ^ salt) >> np.uint64(11)) * SCALE < p
+
+
+def lot_of(key: int, seed: int) -> float:
+    """The key's draw in [0, 1): the top 53 bits of mix(key ^ mix(seed + GOLDEN)). With `<`, the twin of `draw`."""
+    return float((mix_reference(key ^ int(salt_of(seed))) >> 11) * SCALE)

@@ -1,11 +1,11 @@
-"""Counts kept key by key, in a table of open addressing for each virtual bucket.
+"""Counts of single keys, in a table of open addressing for each virtual bucket.
 
-A bucket's table is at most 7/8 full. Where a new key finds it so, the keys with the smallest counts make room: those
-below the smallest power of two that frees an eighth of the table or more. They are counted in `dropped`, and begin
-anew if they come again: as long as a bucket has dropped none, its counts are exact.
+A bucket's table is at most 7/8 full. If it is full when a new key comes, the keys with the smallest counts are dropped:
+those below the smallest power of two that frees an eighth of the table or more. They are counted in `dropped`, and
+start anew if they come again. As long as a bucket has dropped no key, its counts are exact.
 
-A day's tick halves every count, rounding down, and removes those that become 0: of a bucket when it is next touched,
-by all days passed at once. Counts are read as if that had been done. A key that is admitted is removed.
+A day's tick halves every count, rounding down, and removes counts of 0. A bucket is halved when it is next touched, for
+all days passed at once; reads give the halved counts. Admitted keys are removed.
 
 Shapes: U unique keys of a step, B buckets of this shard, S slots of a bucket's table; a slot whose count is 0 is free.
 """
@@ -18,8 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, NUM_BUCKETS, mix
-from pserver.admission.amounts import Measure, Rates, amount_of, amount_of_reference
-from pserver.admission.tally import F32, U64, Flags
+from pserver.admission.amounts import F32, U64, Flags, Measure, Rates, amount_of, amount_of_reference
 
 
 class Exact:
@@ -42,7 +41,7 @@ class Exact:
     def record(
         self, keys_U: U64, show_U: F32, click_U: F32, rates: Rates, day: int, open_U: Flags, admitted_U: Flags
     ) -> None:
-        """Count the records of open keys, in their order; those below the threshold are no longer `admitted_U`."""
+        """Count the records of open keys, in order; clear `admitted_U` for keys below the threshold."""
         record(*self._state, self._first, keys_U, show_U, click_U, rates, day, open_U, admitted_U)
 
     def estimate(self, key: int, day: int) -> int:
@@ -52,7 +51,7 @@ class Exact:
         return int(self._counts_BS[b, slot]) >> max(day - int(self._day_B[b]), 0)
 
     def quality(self, key: int, day: int) -> dict[str, Any]:
-        """How far the estimate may be off, in units, and why; JSON-able."""
+        """The possible error of the estimate, in units, and its cause; JSON-able."""
         b = key % NUM_BUCKETS - self._first
         return {"bucket_keys": int(self._used_B[b]), "bucket_dropped_keys": int(self._dropped_B[b])}
 
@@ -61,7 +60,7 @@ class Exact:
         remove(self._keys_BS, self._counts_BS, self._used_B, self._first, keys_U)
 
     def digest(self) -> tuple[int, int]:
-        """Two sums over buckets, each modulo 2**64; which slot a key is in does not matter."""
+        """Two sums over buckets, each modulo 2**64, independent of the slots of keys."""
         first, second = digest(self._keys_BS, self._counts_BS, self._day_B, self._dropped_B, self._first)
         return int(first), int(second)
 
@@ -74,7 +73,7 @@ def _home(key, num_slots):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def find(keys_S, counts_S, key):  # type: ignore[no-untyped-def]
-    """Slot of a key, or the free one where it would be entered."""
+    """Slot of a key, or the free slot where it would be entered."""
     slot = _home(key, len(keys_S))
     while counts_S[slot] != 0 and keys_S[slot] != key:
         slot += 1
@@ -99,7 +98,7 @@ def record(  # type: ignore[no-untyped-def]
     open_U,
     admitted_U,
 ):
-    """Count the records of open keys, in their order; those below the threshold are no longer `admitted_U`."""
+    """Count the records of open keys, in order; clear `admitted_U` for keys below the threshold."""
     num_slots, most, threshold = keys_BS.shape[1], np.int64(rates[2]), np.int64(rates[3])
     limit = num_slots * 7 // 8
     for u in range(len(keys_U)):
@@ -132,7 +131,7 @@ def record(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _least_that_stays(counts_S, room):  # type: ignore[no-untyped-def]
-    """The smallest power of two with `room` or more counts below it."""
+    """The smallest power of two that has `room` or more counts below it."""
     least = np.int64(1)
     while True:
         below = 0
@@ -145,7 +144,7 @@ def _least_that_stays(counts_S, room):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _keep(keys_S, counts_S, days, least):  # type: ignore[no-untyped-def]
-    """Halve a bucket's counts `days` times and remove those that are then below `least`. -> how many stay."""
+    """Halve a bucket's counts `days` times and remove those then below `least`. -> the number that stays."""
     keys, counts = keys_S.copy(), counts_S.copy()
     keys_S[:], counts_S[:] = 0, 0
     used = 0
@@ -160,7 +159,7 @@ def _keep(keys_S, counts_S, days, least):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def remove(keys_BS, counts_BS, used_B, first_bucket, keys_U):  # type: ignore[no-untyped-def]
-    """Remove keys; those that follow in a chain move up, so that each is still found (Knuth, volume 3, 6.4 R)."""
+    """Remove keys; later keys of a chain move up, so that each is still found (Knuth, volume 3, 6.4 R)."""
     num_slots = keys_BS.shape[1]
     for key in keys_U:
         b = np.int64(key & np.uint64(NUM_BUCKETS - 1)) - first_bucket
@@ -205,7 +204,7 @@ class ExactReference:
         self.day, self.dropped, self._num_slots, self._most = 0, 0, num_slots, most
 
     def record(self, key: int, show: float, click: float, rates: Rates, day: int) -> bool:
-        """Count one record; whether the count has reached the threshold."""
+        """Count one record; returns whether the count has reached the threshold."""
         while self.day < day:
             self._keep(lambda count: count // 2)
             self.day += 1

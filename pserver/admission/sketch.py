@@ -1,18 +1,18 @@
-"""Counts in a sketch: little memory, sometimes too high, never too low.
+"""Counts in a sketch: little memory; an estimate may be too high, never too low.
 
 A count-min sketch (Cormode, Muthukrishnan 2005) for each virtual bucket, DEPTH rows of `width` counters, with
-conservative update (Estan, Varghese 2002): a record of `a` units raises the key's DEPTH counters to their least + a,
-where they are lower. The least is the estimate.
+conservative update (Estan, Varghese 2002): a record of `a` units raises the key's DEPTH counters to their minimum + a,
+if they are lower. The minimum is the estimate.
 
-A day's tick halves every counter, rounding down: of a bucket when it is next touched, by all days passed at once.
-Estimates are read as if that had been done.
+A day's tick halves every counter, rounding down. A bucket is halved when it is next touched, for all days passed at
+once; reads give the halved estimates.
 
 **Error.** Let t be the plain rule's count of a key (halved and rounded down at each tick) and N the units of all
 records of its bucket (`mass`, halved at each tick, rounded up). As long as no counter is full,
     t <= estimate                                    always;
     estimate <= t + e / width * N + 1                with probability 1 - exp(-DEPTH) or more;
-the 1 is for rounding, and not needed before the first tick. Conservative update makes it far smaller in practice.
-Counters stop at their highest number, which is the threshold or more; what is halved afterwards is that number.
+the 1 is for rounding and applies after the first tick. In practice conservative update makes the error far smaller.
+Counters saturate at their maximum, which is at least the threshold; later ticks halve that maximum.
 
 Shapes: U unique keys of a step, B buckets of this shard, C counters of a bucket (DEPTH rows, one after the other),
 W words of 64 bits of a bucket.
@@ -26,11 +26,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
-from pserver.admission.amounts import Measure, Rates, amount_of, amount_of_reference
-from pserver.admission.tally import F32, U64, Flags
+from pserver.admission.amounts import F32, U64, Flags, Measure, Rates, amount_of, amount_of_reference
 
 DEPTH = 4
-"""Counters of a key."""
+"""Counters for each key."""
 SECOND = (2 * GOLDEN) & MASK
 
 
@@ -52,7 +51,7 @@ class Sketch:
     def record(
         self, keys_U: U64, show_U: F32, click_U: F32, rates: Rates, day: int, open_U: Flags, admitted_U: Flags
     ) -> None:
-        """Count the records of open keys, in their order; those below the threshold are no longer `admitted_U`."""
+        """Count the records of open keys, in order; clear `admitted_U` for keys below the threshold."""
         state = self._cells_BC, self._day_B, self._mass_B
         record(*state, self._first, self.width, keys_U, show_U, click_U, rates, day, open_U, admitted_U)
 
@@ -63,14 +62,14 @@ class Sketch:
         return least >> max(day - int(self._day_B[b]), 0)
 
     def quality(self, key: int, day: int) -> dict[str, Any]:
-        """How far the estimate may be off, in units, and why; JSON-able."""
+        """The possible error of the estimate, in units, and its cause; JSON-able."""
         b = key % NUM_BUCKETS - self._first
         mass = halved_mass(int(self._mass_B[b]), max(day - int(self._day_B[b]), 0))
         error = math.e / self.width * mass + 1
         return {"too_high_by_at_most": error, "with_probability": 1 - math.exp(-DEPTH), "bucket_units": mass}
 
     def forget(self, keys_U: U64) -> None:
-        """Nothing: a sketch keeps no keys, and its counters are shared."""
+        """Does nothing: a sketch stores no keys, and its counters are shared."""
 
     def digest(self) -> tuple[int, int]:
         """Two sums over buckets, each modulo 2**64."""
@@ -82,7 +81,7 @@ class Sketch:
 def record(  # type: ignore[no-untyped-def]
     cells_BC, day_B, mass_B, first_bucket, width, keys_U, show_U, click_U, rates, day, open_U, admitted_U
 ):
-    """Count the records of open keys, in their order; those below the threshold are no longer `admitted_U`."""
+    """Count the records of open keys, in order; clear `admitted_U` for keys below the threshold."""
     most, threshold, width = np.int64(rates[2]), np.int64(rates[3]), np.uint64(width)
     for u in range(len(keys_U)):
         if not open_U[u]:
@@ -92,7 +91,7 @@ def record(  # type: ignore[no-untyped-def]
         if day_B[b] < day:
             _halve(cells_BC, day_B, mass_B, b, day)
         cells_C = cells_BC[b]
-        # DEPTH probes, spelt out: each a 32-bit part of a hash, scaled to the width, in a row of its own.
+        # DEPTH probes, unrolled: each a 32-bit part of a hash, scaled to the width, in its own row.
         one, two = mix(key + np.uint64(GOLDEN)), mix(key + np.uint64(SECOND))
         c0 = ((one >> np.uint64(32)) * width) >> np.uint64(32)
         c1 = (((one & np.uint64(0xFFFFFFFF)) * width) >> np.uint64(32)) + width
@@ -120,7 +119,7 @@ def _halve(cells_BC, day_B, mass_B, b, day):  # type: ignore[no-untyped-def]
 
 
 def halved_mass(mass: int, days: int) -> int:
-    """`mass` after some ticks: each halves it, rounding up."""
+    """`mass` after `days` ticks, each of which halves it, rounding up."""
     for _ in range(min(days, 63)):
         mass = (mass + 1) >> 1
     return mass
@@ -157,7 +156,7 @@ class SketchReference:
         self.cells, self.day, self.mass, self._width, self._most = [0] * (DEPTH * width), 0, 0, width, most
 
     def record(self, key: int, show: float, click: float, rates: Rates, day: int) -> bool:
-        """Count one record; whether the estimate has reached the threshold."""
+        """Count one record; returns whether the estimate has reached the threshold."""
         while self.day < day:
             self.cells, self.mass, self.day = (
                 [cell // 2 for cell in self.cells],

@@ -1,1 +1,1 @@
-"""Messages between trainers and shards; the Python beside the protos is made by `millrace.proto.generate`."""
+"""Messages between trainers and shards. `millrace.proto.generate` generates the Python files from the protos."""

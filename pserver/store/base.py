@@ -1,10 +1,10 @@
 """The protocol of a row store: the committed rows of one table on one shard, encoded, by key.
 
-`pserver.store.rocks.RocksRows` keeps them in RocksDB, `pserver.store.memory.MemoryRows` is its twin for tests; one
-contract suite runs over both. What a row's words mean is pserver.row_words' matter, when rows come and go is
-pserver.table's.
+`pserver.store.rocks.RocksRows` stores them in RocksDB; `pserver.store.memory.MemoryRows` is its twin for tests. One
+contract suite runs over both. pserver.row_words defines the words of a row; pserver.table decides when rows are written
+and deleted.
 
-Shapes: U unique keys, G unique keys that go, W words (uint32) of a row.
+Shapes: U unique keys, G unique deleted keys, W words (uint32) of a row.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,18 @@ BUCKET_BITS = NUM_BUCKETS.bit_length() - 1
 
 
 def order_of(keys_U: U64) -> U64:
-    """(U,) places of keys in a store: keys rotated right by 12 bits, so that the bucket comes first; a bijection."""
+    """(U,) sort order of keys in a store: keys rotated right by 12 bits, so the bucket comes first; a bijection."""
     order_U: U64 = keys_U >> np.uint64(BUCKET_BITS) | keys_U << np.uint64(64 - BUCKET_BITS)
     return order_U
 
 
 def sorted_keys(keys_N: U64) -> U64:
-    """(U,) the unique ones of (N,) keys, ascending by `order_of`."""
+    """(U,) unique keys of (N,) keys, ascending by `order_of`."""
     return keys_at(np.unique(order_of(keys_N)))
 
 
 def keys_at(order_U: U64) -> U64:
-    """(U,) keys whose places these are: the inverse of `order_of`."""
+    """(U,) keys in this order: the inverse of `order_of`."""
     keys_U: U64 = order_U << np.uint64(BUCKET_BITS) | order_U >> np.uint64(64 - BUCKET_BITS)
     return keys_U
 
@@ -52,44 +52,44 @@ class StoredFile:
 class RowStore(Protocol):
     """See module docstring. One thread writes, checkpoints and closes; any thread may read meanwhile.
 
-    Order is that of buckets, then keys: ascending by `order_of(key)`, the key rotated right by 12 bits, so that each
-    virtual bucket (the key's lowest 12 bits) is one range. Errors: pserver.errors.StoreFailed where the disk is full
-    or fails: what was asked for did not happen, and may be asked for again; StoreDamaged where what is read is wrong.
+    Rows are ordered by `order_of(key)`, the key rotated right by 12 bits, so that each virtual bucket (the key's lowest
+    12 bits) is one range. Errors of pserver.errors: StoreFailed if the disk is full or fails; the call had no effect
+    and may be repeated. StoreDamaged if data that is read is wrong.
     """
 
     num_writes: int
-    """Writes that are over: what was read when there were as many is what is there still."""
+    """Number of finished writes: rows read at an equal number are unchanged."""
 
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
-        """Which keys are there, (U,), and the rows of those that are, in the order of the keys: (found, W)."""
+        """Which keys have a row, (U,), and these rows in the order of the keys: (found, W)."""
         ...
 
     def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
-        """Insert or replace rows of unique keys, and delete those of unique other keys, in any order: all or none.
+        """Insert or replace rows of unique keys, and delete rows of other unique keys, in any order: all or none.
 
-        A key that goes need not be there.
+        A deleted key need not have a row.
         """
         ...
 
     def scan(self, begin_bucket: int = 0, end_bucket: int = 4096, *, beside: bool = False) -> Iterator[tuple[U64, U32]]:
-        """All rows of a range of buckets in order, in chunks; of the state at the call.
+        """All rows of a range of buckets as of the call, in order, in chunks.
 
-        With `beside` other threads of the process, which learn, are let in often, and it takes longer.
+        With `beside` the scan yields to training threads of this process often, and takes longer.
         """
         ...
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
-        """Put the state as it is now into `folder`, which does not exist, as immutable files, and sync all of it.
+        """Write the present state to `folder`, which does not exist, as immutable files, and sync it.
 
-        -> every file by its name in `folder`. A file that was part of an earlier checkpoint, or of the one this store
-        was opened from, is linked and not hashed again. After an error nothing is left of `folder`.
+        Returns every file by its name in `folder`. A file of an earlier checkpoint, or of the one that this store was
+        opened from, is linked and not hashed again. After an error `folder` does not exist.
         """
         ...
 
     def memory_bytes(self) -> int:
-        """What the store holds in memory now, beside the system's cache of files."""
+        """Memory that the store uses now, without the system's page cache."""
         ...
 
     def close(self) -> None:
-        """Let go of files and threads. Harmless when called twice."""
+        """Close files and threads. May be called twice."""
         ...

@@ -1,6 +1,6 @@
-"""The row store's twin in memory: what `RowStore` means in the fewest lines, for tests; checkpoints are .npy files.
+"""The row store in memory, the shortest definition of `RowStore`, for tests; checkpoints are .npy files.
 
-Shapes: U unique keys, G unique keys that go, W words (uint32) of a row.
+Shapes: U unique keys, G unique deleted keys, W words (uint32) of a row.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class MemoryRows:
     def open(
         cls, live: Path, checkpoint: Path | None, *, num_words: int, known: Mapping[str, StoredFile] | None = None
     ) -> Self:
-        """As RocksRows.open, with nothing on disk but checkpoints."""
+        """As RocksRows.open; only checkpoints are on disk."""
         store = cls(num_words)
         if checkpoint is not None:
             try:
@@ -52,7 +52,7 @@ class MemoryRows:
         """See RowStore."""
         assert rows_UW.shape == (len(keys_U), self.num_words) and rows_UW.dtype == np.uint32
         gone = [] if gone_G is None else gone_G.tolist()
-        assert not {*gone} & {*keys_U.tolist()}, "a key cannot be written and go"
+        assert not {*gone} & {*keys_U.tolist()}, "a key cannot be written and deleted"
         for key in gone:
             self._rows.pop(key, None)
         self._rows |= dict(zip(keys_U.tolist(), rows_UW.copy(), strict=True))
@@ -69,7 +69,7 @@ class MemoryRows:
         return iter([(wanted_U, self.get(wanted_U)[1])] if len(wanted_U) else [])
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
-        """See RowStore; every row is written each time."""
+        """See RowStore. Writes every row each time."""
         assert not folder.exists(), folder
         (keys_U, rows_UW), *_ = *self.scan(), (np.empty(0, np.uint64), self._joined([]))
         try:
@@ -82,10 +82,10 @@ class MemoryRows:
             raise StoreFailed(f"{folder}: {error}") from error
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
     def memory_bytes(self) -> int:
-        """Of the rows."""
+        """Memory of the rows."""
         return len(self._rows) * self.num_words * 4
 
     def _joined(self, rows: list[U32]) -> U32:

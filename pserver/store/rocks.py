@@ -1,14 +1,14 @@
 """Committed rows in RocksDB: one live folder per table and shard, linked from a checkpoint and into the next one.
 
-Nothing is ever in a memtable and RocksDB's own log is never written: `write` makes one sorted file, syncs it and lets
-RocksDB take it in whole. A row is durable only as part of a commit, whose manifest names every file of a checkpoint
-by its hash; whatever came after the newest commit is trained again from the job's log, which therefore is the log.
-A live folder of a process that died is garbage.
+Memtables stay empty and RocksDB's own log is never written: `write` makes one sorted file, syncs it, and RocksDB
+ingests it whole. A row is durable only as part of a commit, whose manifest names every file of a checkpoint by its
+hash. A restart trains everything after the newest commit again from the job's log, so no other log is needed. The live
+folder of a process that died is garbage.
 
 Key: 8 bytes, big-endian, of `order_of(key)`. Value: the row's W words, little-endian. `rows.json` beside RocksDB's
-files holds the format's number and W.
+files holds the version of the format and W.
 
-Shapes: U unique keys, A all keys of a write, G those that go, W words (uint32) of a row.
+Shapes: U unique keys, A all keys of a write, G deleted keys, W words (uint32) of a row.
 """
 
 import hashlib
@@ -49,29 +49,29 @@ from pserver.errors import PserverError, StoreDamaged, StoreFailed
 from pserver.store.base import BUCKET_BITS, U32, U64, StoredFile, keys_at, order_of
 
 FORMAT = 1
-"""Number of the layout above; a reader that meets a newer one stops."""
+"""Version of the layout above; a newer one is refused."""
 HEADER = "rows.json"
 NEXT = "next.sst.part"
-"""The file `write` makes, in the live folder: RocksDB leaves alone what it cannot name."""
+"""The file that `write` makes in the live folder. RocksDB ignores names that it does not know."""
 
 CACHE_BYTES = 8 << 20
-"""Blocks that RocksDB keeps, per table and shard; the system's page cache holds the same bytes anyway."""
+"""Block cache of RocksDB, per table and shard; the system's page cache holds the same bytes anyway."""
 WRITE_CHUNK = 65_536
-"""Rows whose bytes are Python objects at a time, some 250 bytes each."""
+"""Rows held as Python objects at a time, about 250 bytes each."""
 SCAN_CHUNK = 65_536
 READAHEAD_BYTES, READAHEAD_BESIDE_BYTES = 2 << 20, 256 << 10
-"""Of every file, at once and with the interpreter's lock in hand, as a scan begins; the latter beside steps."""
+"""Read from every file at once, holding the interpreter's lock, when a scan begins; the second one beside training."""
 SCAN_BREATH, BREATH_S = 256, 5e-6
-"""Rows that a scan reads with the interpreter's lock in hand, 0.1 ms, and how long it leaves it to steps beside it:
-in truth the 60 us that the system takes to wake a thread, so that whoever waits for the lock is there first."""
+"""Rows that a scan reads while it holds the interpreter's lock, 0.1 ms, and the sleep after them beside training. The
+sleep takes 60 us in fact, the time to wake a thread, so that a thread waiting for the lock gets it first."""
 
-# What rocksdict does with the interpreter's lock, measured with a thread that spins: a multi-get lets go of it while
-# RocksDB searches and holds it to make bytes objects; a row written to a file, a step of an iterator, taking a file in
-# (5 ms once it is synced), making a checkpoint and opening hold it; compaction, closing and our syncs do not.
+# The interpreter's lock in rocksdict, measured with a thread that spins: a multi-get releases it while RocksDB searches
+# and holds it to make bytes objects. Writing a row to a file, a step of an iterator, ingesting a file (5 ms once it is
+# synced), making a checkpoint and opening hold it; compaction, closing and our syncs do not.
 GET_CHUNK, GET_THREADS = 512, 8
-"""Keys of one multi-get, about 2 ms, half of it with the lock; threads that wait for the disk side by side."""
+"""Keys of one multi-get, about 2 ms, half of it with the lock; number of threads that wait for the disk."""
 RECOVERY = Backoff((1.0,) * 7)
-"""RocksDB, where its own bookkeeping met a full disk, refuses all writes and looks every 5 s whether there is room."""
+"""Between tries of a write: after a full disk RocksDB refuses all writes, and checks every 5 s for room."""
 
 
 class RocksRows:
@@ -88,11 +88,11 @@ class RocksRows:
     def open(
         cls, live: Path, checkpoint: Path | None, *, num_words: int, known: Mapping[str, StoredFile] | None = None
     ) -> Self:
-        """Make the folder `live`, which does not exist, from a checkpoint's files or empty, and open it.
+        """Create the folder `live`, which does not exist, from a checkpoint's files or empty, and open it.
 
-        `known` are the checkpoint's files as a manifest lists them: those that stay as they are are not hashed again.
-        Raises StoreDamaged where a file is missing or cut, or a small one is not what it was, or the rows are not of
-        `num_words` words. A damaged block of rows is found by whoever reads it.
+        `known` are the checkpoint's files in a manifest: unchanged ones are not hashed again. Raises StoreDamaged if a
+        file is missing or truncated, a small file differs, or rows do not have `num_words` words. A damaged block of
+        rows is found when it is read.
         """
         assert not live.exists(), live
         try:
@@ -148,7 +148,7 @@ class RocksRows:
         options = ReadOptions()
         options.set_readahead_size(READAHEAD_BESIDE_BYTES if beside else READAHEAD_BYTES)
         options.fill_cache(False)  # type: ignore[call-arg]  # its stub lacks the argument
-        options.set_background_purge_on_iterator_cleanup(True)  # files that went meanwhile: 0.2 s for some of GiB
+        options.set_background_purge_on_iterator_cleanup(True)  # files deleted meanwhile: 0.2 s for files of GiB
         begin, end = _bound(begin_bucket), _bound(end_bucket)
         with _translated(self._live):
             rows = iter(self._db.items(from_key=begin, read_opt=options))  # not of a snapshot: rocksdict ignores it
@@ -162,7 +162,7 @@ class RocksRows:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 Checkpoint(self._db).create_checkpoint(str(folder))
                 shutil.copyfile(self._live / HEADER, folder / HEADER)
-                files = {path.name: self._stored(path) for path in sorted(folder.iterdir()) if _kept(path)}
+                files = {path.name: self._stored(path) for path in sorted(folder.iterdir()) if _prune(path)}
                 _sync(folder)
                 _sync(folder.parent)
         except PserverError:
@@ -179,7 +179,7 @@ class RocksRows:
             self._db.close()
 
     def memory_bytes(self) -> int:
-        """Held by filters and indexes of all files, 1.7 bytes a row and copy of it, and by the cache of blocks."""
+        """Memory of the filters and indexes of all files, 1.7 bytes for each row and copy, and of the block cache."""
         names = ("rocksdb.estimate-table-readers-mem", "rocksdb.block-cache-usage")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -196,7 +196,7 @@ class RocksRows:
     def _chunks(
         self, rows: Iterator[Any], begin: bytes, end: bytes, num_writes: int, breath_s: float
     ) -> Iterator[tuple[U64, U32]]:
-        """`rows`, which are those after so many writes from `begin` on, up to before `end`."""
+        """Chunks of `rows`, which start at `begin` as of `num_writes` writes; up to before `end`."""
         after, more = begin, True
         while more:
             keys, values = bytearray(), bytearray()
@@ -218,7 +218,7 @@ class RocksRows:
                 yield keys_C, self._rows_of(values, len(keys_C))
 
     def _is_more(self, begin: bytes, end: bytes) -> bool:
-        """Whether there are rows; raises where the next one is damaged, at which a reader of items only ends."""
+        """Whether there are rows; raises if the next one is damaged, where an iterator of items only ends."""
         rows = self._db.iter(ReadOptions())
         rows.seek(begin)
         rows.status()
@@ -238,15 +238,15 @@ class RocksRows:
         except OSError as error:
             if not of_rows:
                 raise
-            raise StoreDamaged(f"{path}: {error}") from error  # synced before: nobody knows what is on the disk now
+            raise StoreDamaged(f"{path}: {error}") from error  # synced before: the content of the disk is unknown now
         with path.open("rb") as file:
             return StoredFile(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
 
 
 def _options() -> Options:
-    """Chosen by measurement: tests/bench/bench_row_stores.py has the alternatives and their numbers."""
+    """Options chosen by measurement: tests/bench/bench_row_stores.py has the alternatives and their numbers."""
     table = BlockBasedOptions()
-    table.set_bloom_filter(10, False)  # a key that was never here costs no read
+    table.set_bloom_filter(10, False)  # a lookup of an unknown key reads nothing
     table.set_block_size(4096)
     table.set_checksum_type(ChecksumType.xxh3())
     table.set_block_cache(Cache(CACHE_BYTES))
@@ -256,17 +256,17 @@ def _options() -> Options:
     options.set_compaction_style(DBCompactionStyle.level())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_level_zero_file_num_compaction_trigger(8)
-    # A checkpoint waits, the interpreter's lock in hand, while writes are to wait for compactions, which a full disk
-    # keeps from happening: nothing here waits for them.
+    # With limits on writes, a checkpoint would hold the interpreter's lock until compactions end, which a full disk
+    # prevents. So no write waits for compactions.
     options.set_level_zero_slowdown_writes_trigger(1 << 30)
     options.set_level_zero_stop_writes_trigger(1 << 30)
     options.set_soft_pending_compaction_bytes_limit(0)
     options.set_hard_pending_compaction_bytes_limit(0)
     options.set_max_bytes_for_level_base(512 << 20)
     options.set_target_file_size_base(64 << 20)
-    options.set_max_background_jobs(2)  # one compacts; the other would flush, and never has to
-    options.set_max_open_files(-1)  # every file's index and filter is held
-    options.set_write_buffer_size(64 << 10)  # never filled, but RocksDB sets room aside on the disk by it
+    options.set_max_background_jobs(2)  # one compacts; the other would flush, but is never needed
+    options.set_max_open_files(-1)  # index and filter of every file stay in memory
+    options.set_write_buffer_size(64 << 10)  # never filled, but RocksDB reserves disk space by it
     options.set_manifest_preallocation_size(64 << 10)
     options.set_max_log_file_size(1 << 20)
     options.set_keep_log_file_num(2)
@@ -275,11 +275,11 @@ def _options() -> Options:
 
 
 def _write_sorted(path: Path, keys_A: U64, rows_UW: U32) -> None:
-    """One sorted file: rows of the first U of (A,) keys, and that the others go."""
+    """Write one sorted file: rows of the first U of (A,) keys, deletions of the others."""
     places_A, num_rows = order_of(keys_A), len(rows_UW)
     order_A = np.argsort(places_A)
     sorted_A = places_A[order_A]
-    assert (sorted_A[1:] != sorted_A[:-1]).all(), "a key is written, or goes, once"
+    assert (sorted_A[1:] != sorted_A[:-1]).all(), "a key is written or deleted once"
     writer = SstFileWriter(_options())
     writer.open(str(path))
     for begin in range(0, len(order_A), WRITE_CHUNK):
@@ -304,7 +304,7 @@ def _opened(live: Path, *, new: bool) -> Rdict:
 
 
 def _link(checkpoint: Path, live: Path, known: Mapping[str, StoredFile]) -> None:
-    """Files of rows never change and are linked; the others are small, and RocksDB writes to them."""
+    """Link the files of rows, which never change; copy the others, which are small and written by RocksDB."""
     for name in known or [path.name for path in checkpoint.iterdir()]:
         if name.endswith(".sst"):
             os.link(checkpoint / name, live / name)
@@ -327,16 +327,16 @@ def _check_header(path: Path, num_words: int) -> None:
         raise StoreDamaged(f"{path}: rows of {words} words; the table's have {num_words}")
 
 
-def _kept(path: Path) -> bool:
-    """Drop what opening makes anew: options (they are the code's), the empty log, rocksdict's notes."""
-    kept = path.suffix == ".sst" or path.name in ("CURRENT", HEADER) or path.name.startswith("MANIFEST-")
-    if not kept:
+def _prune(path: Path) -> bool:
+    """Delete a file that opening makes again: options, the empty log, rocksdict's notes. Returns whether it stays."""
+    stays = path.suffix == ".sst" or path.name in ("CURRENT", HEADER) or path.name.startswith("MANIFEST-")
+    if not stays:
         path.unlink()
-    return kept
+    return stays
 
 
 def _bound(bucket: int) -> bytes:
-    """What sorts before every key of `bucket` and after every one below; rocksdict's own bounds dangle."""
+    """A key before every key of `bucket` and after all lower ones; rocksdict's own bounds are dangling pointers."""
     return (bucket << 64 - BUCKET_BITS).to_bytes(8, "big") if bucket < NUM_BUCKETS else b"\xff" * 9
 
 
@@ -371,6 +371,6 @@ def _translated(where: Path) -> Iterator[None]:
 
 
 def error_of(text: str) -> PserverError:
-    """What RocksDB's or the system's text means."""
+    """The error of ours for a message of RocksDB or the system."""
     damaged = any(sign in text for sign in ("Corruption", "No such file", "does not exist"))
     return StoreDamaged(text) if damaged else StoreFailed(text)

@@ -198,7 +198,7 @@ def test_a_folder_that_is_not_there_or_taken_fails_the_write_and_is_left_alone(w
     taken.mkdir(parents=True)
     (taken / "theirs").touch()
     for folder in (tmp_path / "commit", tmp_path / "nowhere"):
-        with pytest.raises(StoreFailed, match="cannot be made"):
+        with pytest.raises(StoreFailed, match="cannot be created"):
             world.one.write_snapshot(folder, w.soon())
     world.one.settle(False, w.soon())
     assert (taken / "theirs").exists() and not (tmp_path / "nowhere").exists()

@@ -276,7 +276,7 @@ def test_a_port_that_is_taken_is_told():
         address = f"127.0.0.1:{first.getsockname()[1]}"
         with pytest.raises(SpecError) as caught:
             bound(address)
-    message = f"--listen: {address} cannot be listened on: Address already in use; choose another port"
+    message = f"--listen: {address} is not available: Address already in use; choose another port"
     assert str(caught.value) == message
 
 

@@ -37,13 +37,13 @@ OWN = {
 WRONG = {
     "brackets": (b"[" * 100_000, "has lists and objects nested deeper than 100"),
     "objects": (b'{"a":' * 100_000, "has lists and objects nested deeper than 100"),
-    "garbage": (b"\x00\xff\x13nonsense", "is no JSON: "),
-    "not UTF-8": (b'{"a": "\xff"}', "is no JSON: "),
-    "nothing": (b"", "is no JSON: "),
-    "cut off": (b'{"a": [1, 2', "is no JSON: "),
-    "digits": (b"1" * 5000, "is no JSON: "),
-    "a list": (b"[]", "is no JSON object"),
-    "a number": (b"1", "is no JSON object"),
+    "garbage": (b"\x00\xff\x13nonsense", "is not JSON: "),
+    "not UTF-8": (b'{"a": "\xff"}', "is not JSON: "),
+    "nothing": (b"", "is not JSON: "),
+    "cut off": (b'{"a": [1, 2', "is not JSON: "),
+    "digits": (b"1" * 5000, "is not JSON: "),
+    "a list": (b"[]", "is not a JSON object"),
+    "a number": (b"1", "is not a JSON object"),
     "long": (b'"' + b"x" * 2000 + b'"', "is longer than 1,000 bytes"),
 }
 

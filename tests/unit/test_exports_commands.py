@@ -61,7 +61,7 @@ def test_one_that_cannot_be_read_is_listed_as_damaged(job, folder):
     (folder / "t2" / "0000000004-base" / "manifest.json").write_text("{")
     with listing.opened(job, "main") as [stream]:
         entry = listing.entries_of(stream)[2]
-    assert entry["complete"] and "is no JSON: " in entry["damaged"]
+    assert entry["complete"] and "is not JSON: " in entry["damaged"]
 
 
 def test_an_export_is_named_by_its_path_name_or_version(job, folder, capsys):

@@ -60,9 +60,9 @@ def test_what_is_half_done_goes_unless_it_says_that_it_is_anothers(folder):
 
 
 BROKEN = {
-    "{": "is no JSON: Expecting property name",
+    "{": "is not JSON: Expecting property name",
     "[" * 100_000: "has lists and objects nested deeper than 100",
-    "[]": "is no JSON object; restore it, or remove it",
+    "[]": "is not a JSON object; restore it, or remove it",
     "{}": "is damaged: its 'format' is null; restore it, or remove it",
     '{"format": 1e999}': "is damaged: its 'format' is Infinity; ",
     '{"format": 2}': "is of format 2; this Millrace writes format 1: go on with the newer one",

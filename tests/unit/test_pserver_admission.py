@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from millrace.keys import NUM_BUCKETS, bucket_of, mix_reference
 from pserver.admission import Admission
 from pserver.admission.amounts import Measure
+from pserver.admission.deciding import lot_of
 from pserver.admission.exact import Exact, ExactReference
-from pserver.admission.lot import lot_of
 from pserver.admission.sketch import Sketch, SketchReference
 from pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
 from pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry

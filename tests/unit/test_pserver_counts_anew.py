@@ -18,4 +18,4 @@ def test_counts_that_begin_anew_are_told_of(caplog, n, anew):
     table = Table("t", section(3), seed=1)
     with caplog.at_level(logging.WARNING):
         table.operate(SetTables(tables={"t": section(n).model_dump(mode="json")}), 1)
-    assert ("is counted in another way now, and begins anew" in caplog.text) == anew
+    assert ("counts differently now and starts anew" in caplog.text) == anew

@@ -61,9 +61,9 @@ def test_a_chain_leads_nowhere_else(chain):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no JSON"),
+        ("", "is not JSON"),
         ("[" * 100_000, "has lists and objects nested deeper than 100"),
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "damaged: its 'format' is null"),
         ('{"format": 1, "timeline": "t1", "version": 1e999, "chain": []}', "damaged: its 'version' is Infinity"),
         ('{"format": 1, "timeline": "t1", "version": 1, "chain": null}', "damaged: its 'chain' is null"),

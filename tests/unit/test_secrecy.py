@@ -103,7 +103,7 @@ def test_references_are_shown_and_are_no_secrets(tmp_path):
         ({"file": "empty"}, "is empty"),
         ({"file": "large"}, "longer than 65536 bytes"),
         ({"file": "binary"}, "it is no UTF-8"),
-        (HIDDEN, "is hidden: logs and commits hold no secrets"),
+        (HIDDEN, "is hidden: logs and commits contain no secrets"),
     ],
 )
 def test_a_secret_that_cannot_be_read_is_told_by_its_key_and_not_by_its_content(tmp_path, value, told):
@@ -120,7 +120,7 @@ def test_a_secret_that_cannot_be_read_is_told_by_its_key_and_not_by_its_content(
     "value", [7, ["hunter2"], {}, {"env": ""}, {"env": "A", "file": "hunter2"}, {"environment": "hunter2"}, {"env": 7}]
 )
 def test_what_is_neither_text_nor_a_reference_is_refused_and_not_repeated(tmp_path, value):
-    with pytest.raises(SpecError, match="sources.main.options: sasl_plain_password is no text") as caught:
+    with pytest.raises(SpecError, match="sources.main.options: sasl_plain_password is neither text") as caught:
         job_of(spec(sasl_plain_password=value), tmp_path)
     assert '{ env = "NAME" } or { file = "path" }' in str(caught.value) and PASSWORD not in str(caught.value)
     assert without_secrets({"sasl_plain_password": value}) == {"sasl_plain_password": HIDDEN}

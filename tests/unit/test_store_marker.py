@@ -6,9 +6,9 @@ from millrace.errors import SpecError
 from service.store import MARKER, check_run, claimed, remove
 
 WRONG = {
-    b"\x00\xffgarbage": "is no JSON: ",
+    b"\x00\xffgarbage": "is not JSON: ",
     b"[" * 100_000: "has lists and objects nested deeper than 100",
-    b"[]": "is no JSON object",
+    b"[]": "is not a JSON object",
     b"{}": 'is damaged or not of a store; the marker of a store holds {"kind": "store", "format": 1}',
     b'{"kind": "exports", "format": 1}': "is damaged or not of a store",
     b'{"kind": "store", "format": true}': "is damaged or not of a store",
