@@ -1,4 +1,4 @@
-"""Damaged commits and logs at a restart: recognised, told, and gone around where that is possible; else refused."""
+"""Damaged commits and logs at a restart: detected and reported; avoided where possible, else refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A disk that is full, at any step of a commit or of the log, costs time and nothing else."""
+"""A full disk, at any step of a commit or of the log, costs time and nothing else."""
 
 import itertools
 import time
@@ -111,7 +111,7 @@ def chief(disk, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["room", "names"])
-def test_whatever_a_commit_lacks_it_leaves_nothing_and_is_made_once_there_is_room(disk, chief, what):
+def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(disk, chief, what):
     """A little more room at each try, so that the disk is full at one step after the other."""
     chief.train()
     dirty_rows, reasons = chief.dirty_rows(), []
@@ -186,7 +186,7 @@ def joblog(disk):
     log.close()
 
 
-def test_a_disk_that_others_fill_has_room_for_the_log_still(disk, joblog):
+def test_the_log_has_reserved_room_on_a_full_disk(disk, joblog):
     disk.leave(0)
     passes = log_module.RESERVE_BYTES // 2 // 500
     for number in range(1, passes):

@@ -1,4 +1,4 @@
-"""A job whose days go on and whose tables shrink, killed around that: it comes out as the undisturbed one does."""
+"""A job with days and shrinks, killed around them, ends like the undisturbed one."""
 
 import json
 

@@ -300,7 +300,7 @@ def test_a_cut_while_the_next_generation_claims_after_a_kill_amid_a_claim(store,
 
 
 @pytest.mark.parametrize("forgotten", ["sync", "sync_folder"])
-def test_the_images_would_show_a_sync_that_is_left_out(store, tmp_path, forgotten):
+def test_the_images_reveal_a_missing_sync(store, tmp_path, forgotten):
     story = Story(store, {forgotten})
     with story.claim(1) as log:
         story.append(log, Kind.PLAN, 1)
@@ -322,7 +322,7 @@ def test_after_a_cut_a_manifest_is_the_old_one_or_the_new_one_whole(store, tmp_p
 
 
 @pytest.mark.parametrize("forgotten", ["sync", "sync_folder"])
-def test_the_images_would_show_a_manifest_that_is_not_synced(store, forgotten):
+def test_the_images_reveal_a_manifest_that_is_not_synced(store, forgotten):
     disk = RecordingDisk(store, {forgotten})
     write_whole(disk, store / "manifest.json", b"whole")
     disk.promise("whole")

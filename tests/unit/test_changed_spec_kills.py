@@ -1,4 +1,4 @@
-"""A chief that dies while it withdraws the plans of an old spec leaves no hole in the stream."""
+"""A rank 0 that dies while it withdraws the plans of an old spec leaves no hole in the stream."""
 
 import pytest
 
@@ -14,7 +14,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("appends", range(5))
-def test_what_is_left_of_the_plans_after_a_kill_goes_on_without_a_gap(tmp_path, monkeypatch, appends):
+def test_the_plans_left_after_a_kill_have_no_gap(tmp_path, monkeypatch, appends):
     """Killed after so many records of: void 5, void 4, the new spec, the commit that is restored."""
     past = Past(tmp_path / "store").begin()
     past.log.append(SpecOperation(spec=SPEC))

@@ -1,4 +1,4 @@
-"""Which passes come next, and what the log says of those that ended."""
+"""The replay log: the order of passes, and the comparison of their closes."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_logged_passes_come_first_and_then_the_planners(joblog):
     assert told.take(0) == plan(6)
 
 
-def test_without_a_planner_the_logged_passes_are_all(joblog):
+def test_without_a_planner_only_logged_passes_come(joblog):
     told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
     assert told.take(0) == plan(4) and isinstance(told.take(0), Drained)
 
@@ -64,7 +64,7 @@ def test_a_replayed_close_is_compared_and_not_logged_again(joblog):
     assert [record.kind for record in read(joblog.folder)] == [Kind.CLAIM]
 
 
-def test_a_pass_that_comes_out_otherwise_is_named_with_what_differs(joblog):
+def test_a_replayed_pass_that_differs_is_named_with_its_differences(joblog):
     told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
     told.take(0)
     with pytest.raises(ReplayDiffers, match=r"pass 4.*events were 10, are 9; digests differ in dense") as error:
@@ -72,7 +72,7 @@ def test_a_pass_that_comes_out_otherwise_is_named_with_what_differs(joblog):
     assert error.value.exit_code == 1  # a restart would end alike
 
 
-def test_where_the_spec_says_so_a_job_goes_on_forked(joblog):
+def test_with_warn_a_forked_job_continues(joblog):
     told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)], on_mismatch="warn")
     told.take(0)
     told.close(close(4, dense="other"))
@@ -92,7 +92,7 @@ def test_a_new_close_is_in_the_log_when_it_returns(joblog):
     assert told.needed_from == History.of(read(joblog.folder)).closes[2].number + 1
 
 
-def test_operations_of_a_replayed_close_are_those_logged_and_of_a_new_one_unknown(joblog):
+def test_a_replayed_close_has_its_logged_operations_and_a_new_one_none(joblog):
     tick = DayTickOperation(id="a", to=1)
     told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12, [tick]), Logged(plan(5), 13, None)], Planned())
     told.take(0)
@@ -115,7 +115,7 @@ def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
     assert chronicle(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
 
 
-def test_a_log_without_room_is_waited_for_at_a_close_and_not_by_who_asks(joblog, monkeypatch):
+def test_a_close_waits_for_room_in_the_log_and_a_request_does_not(joblog, monkeypatch):
     tries = []
 
     def full_twice(content, append=joblog.append):
@@ -133,7 +133,7 @@ def test_a_log_without_room_is_waited_for_at_a_close_and_not_by_who_asks(joblog,
     assert len(tries) == 3 and len(History.of(read(joblog.folder)).operations) == 1
 
 
-def test_a_log_without_room_ends_the_job_once_patience_is_over(joblog, monkeypatch):
+def test_a_log_without_room_ends_the_job_after_the_time_limit(joblog, monkeypatch):
     def full(content):
         raise LogFull(joblog.folder, "no space left")
 

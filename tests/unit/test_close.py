@@ -1,4 +1,4 @@
-"""What the ranks agree on at a close."""
+"""The agreement of the ranks at a close."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
         advanced(plan, 2, 20_000, 99_999_999, 7)
 
 
-def test_a_day_that_rows_cannot_hold_stops_the_job_however_it_was_reached():
+def test_a_day_that_rows_cannot_store_stops_the_job():
     plan = Plan(3, ((Segment("t/0", 0, 5, 9),),))
     day, first = advanced(plan, 0, 20_000, 52_000, 32_000)
     assert advanced(plan, day, first, 52_767, 32_000) == (32_767, 20_000), "the last one"
@@ -92,7 +92,7 @@ def test_progress_tells_closed_passes_and_plans_apart():
     assert status["samples_per_s"] > 0
 
 
-def test_progress_goes_on_from_what_a_commit_holds():
+def test_progress_continues_from_a_commit():
     progress, again = Progress("job"), Progress("job")
     first, second = (Plan(n, ((Segment("t/0", 0, 9 * (n - 1), 9 * n),),)) for n in (1, 2))
     for plan in (first, second):  # the second is planned and not closed when the commit is made

@@ -109,7 +109,7 @@ def test_pruning_keeps_the_newest_the_held_and_the_one_being_written(tmp_path):
 
 
 @given(st.lists(st.integers(0, 99), unique=True).map(sorted), st.integers(1, 5), st.sets(st.integers(0, 99)))
-def test_what_is_pruned_is_old_and_not_held(versions, keep, held):
+def test_pruned_commits_are_old_and_not_held(versions, keep, held):
     gone = to_prune(versions, keep, held)
     assert not set(gone) & held and not set(gone) & set(versions[-keep:])
     assert {*gone, *versions[-keep:]} | held >= set(versions)

@@ -1,4 +1,4 @@
-"""When commits are made, in which order what becomes visible; one that fails leaves nothing and is made again."""
+"""When commits are made, and the order of their effects; a failed one leaves nothing and is made again."""
 
 import errno
 from concurrent.futures import Future
@@ -195,7 +195,7 @@ def test_a_commit_is_due_when_asked_for_once_and_when_memory_is_full(world):
     assert world.close_pass(full=True) == [1, 3]
 
 
-def test_one_commit_is_in_flight_and_training_goes_on(world):
+def test_one_commit_is_in_flight_and_training_continues(world):
     world.thread.hold = True
     assert world.close_pass(EVERY_S) == []
     assert world.committer.status()["writing"] and world.committer.status()["rows"] == 7
@@ -219,7 +219,7 @@ def test_an_orderly_end_commits_what_is_new_and_waits_for_it(world):
 # For those who read one
 
 
-def test_a_version_that_somebody_reads_is_committed_at_its_close_and_held_before_it_can_be_pruned(make_world):
+def test_a_requested_version_is_committed_at_its_close_and_held_before_pruning(make_world):
     world = make_world(keep=1)
     world.want(1)
     assert world.close_pass() == [1]
@@ -229,7 +229,7 @@ def test_a_version_that_somebody_reads_is_committed_at_its_close_and_held_before
     assert world.close_pass(EVERY_S) == [1, 2], "it is not pruned"
 
 
-def test_a_version_that_somebody_reads_waits_for_the_commit_in_flight_and_comes_too_late_for_none(world, monkeypatch):
+def test_a_requested_version_waits_for_the_commit_in_flight(world, monkeypatch):
     world.thread.hold = True
     world.close_pass(EVERY_S)
 
@@ -252,7 +252,7 @@ def test_a_version_that_somebody_reads_waits_for_the_commit_in_flight_and_comes_
     world.thread.go()
 
 
-def test_who_reads_a_commit_that_failed_is_told_and_holds_nothing(world):
+def test_the_client_of_a_failed_commit_is_notified_and_holds_nothing(world):
     world.shards.fails = {"write": StoreFailed("full")}
     world.want(1)
     world.close_pass()
@@ -288,7 +288,7 @@ def test_a_commit_without_a_holder_and_one_with_two(world):
     assert list(world.commits.holders().values()) == [["export-a", "export-b"]]
 
 
-def test_shards_are_told_since_when_changes_are_asked_for(world):
+def test_shards_receive_the_version_since_which_changes_are_read(world):
     world.close_pass(EVERY_S)
     world.changes_since = 1
     world.close_pass(EVERY_S)
@@ -298,7 +298,7 @@ def test_shards_are_told_since_when_changes_are_asked_for(world):
 # In which order
 
 
-def test_what_a_commit_shows_outside_comes_after_its_manifest_and_the_mirror_last(world):
+def test_effects_outside_come_after_the_manifest_and_the_mirror_last(world):
     world.close_pass(EVERY_S)
     name = world.commits.names()[0]
     assert world.done == ["snapshot 1", "capture", "write", f"settle True {name}", "positions 9", "offer 1"]
@@ -322,7 +322,7 @@ def test_older_commits_and_their_log_go_after_the_newer_ones_manifest(make_world
     assert world.versions() == [3] and not first.exists()
 
 
-def test_what_cannot_be_cleaned_up_is_told_and_the_commit_stands(world, monkeypatch, caplog):
+def test_a_failed_cleanup_is_logged_and_the_commit_remains(world, monkeypatch, caplog):
     def prune(*_):
         raise OSError(errno.EIO, "input/output error")
 
@@ -411,7 +411,7 @@ def test_an_end_waits_for_room_no_longer_than_training_does(world):
 
 
 @pytest.mark.parametrize("operation", ["sync", "rename", "sync_folder"])
-def test_a_manifest_that_the_disk_may_have_lost_ends_the_chief_and_is_not_there(world, operation):
+def test_a_manifest_that_may_be_lost_ends_rank_0_and_is_removed(world, operation):
     world.close_pass(EVERY_S)
     if operation == "sync_folder":
         world.disk.sync_folder = failing_after_the_first(world.disk.sync_folder)
@@ -425,7 +425,7 @@ def test_a_manifest_that_the_disk_may_have_lost_ends_the_chief_and_is_not_there(
     assert "offer 2" not in world.done
 
 
-def test_a_manifest_that_may_be_lost_is_gone_before_a_newer_chief_can_begin_from_it(world):
+def test_a_manifest_that_may_be_lost_is_removed_before_a_newer_generation_claims(world):
     world.close_pass(EVERY_S)
     world.disk.sync_folder = failing_after_the_first(world.disk.sync_folder)
     exclusive, seen = world.log.exclusive, []
@@ -458,7 +458,7 @@ def failing_after_the_first(sync):
     return maybe
 
 
-def test_an_older_chief_that_wakes_up_commits_nothing_and_ends(world, tmp_path):
+def test_a_replaced_rank_0_commits_nothing_and_ends(world, tmp_path):
     world.close_pass(EVERY_S)
     world.thread.hold = True
     world.close_pass(EVERY_S)
@@ -470,7 +470,7 @@ def test_an_older_chief_that_wakes_up_commits_nothing_and_ends(world, tmp_path):
     assert "offer 2" not in world.done
 
 
-def test_rows_that_are_damaged_end_the_chief_at_once(world):
+def test_damaged_rows_end_rank_0_at_once(world):
     world.shards.fails = {"write": StoreDamaged("/live/default: Corruption")}
     world.close_pass(EVERY_S)
     with pytest.raises(StoreDamaged) as error:
@@ -488,7 +488,7 @@ def test_a_commit_that_was_made_is_never_taken_back(world):
     world.assert_nothing_left_but(1)
 
 
-def test_the_status_tells_a_commits_age_and_cost(world):
+def test_the_status_has_a_commits_age_and_cost(world):
     assert world.committer.status() == {
         "version": 0, "age_s": 0.0, "writing": False, "rows": 0, "pause_s": 0.0, "write_s": 0.0,
         "failing": None, "failing_s": 0.0, "mirror": {"version": 3},

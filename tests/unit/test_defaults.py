@@ -1,4 +1,4 @@
-"""Sets of defaults: what is logged holds every default, and what was logged before means what it meant."""
+"""Sets of defaults: a logged spec has every default, and old specs keep their meaning."""
 
 import json
 import tomllib
@@ -127,14 +127,14 @@ def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(ne
         assert keys["tables.default.optimizer.per"] == "element" and keys["train.accumulate"] == 2
 
 
-def test_what_is_written_holds_in_every_set(newer):
+def test_a_written_key_holds_in_every_set(newer):
     spec = raw(train={"batch_size": 1024}, tables={"default": {"dim": 16}})
     for number in (FIRST, NEWEST_DEFAULTS):
         keys = keys_of(in_full(spec, unset=number))
         assert (keys["train.batch_size"], keys["tables.default.dim"]) == (1024, 16)
 
 
-def test_a_spec_that_this_version_does_not_know_stays_as_it_is():
+def test_an_invalid_spec_is_unchanged():
     assert in_full({"name": "golden"}) == {"name": "golden"}
     assert in_full(raw(newer=1) | {"train": {"unheard": 1}})["train"] == {"unheard": 1}
 
@@ -167,7 +167,7 @@ def test_a_job_file_takes_the_defaults_of_its_store_unless_it_names_a_set(newer,
     assert job_of(raw(), tmp_path).full["defaults"] == NEWEST_DEFAULTS
 
 
-def test_the_user_is_told_which_old_defaults_hold(newer, tmp_path):
+def test_a_run_lists_the_old_defaults_in_force(newer, tmp_path):
     spec = raw(store={"path": str(GOLDEN / "store")}, train={"batch_size": 1024})
     job = as_begun(job_of(spec, tmp_path))
     said = told_once(job) or ""

@@ -1,4 +1,4 @@
-"""Jobs that began before streams were in order: each pass takes an equal share of every partition, as it always did."""
+"""Jobs that began before streams were in order: each pass takes an equal share of every partition."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_partitions_with_backlog_left_got_equal_parts_and_the_remainder_went_to_
         assert all(t <= min(unfinished) + 1 for t in taken)
 
 
-def test_what_one_partition_lacks_is_shared_by_the_others():
+def test_the_others_share_what_a_short_partition_leaves():
     assert share([1, 100, 100], 10) == [1, 5, 4]
 
 
@@ -51,7 +51,7 @@ def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_sp
     assert [[(s.begin, s.end) for s in rank] for rank in lone.segments] == [[(0, 4)], [(4, 7)], [(7, 10)]]
 
 
-def test_a_job_whose_log_began_before_goes_on_with_the_passes_it_would_have_had():
+def test_a_job_with_an_old_log_continues_with_the_same_passes():
     history = History.of(read(GOLDEN))
     began = after(history, None, {})
     logged = history.operations[1].content
@@ -67,7 +67,7 @@ def test_a_job_whose_log_began_before_goes_on_with_the_passes_it_would_have_had(
         positions |= logged.plan.positions()
 
 
-def test_what_is_new_of_such_a_job_is_read_in_equal_shares_too():
+def test_new_partitions_of_such_a_job_are_read_in_equal_shares_too():
     known = after(History.of(read(GOLDEN)), None, {}).known
     journal = MemoryJournal()
     source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41, 8)])

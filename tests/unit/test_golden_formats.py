@@ -1,4 +1,4 @@
-"""Files of every released format number stay readable: log and manifest as formats 1 and 2 wrote them."""
+"""Files of every released format stay readable: log and manifest of formats 1 and 2."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
 GOLDEN_2 = GOLDEN.parent / "formats-2"
 
 
-def test_the_log_of_format_1_says_what_it_said():
+def test_the_log_of_format_1_is_readable():
     records = read(GOLDEN / "log")
     kinds = [Kind.CLAIM, Kind.OPERATION, Kind.PLAN, Kind.PLAN, Kind.CLOSE, Kind.CLAIM, Kind.VOID, Kind.PLAN, Kind.CLOSE]
     assert [record.kind for record in records] == kinds
@@ -31,7 +31,7 @@ def test_the_log_of_format_1_says_what_it_said():
     assert history.closes[3].content == PassClose(number=3, **counts, digests=digests)
 
 
-def test_the_manifest_of_format_1_says_what_it_said():
+def test_the_manifest_of_format_1_is_readable():
     (commit,) = Commits(GOLDEN).whole()
     assert (commit.name, commit.order, commit.version, commit.timeline) == ("t1-0000000003-g2", (1, 3, 2), 3, "t1")
     assert (commit.log_from, commit.num_rows, commit.num_bytes) == (9, 4, 14)
@@ -50,7 +50,7 @@ HOURS = {
 """Two files in order; then one that is late, and more lines of the second."""
 
 
-def test_the_log_of_format_2_says_what_it_said():
+def test_the_log_of_format_2_is_readable():
     history = History.of(read(GOLDEN_2 / "log"))
     assert known_partitions(history, None) == HOURS
     ranges = [
@@ -59,7 +59,7 @@ def test_the_log_of_format_2_says_what_it_said():
     assert ranges == [[[(0, 0, 5)], [(0, 5, 8), (1, 0, 2)]], [[(1, 2, 5)], [(1, 5, 8)]], [[(2, 0, 4)], [(1, 8, 11)]]]
 
 
-def test_the_manifest_of_format_2_says_what_it_said_and_a_job_goes_on_from_it_in_the_same_order():
+def test_the_manifest_of_format_2_is_readable_and_a_job_continues_in_the_same_order():
     (commit,) = Commits(GOLDEN_2).whole()
     history = History.of([])
     known = known_partitions(history, commit)

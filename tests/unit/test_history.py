@@ -1,4 +1,4 @@
-"""What the log's records mean together: what stands, what was withdrawn, what a timeline inherits, what is replayed."""
+"""The meaning of the log: passes, withdrawals, timelines, replays."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_without_records_there_is_no_history():
     assert (history.after(0), history.unclosed(), history.spec, history.begins_late) == ([], [], None, False)
 
 
-def test_closed_passes_come_before_those_that_are_not_and_each_as_logged():
+def test_closed_passes_come_before_open_ones_each_as_logged():
     history = of(claim(1), plan(1), plan(2), close(1), claim(2), plan(3), close(2))
     assert numbers(history.after(0)) == [(1, True, 4), (2, True, 7), (3, False, 6)]
     assert numbers(history.after(1)) == [(2, True, 7), (3, False, 6)]
@@ -49,14 +49,14 @@ def test_closed_passes_come_before_those_that_are_not_and_each_as_logged():
     assert (history.generation, history.closed, history.last_number) == (2, 2, 3)
 
 
-def test_a_withdrawn_pass_is_not_run_again_and_its_number_is_not_used_again():
+def test_a_withdrawn_pass_is_not_replayed_and_its_number_not_reused():
     history = of(claim(1), plan(1), plan(2), void(2), close(1))
     assert numbers(history.after(0)) == [(1, True, 5)]
     assert (history.unclosed(), history.last_number, list(history.voids)) == ([], 2, [2])
     assert numbers(of(claim(1), plan(1), void(1), plan(2), close(2)).after(0)) == [(2, True, 5)]
 
 
-def test_a_pass_that_was_given_the_number_of_a_withdrawn_one_is_run_again():
+def test_a_pass_with_the_number_of_a_withdrawn_one_is_replayed():
     """As logs have it that were written before numbers were kept apart also after a replay."""
     history = of(claim(1), plan(1), plan(2), void(2), close(1), claim(2), plan(2), close(2))
     assert numbers(history.after(0)) == [(1, True, 5), (2, True, 8)]
@@ -75,7 +75,7 @@ def test_the_spec_in_force_is_the_last_one_logged():
     assert of(claim(1), operation(SPEC), operation(later)).spec == {"lr": 2}
 
 
-def test_a_new_timeline_inherits_what_led_to_its_base_and_nothing_after():
+def test_a_new_timeline_inherits_the_records_up_to_its_base():
     history = of(
         *[
             claim(1),
@@ -108,13 +108,13 @@ def test_a_timeline_from_a_commit_whose_log_is_elsewhere_begins_at_its_version()
         history.after(6)
 
 
-def test_the_same_timeline_claimed_again_goes_on():
+def test_a_timeline_that_is_claimed_again_continues():
     history = of(claim(1, "t2", "t1-0000000007-g4"), plan(8), claim(2, "t2", "t1-0000000007-g4"), close(8))
     assert (history.closed, history.claim.generation) == (8, 2)
     assert numbers(history.after(7)) == [(8, True, 4)]
 
 
-def test_of_a_pruned_log_only_what_is_whole_is_run_again():
+def test_a_pruned_log_replays_only_complete_passes():
     history = of(claim(1, closed=4), close(5), plan(6), close(6), begin=20)
     assert history.begins_late
     assert numbers(history.after(5)) == [(6, True, 23)]
@@ -122,13 +122,13 @@ def test_of_a_pruned_log_only_what_is_whole_is_run_again():
         history.after(4)
 
 
-def test_a_commit_older_than_all_that_a_pruned_log_says_is_not_taken_for_the_newest_state():
+def test_a_commit_older_than_a_pruned_log_is_not_taken_for_the_newest_state():
     history = of(claim(1, closed=10), begin=20)
     assert history.after(10) == []
     with pytest.raises(HistoryMissing, match="version 3 .* no plan 4"):
         history.after(3)
 
 
-def test_a_close_that_is_gone_is_missed():
+def test_a_missing_close_is_an_error():
     with pytest.raises(HistoryMissing, match="version 4 .* no close 5"):
         of(claim(1), plan(5), close(6), begin=20).after(4)

@@ -1,4 +1,4 @@
-"""Warm starts: what each kind of source says, what goes where, what is refused, and that nothing is left half done."""
+"""Warm starts: sources, selection, refusals; and a failed import leaves nothing behind."""
 
 import gzip
 
@@ -157,7 +157,7 @@ def test_slots_and_tables_choose_rows(tmp_path, taken, capsys):
     assert "ignored: 1 rows of slot history: not among --slots" in capsys.readouterr().out
 
 
-def test_slots_that_the_job_lacks_are_ignored_and_told(tmp_path, taken, capsys):
+def test_slots_that_the_job_lacks_are_ignored_and_listed(tmp_path, taken, capsys):
     out = write_export(tmp_path / "out", "base", 3, ROWS | {("z", 4): [1] * 5}, groups=GROUPS | {"z": 3})
     assert taken(out).keys() == ROWS.keys()
     assert "ignored: 1 rows of slot z: the job has no sparse slot 'z'" in capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_slots_that_the_job_lacks_are_ignored_and_told(tmp_path, taken, capsys):
         ({}, ["tables.default.dim=8"], BadInput, "has dim 4; table 'default' of the job has 8"),
     ],
 )
-def test_what_does_not_fit_is_said_and_nothing_is_left(tmp_path, job_of, asked, settings, error, words):
+def test_a_misfit_is_refused_and_nothing_is_left(tmp_path, job_of, asked, settings, error, words):
     out = write_export(tmp_path / "out", "base", 3, ROWS, dense={"mlp.0.bias": np.ones(8)})
     job = job_of(*settings)
     with pytest.raises(error, match=words):
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_left(tmp_path, job_of, asked, 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("place", "what"), [(0, "weight"), (3, "vector")])
-def test_what_is_no_finite_number_is_named(tmp_path, job_of, bad, place, what):
+def test_values_that_are_not_finite_are_named(tmp_path, job_of, bad, place, what):
     values = [1.0] * 5
     values[place] = bad
     out = write_export(tmp_path / "out", "base", 3, ROWS | {("b", 77): values})
@@ -231,7 +231,7 @@ def test_a_store_that_holds_a_run_is_refused(tmp_path, job_of):
         import_into(job_of(), ImportRequest(str(out), dry_run=True))
 
 
-def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, job_of, capsys):
+def test_a_dry_run_reports_everything_and_writes_nothing(tmp_path, job_of, capsys):
     out = write_export(tmp_path / "out", "base", 3, ROWS)
     job = job_of()
     import_into(job, ImportRequest(str(out), dry_run=True))
@@ -239,7 +239,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, job_of, capsys):
     assert not job.store.exists()
 
 
-def test_what_a_killed_import_left_is_in_nobodys_way(tmp_path, job_of):
+def test_leftovers_of_a_killed_import_do_no_harm(tmp_path, job_of):
     job = job_of()
     with claimed(job.store, "small", fresh=False):
         (job.store / "commits" / "t0-0000000001-g0.importing" / "shard-0").mkdir(parents=True)
@@ -315,14 +315,14 @@ def test_lines_of_another_layout_are_named(tmp_path, job_of, line, words):
     assert nothing_is_left(job)
 
 
-def test_a_key_twice_far_apart_is_told_with_both_places(tmp_path, job_of, monkeypatch):
+def test_a_duplicate_key_is_named_with_both_places(tmp_path, job_of, monkeypatch):
     monkeypatch.setattr(paddle, "BATCH_LINES", 1)
     source = save(tmp_path / "000", part_000_00000=[FULL, SHORT], part_001_00000=[FULL])
     with pytest.raises(BadInput, match=r"part-000-00000, line 1 \(slot '101'\) and part-001-00000, line 1"):
         import_into(job_of(), ImportRequest(str(source), slots="a=101,b=102"))
 
 
-def test_a_save_whose_slots_nobody_has_is_refused(tmp_path, job_of):
+def test_a_save_without_a_slot_of_the_job_is_refused(tmp_path, job_of):
     source = save(tmp_path / "000", part_000_00000=[FULL, SHORT])
     with pytest.raises(BadInput, match="it has the slots 101, 102; map them with --slots"):
         import_into(job_of(), ImportRequest(str(source)))
@@ -382,14 +382,14 @@ def test_one_slot_named_needs_no_column(tmp_path, taken):
         ({"slot": ["a", "a"], "sign": [1, 1], "vector": VECTORS}, "row 0 .* and x.parquet, row 1"),
     ],
 )
-def test_columns_that_do_not_fit_are_told_of(tmp_path, job_of, columns, words):
+def test_columns_that_do_not_fit_are_named(tmp_path, job_of, columns, words):
     job = job_of()
     with pytest.raises(BadInput, match=words):
         import_into(job, ImportRequest(str(parquet(tmp_path / "x.parquet", **columns))))
     assert nothing_is_left(job)
 
 
-def test_what_is_no_source_is_told(tmp_path, job_of):
+def test_an_address_without_a_source_is_refused(tmp_path, job_of):
     (tmp_path / "empty").mkdir()
     for where, words in ((tmp_path / "empty", "it has none of these"), (tmp_path / "nowhere", "nothing exists there")):
         with pytest.raises(BadInput, match=words):

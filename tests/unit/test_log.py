@@ -1,4 +1,4 @@
-"""The log tells what was appended, of each generation just what its successor sealed, and stops where it is damaged."""
+"""The log: appended records, claims and seals, pruning, damage, full and failing disks."""
 
 import errno
 import json
@@ -69,7 +69,7 @@ def names(folder):
 # What is written is read
 
 
-def test_what_was_appended_is_read_in_order_with_its_place(claim, folder):
+def test_appended_records_are_read_in_order_with_their_places(claim, folder):
     log = claim(1, facts={"host": "here"})
     plan = log.append(Plan(1, ((Segment("line\nfeed \u2028 é", 0, 0, 5),),)))
     end = log.append(close(1, digests={"dense": "ab"}))
@@ -92,11 +92,11 @@ def test_a_line_is_format_checksum_and_json(claim, folder):
     assert line == b"2 %08x %s" % (zlib.crc32(content), content)
 
 
-def test_a_folder_without_a_log_says_nothing(folder):
+def test_a_folder_without_a_log_has_no_records(folder):
     assert (read(folder), newest_generation(folder)) == ([], 0)
 
 
-def test_a_body_that_is_no_json_is_refused_and_nothing_is_written(claim, folder):
+def test_content_that_is_not_json_is_refused_and_nothing_is_written(claim, folder):
     log = claim(1)
     for value in (float("nan"), object()):
         with pytest.raises((ValueError, TypeError)):
@@ -125,7 +125,7 @@ def test_the_control_plane_reads_a_log_without_torch():
 # Generations
 
 
-def test_a_claim_seals_what_was_there_and_numbers_run_on(claim, folder):
+def test_a_claim_seals_the_file_before_it_and_numbers_continue(claim, folder):
     claim(1).append(Plan(1, ()))
     length = (folder / "00000001-0001.log").stat().st_size
     claim(2).append(close(1))
@@ -144,7 +144,7 @@ def test_a_claim_that_is_not_newer_is_refused_and_leaves_nothing(claim, folder, 
     assert names(folder) == before
 
 
-def test_of_two_that_claim_one_generation_one_wins(folder):
+def test_one_of_two_claims_of_a_generation_wins(folder):
     start, outcomes = threading.Barrier(4), []
 
     def contend():
@@ -178,7 +178,7 @@ def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_
 
 
 @pytest.mark.parametrize("late", [b"1 00000000 {}\n", b"\0" * 50, b"whole"])
-def test_what_a_late_writer_leaves_behind_the_seal_is_ignored(claim, folder, late):
+def test_bytes_of_a_late_writer_behind_the_seal_are_ignored(claim, folder, late):
     old = claim(1)
     old.append(Plan(1, ()))
     path = folder / "00000001-0001.log"
@@ -191,7 +191,7 @@ def test_what_a_late_writer_leaves_behind_the_seal_is_ignored(claim, folder, lat
     assert read(folder) == before
 
 
-def test_whoever_holds_the_store_keeps_others_out_and_may_append(claim, folder, monkeypatch):
+def test_the_holder_of_the_store_excludes_others_and_may_append(claim, folder, monkeypatch):
     log = claim(1)
     monkeypatch.setattr(log_module, "MAX_WAIT_S", 0.02)
     refused = []
@@ -239,7 +239,7 @@ def test_a_long_file_is_followed_by_one_that_seals_it_and_repeats_the_claim(clai
     assert [record.number for record in read(folder)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_short_file_goes_on(claim, folder):
+def test_a_short_file_is_continued(claim, folder):
     log = claim(1)
     assert not log.roll()
     assert len(log.files()) == 1
@@ -273,7 +273,7 @@ def test_pruning_keeps_operations_that_did_not_act(claim, folder, small_parts):
     assert len(log.prune(end)) == 1
 
 
-def test_what_an_abandoned_timeline_left_open_is_pruned(claim, folder, small_parts):
+def test_open_plans_of_an_abandoned_timeline_are_pruned(claim, folder, small_parts):
     log = claim(1, timeline="t1")
     log.append(Plan(1, ()))
     log = claim(2, timeline="t2")
@@ -281,7 +281,7 @@ def test_what_an_abandoned_timeline_left_open_is_pruned(claim, folder, small_par
     assert names(folder) == ["00000002-0001.log", "lock"]
 
 
-def test_a_reader_begins_again_when_files_are_pruned_under_it(claim, folder, small_parts, monkeypatch):
+def test_a_reader_starts_over_when_files_are_pruned_meanwhile(claim, folder, small_parts, monkeypatch):
     log = claim(1)
     log.append(Void(number=1))
     log.roll()
@@ -339,7 +339,7 @@ def test_a_cut_anywhere_in_the_newest_file_leaves_whole_records_or_is_damage(cla
             ]
 
 
-def test_a_cut_in_a_sealed_file_is_damage_that_says_where_and_what_to_do(claim, folder):
+def test_a_cut_in_a_sealed_file_is_damage_with_its_place_and_advice(claim, folder):
     two_generations(claim)
     path = folder / "00000001-0001.log"
     path.write_bytes(path.read_bytes()[:-5])
@@ -381,7 +381,7 @@ def test_a_torn_tail_is_ignored_then_cut_by_the_next_claim(claim, folder):
     assert path.read_bytes() == whole
 
 
-def test_a_newer_format_stops_and_says_so(claim, folder):
+def test_a_newer_format_is_refused_by_name(claim, folder):
     claim(1)
     with (folder / "00000001-0001.log").open("ab") as file:
         file.write(b'3 00000000 {"what": "we cannot know"}\n')
@@ -469,7 +469,7 @@ def test_a_claim_that_fails_leaves_nothing(claim, folder, operation, error):
     claim(1, disk=disk)
 
 
-def test_a_file_that_cannot_be_begun_for_want_of_room_leaves_the_log_where_it_was(claim, folder, small_parts):
+def test_without_room_for_a_new_file_the_log_continues_in_the_old_one(claim, folder, small_parts):
     disk = TroubledDisk()
     log = claim(1, disk=disk)
     log.append(Void(number=1))
@@ -495,7 +495,7 @@ def test_after_a_new_file_whose_name_may_be_lost_nothing_is_appended_to_the_old_
     assert [kind for _, kind, _ in told(folder)] == ["claim", "void", "claim"]
 
 
-def test_on_a_full_disk_the_log_goes_on_for_a_while_then_waits_for_room(tmp_path):
+def test_on_a_full_disk_the_log_continues_in_reserved_room_then_waits(tmp_path):
     with small_disk(tmp_path / "disk", 4 << 20) as disk:
         folder = disk.folder / "log"
         log = Log.claim(folder, 1, Deadline.after(5))

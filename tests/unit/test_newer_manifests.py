@@ -1,4 +1,4 @@
-"""A commit that a newer Millrace wrote stops a job that would go on from an older one; it is left as it is."""
+"""A commit of a newer Millrace stops a job that would continue from an older one; it is not changed."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from trainer.records import SpecOperation
 from trainer.recovery import begin
 
 
-def test_a_job_does_not_go_on_behind_a_commit_that_it_cannot_read(tmp_path, monkeypatch):
+def test_a_job_does_not_continue_from_before_a_commit_that_it_cannot_read(tmp_path, monkeypatch):
     past = Past(tmp_path / "store").begin()
     past.log.append(SpecOperation(spec=SPEC))
     past.close(1, a=(0, 100))

@@ -1,4 +1,4 @@
-"""Operations: logged at once, each acting at one close, again exactly so in a replay."""
+"""Operations: logged at once; each acts at one close, and exactly so in a replay."""
 
 import threading
 from itertools import count
@@ -134,7 +134,7 @@ def world(tmp_path):
     made.log.close()
 
 
-def test_what_is_asked_for_is_logged_at_once_and_acts_at_the_next_close(world):
+def test_a_request_is_logged_at_once_and_acts_at_the_next_close(world):
     assert world.operator.ask(SET) == {"id": "a", "version": None}
     assert [record.body for record in world.logged()] == [SET]
     assert world.shards.operated == [] and world.operator.overrides == {}
@@ -186,14 +186,14 @@ def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
     assert world.decider.heard == [("saw", 1), ("due", ["forget", "day_tick"]), *acted]
 
 
-def test_what_acted_is_told_and_what_waits(world):
+def test_the_status_shows_waiting_operations_and_those_that_acted(world):
     world.operator.ask(SET)
     assert world.operator.status() == {"logged": [SET], "acted": [], "decider": {"wants": False}}
     world.close()
     assert world.operator.status()["acted"] == [{**SET, "version": 1}] and world.operator.status()["logged"] == []
 
 
-def test_a_learning_rate_of_the_dense_part_is_told_to_every_rank(world):
+def test_a_learning_rate_of_the_dense_part_is_sent_to_every_rank(world):
     world.operator.ask({"op": "set", "id": "a", "keys": {"train.dense_optimizer.lr": 0.25}})
     assert world.close() == Word(0.25, True) and world.shards.operated == []
 
@@ -213,7 +213,7 @@ def test_a_learning_rate_of_the_dense_part_is_told_to_every_rank(world):
         ({"op": "exported", "id": "a"}, "'exported' is not an operation that a client may request"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_logged(world, wish, why):
+def test_an_invalid_request_is_refused_and_nothing_is_logged(world, wish, why):
     with pytest.raises(SpecError) as caught:
         world.operator.ask(wish)
     assert str(caught.value).startswith(why) and world.logged() == []
@@ -226,14 +226,14 @@ def test_days_of_a_job_with_event_time_are_its_events(tmp_path):
     world.log.close()
 
 
-def test_days_end_where_a_row_can_hold_no_later_one(world):
+def test_a_day_that_rows_cannot_store_is_refused(world):
     world.close(day=LAST_DAY - 1)
     with pytest.raises(SpecError, match="32768 is not a day: days are numbers from 0 to 32,767"):
         world.operator.ask({"op": "day_tick", "id": "a", "to": LAST_DAY + 1})
     world.operator.ask({"op": "day_tick", "id": "b", "to": LAST_DAY})
 
 
-def test_days_of_a_job_that_learns_nothing_stand_still_and_what_is_forgotten_goes(tmp_path):
+def test_a_job_that_does_not_learn_has_no_day_ticks_but_forgets(tmp_path):
     world = World(tmp_path / "log", "train.learn=false")
     with pytest.raises(SpecError, match="train.learn: is false: the job only predicts"):
         world.operator.ask({"op": "day_tick", "id": "a", "to": 1})
@@ -253,14 +253,14 @@ def test_a_set_is_checked_with_those_that_wait(world):
     assert [operation.tables["default"]["optimizer"]["lr"] for operation in operations] == [0.5, 0.75]
 
 
-def test_a_decider_takes_wishes_of_its_own_and_may_have_to_be_asked_again(world):
+def test_a_decider_takes_its_own_requests_and_may_ask_to_repeat_one(world):
     assert world.operator.ask({"op": "export", "id": "e"}) == {"id": "e", "version": None}
     with pytest.raises(NotYet):
         world.operator.ask({"op": "later", "id": "l"})
     assert [record.body["op"] for record in world.logged()] == ["export"]
 
 
-def test_an_id_asked_for_by_many_at_once_is_logged_once(world):
+def test_an_id_requested_by_many_threads_is_logged_once(world):
     asking = [threading.Thread(target=world.operator.ask, args=(SET,)) for _ in range(8)]
     for thread in asking:
         thread.start()
@@ -269,7 +269,7 @@ def test_an_id_asked_for_by_many_at_once_is_logged_once(world):
     assert len(world.logged()) == 1
 
 
-def test_after_a_crash_what_waited_acts_at_the_first_new_close(world):
+def test_after_a_crash_waiting_operations_act_at_the_first_new_close(world):
     world.operator.ask(SET)
     assert world.restarted() == Word(world.job.train.dense_optimizer.lr, False)
     assert world.operator.ask(SET) == {"id": "a", "version": None} and world.operator.wants_pass()
@@ -300,7 +300,7 @@ def test_a_replay_repeats_exactly_what_was_logged_and_asks_no_decider(world):
     assert world.operator.day == 1 and ("due", ["day_tick"]) in world.decider.heard
 
 
-def test_a_commit_brings_back_what_was_set_and_who_asked(world):
+def test_a_commit_restores_overrides_and_known_ids(world):
     world.operator.ask(SET)
     world.close()
     state = world.operator.state()
@@ -317,14 +317,14 @@ def test_without_overrides_a_restart_asks_nothing_of_the_tables(world):
     assert world.shards.operated == []
 
 
-def test_operations_that_have_acted_by_themselves_are_passed_over(world):
+def test_inert_operations_do_not_act_at_a_close(world):
     world.log.append(operation({"op": "gap", "partition": "t/0", "position": 0, "go_on": 5}))
     world.restarted()
     assert not world.operator.wants_pass()
     assert world.close() == Word(None, False) and world.operator.status()["acted"] == []
 
 
-def test_a_pass_of_no_events_is_wanted_where_something_waits_or_a_decider_does(world):
+def test_an_empty_pass_is_wanted_for_a_waiting_operation_or_by_a_decider(world):
     assert not world.operator.wants_pass()
     world.operator.note(operation({"op": "exported"}))
     assert not world.operator.wants_pass(), "nobody waits for it"
@@ -335,7 +335,7 @@ def test_a_pass_of_no_events_is_wanted_where_something_waits_or_a_decider_does(w
     assert world.operator.wants_pass(ended=True)
 
 
-def test_a_log_without_room_refuses_and_forgets_the_wish(world, monkeypatch):
+def test_a_log_without_room_refuses_and_forgets_the_request(world, monkeypatch):
     def full(content):
         raise LogFull(world.folder, "full")
 

@@ -1,4 +1,4 @@
-"""What may be set while a job runs, what then is in force, and what a changed job file leaves of it."""
+"""Overrides: keys that may be set while a job runs, their effect, and a changed job file."""
 
 import json
 
@@ -31,7 +31,7 @@ def job(*overrides):
         ("train.dense_optimizer.lr", 0.01, lambda job: job.train.dense_optimizer.lr),
     ],
 )
-def test_what_is_set_is_in_force_and_all_else_as_it_was(key, value, read):
+def test_an_override_is_in_force_and_all_else_is_unchanged(key, value, read):
     before = job()
     changed = after_set(before, {}, {key: value})
     assert read(changed) == value and is_hot(key)
@@ -57,7 +57,7 @@ def test_an_entry_of_admission_is_set_by_its_number():
             after_set(counted, {}, {f"tables.default.admission.{number}.n": 1})
 
 
-def test_a_threshold_is_taken_away_by_nothing():
+def test_a_threshold_is_removed_by_null():
     ruled = job("tables.default.delete_below=0.5")
     assert after_set(ruled, {}, {"tables.default.delete_below": None}).tables["default"].delete_below is None
 
@@ -95,7 +95,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_what_cannot_be_set_is_refused_as_a_job_file_would_be(key):
+def test_an_invalid_override_is_refused_like_an_invalid_job_file(key):
     value, why = REFUSED[key]
     with pytest.raises(SpecError) as caught:
         after_set(job(), {}, {key: value})
@@ -128,7 +128,7 @@ def changed_file(**tables):
     return spec
 
 
-def test_where_a_job_file_changes_a_key_it_holds_and_what_was_set_beside_it_stays():
+def test_a_changed_key_of_the_job_file_wins_and_other_overrides_remain():
     assert remaining(SET, SPEC, SPEC) == SET
     assert remaining(SET, SPEC, changed_file(optimizer={"lr": 0.3})) == {k: v for k, v in SET.items() if k != LR}
     new = changed_file(admission=[{"kind": "probability", "p": 0.5}])
@@ -136,6 +136,6 @@ def test_where_a_job_file_changes_a_key_it_holds_and_what_was_set_beside_it_stay
     assert remaining(SET, SPEC, {**SPEC, "commit": {"keep": 5}}) == SET
 
 
-def test_a_learning_rate_goes_with_the_optimizer_that_it_was_set_for():
+def test_an_override_of_a_learning_rate_ends_with_its_optimizer():
     other = {**SPEC, "train": {"dense_optimizer": {"kind": "sgd"}}}
     assert "train.dense_optimizer.lr" not in remaining(SET, SPEC, other) and LR in remaining(SET, SPEC, other)

@@ -1,4 +1,4 @@
-"""What is known of a partition stays so, whatever the source says later."""
+"""The facts about a partition never change, whatever the source has later."""
 
 from dataclasses import replace
 
@@ -19,13 +19,13 @@ def met(*partitions, bounded=False):
     return meet({}, partitions, bounded)[0]
 
 
-def test_the_first_look_fixes_numbers_starts_ends_and_identities():
+def test_the_first_poll_fixes_numbers_starts_ends_and_identities():
     known, new = meet({}, [seen("b", 10, start=3, final=True), seen("a", 20, identity="two", final=True)], True)
     assert new == list(known.values()) == [Known("b", 0, 3, 10, "one", ""), Known("a", 1, 0, 20, "two", "")]
     assert Known.of_message(new[0].message()) == new[0]
 
 
-def test_a_restart_gives_the_same_whatever_the_source_says_by_then():
+def test_a_restart_has_the_same_partitions_whatever_the_source_has_then():
     first = [seen("b", 10, start=10), seen("a", 20, start=20)]
     known = met(*first)
     later = [seen("a", 30, start=30), seen("b", 15, start=15)]
@@ -49,39 +49,39 @@ def test_a_bounded_stream_that_has_not_all_arrived_has_no_end_yet():
     assert present(known, [seen("a", 15, final=True)], {}, []) == [seen("a", 15, final=True)]
 
 
-def test_one_found_later_comes_last_and_starts_at_its_beginning():
+def test_a_later_partition_comes_last_and_starts_at_its_beginning():
     known, new = meet(met(seen("b"), seen("c")), [seen("a", 90, start=90, begin=7), seen("b"), seen("c")], False)
     assert new == [Known("a", 2, 7, None, "one", "")]
     assert [known[name].number for name in "abc"] == [2, 0, 1]
 
 
-def test_another_one_behind_the_same_name_always_fails_even_where_it_is_longer():
+def test_a_replaced_partition_always_fails_even_if_it_is_longer():
     for bounded in (False, True):
         known = met(seen("t/0", 10, final=bounded), bounded=bounded)
         with pytest.raises(SourceGap, match=r"t/0 is not what it was .*identity one then, two now.*--fresh"):
             present(known, [seen("t/0", 99, identity="two")], {"t/0": 3}, [])
 
 
-def test_an_identity_that_nobody_knows_says_nothing():
+def test_an_unknown_identity_is_not_compared():
     known = met(seen("t/0", identity=""))
     assert present(known, [seen("t/0", identity="two")], {}, [])[0].identity == ""
     known = met(seen("t/0"))
     assert present(known, [seen("t/0", identity="")], {}, [])[0].identity == "one"
 
 
-def test_one_that_ends_before_where_the_job_stands_always_fails():
+def test_a_partition_that_ends_before_the_jobs_position_always_fails():
     with pytest.raises(SourceGap, match=r"t/0 ends at position 10, but it once reached 11.*truncated.*millrace rewind"):
         present(met(seen("t/0")), [seen("t/0", 10)], {"t/0": 11}, [])
     assert present(met(seen("t/0")), [seen("t/0", 10)], {"t/0": 10}, [])
 
 
-def test_a_bounded_one_that_lost_its_end_fails_before_that_is_read():
+def test_a_truncated_bounded_partition_fails_before_its_end_is_read():
     known = met(seen("a", 10, final=True), bounded=True)
     with pytest.raises(SourceGap, match="a ends at position 8, but it once reached 10"):
         present(known, [seen("a", 8, final=True)], {"a": 2}, [])
 
 
-def test_what_becomes_of_a_bounded_one_after_it_was_read_is_nobodys_matter():
+def test_a_bounded_partition_may_change_after_it_was_read():
     known = met(seen("a", final=True), seen("b", final=True), bounded=True)
     for later in ([], [seen("a", 3, identity="two", final=True)]):
         first, second = present(known, [*later, seen("b", final=True)], {"a": 10}, [])
@@ -91,7 +91,7 @@ def test_what_becomes_of_a_bounded_one_after_it_was_read_is_nobodys_matter():
     assert present(known, [seen("b", final=True)], {"a": 4}, [Skip("a", 4, 10)])[0].end == 10
 
 
-def test_an_unbounded_one_that_is_gone_is_final_where_the_job_stands():
+def test_an_unbounded_partition_that_is_gone_ends_at_the_jobs_position():
     known = met(seen("a", start=2), seen("b"))
     gone, there = present(known, [seen("b")], {"a": 7}, [])
     assert (gone.name, gone.end, gone.final) == ("a", 7, True)
@@ -119,7 +119,7 @@ ranges = st.lists(st.builds(Skip, st.sampled_from("ab"), st.integers(0, 30), st.
 
 
 @given(st.integers(0, 30), st.integers(0, 30), ranges)
-def test_open_ranges_are_what_is_not_skipped(begin, end, skips):
+def test_open_ranges_are_without_skipped_positions(begin, end, skips):
     found = open_ranges("a", begin, end, skips)
     left = [n for first, last in found for n in range(first, last)]
     skipped = {n for skip in skips if skip.partition == "a" for n in range(skip.begin, skip.end)}
@@ -128,6 +128,6 @@ def test_open_ranges_are_what_is_not_skipped(begin, end, skips):
     assert past("a", begin, skips) == next(n for n in range(begin, 99) if n not in skipped)
 
 
-def test_a_partition_keeps_what_only_the_source_knows():
+def test_a_partition_keeps_facts_of_the_source():
     now = seen("a", 30, begin=4, final=True)
     assert present(met(seen("a")), [now], {"a": 9}, []) == [replace(now, start=0)]

@@ -1,4 +1,4 @@
-"""Cutting a stream into passes: pure, fair, complete."""
+"""The cut of a stream into passes: pure, fair, complete."""
 
 import json
 
@@ -17,7 +17,7 @@ def partition(number, end, begin=0, final=True, start=None, **order):
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 200))
-def test_a_pass_takes_of_each_stream_its_part_of_what_waits(counts, max_events):
+def test_a_pass_takes_of_each_stream_in_proportion_to_its_backlog(counts, max_events):
     taken = in_proportion(counts, max_events)
     total = sum(counts)
     assert sum(taken) == min(max_events, total)
@@ -58,7 +58,7 @@ def gone(name, position, skips):
     return any(skip.partition == name and skip.begin <= position < skip.end for skip in skips)
 
 
-def test_a_segment_stops_where_a_skip_begins_and_the_next_goes_on_behind_it():
+def test_a_segment_stops_at_a_skip_and_the_next_begins_after_it():
     plan = cut(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [Skip("t/0", 10, 60)])
     assert [(s.partition, s.begin, s.end) for s in plan.segments[0]] == [
         ("t/0", 5, 10),
@@ -73,7 +73,7 @@ def test_every_segment_carries_the_identity_of_its_partition():
     assert '"identity": "id-0"' in json.dumps(plan.message())
 
 
-def test_what_a_pass_takes_is_split_into_equal_contiguous_parts_whatever_the_partitions():
+def test_a_pass_is_split_into_equal_contiguous_parts_whatever_the_partitions():
     plan = cut(1, [partition(i, size) for i, size in enumerate([1, 10, 1])], {}, 40, 3, learn=True)
     assert [[(s.number, s.begin, s.end) for s in rank] for rank in plan.segments] == [
         [(0, 0, 1), (1, 0, 3)],
@@ -96,17 +96,17 @@ def test_a_file_that_comes_before_the_present_one_is_read_next():
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(2, 0, 10), (1, 4, 6)]
 
 
-def test_a_cap_holds_a_partition_back():
+def test_a_cap_limits_a_partition():
     plan = cut(1, [partition(0, 10), partition(1, 10)], {"t/1": 2}, 40, 1, learn=True, caps={"t/0": 4, "t/1": 0})
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(0, 0, 4)]
 
 
-def test_a_plan_survives_being_told():
+def test_a_plan_survives_its_message():
     plan = cut(3, [partition(i, 7) for i in range(3)], {"t/1": 5}, 9, 2, learn=False)
     assert Plan.of_message(plan.message()) == plan
 
 
-def test_a_position_before_the_first_retained_one_is_kept_for_the_source_to_refuse():
+def test_a_position_before_the_first_retained_one_is_left_for_the_source_to_refuse():
     assert backlog([partition(0, 10, begin=5)], {"t/0": 2}) == [8]
 
 
@@ -115,7 +115,7 @@ def test_a_lone_partition_with_less_than_a_position_a_rank_leaves_ranks_without(
     assert [[(s.begin, s.end) for s in rank] for rank in plan.segments] == [[(0, 1)], [(1, 2)], []]
 
 
-def test_a_gap_is_where_the_job_stands_before_what_is_kept_even_if_it_never_read_there():
+def test_a_gap_is_a_position_before_the_first_retained_one_even_if_never_read():
     there = [partition(0, 80, begin=50, start=0), partition(1, 80, begin=50, start=60)]
     assert gaps(there, {}, to_latest=False) == [Gap("t/0", 0, 50)]
     assert gaps(there, {"t/0": 50, "t/1": 49}, to_latest=True) == [Gap("t/1", 49, 80)]

@@ -1,4 +1,4 @@
-"""When a pass may be cut: by count once it is full or the stream has ended, by arrival once its time is up."""
+"""When a pass may be cut: by count, once it is full or the stream has ended; by arrival, once its time is up."""
 
 import threading
 from pathlib import Path
@@ -78,13 +78,13 @@ def test_a_stream_without_an_end_is_never_drained_even_where_every_partition_is_
     planner.close()
 
 
-def test_by_arrival_nothing_is_no_pass_and_what_came_is_one():
+def test_by_arrival_a_pass_needs_new_events():
     answer, _ = first(Stream((0, False), (0, False), (4, False)), max_events=10, wait="50ms")
     assert isinstance(answer, Plan) and answer.num_positions == 4
 
 
 @pytest.mark.parametrize("cut", ["count", "arrival"])
-def test_where_nothing_comes_and_something_waits_for_a_close_a_pass_of_no_events_is_planned(cut):
+def test_without_events_an_operation_that_waits_gets_an_empty_pass(cut):
     came = 5 if cut == "count" else 0  # which is less than a pass
     planner = Planner(Stream((came, False)), PassesSection(cut=cut, max_events=10, wait="20ms"), 2, None)
     planner.request(1, {}, 0)
@@ -95,7 +95,7 @@ def test_where_nothing_comes_and_something_waits_for_a_close_a_pass_of_no_events
     planner.close()
 
 
-def test_what_waits_for_a_close_does_not_cut_a_pass_short():
+def test_a_waiting_operation_does_not_shorten_a_pass():
     planner = Planner(Stream((0, False), (4, False)), PassesSection(cut="arrival", max_events=10, wait="1h"), 1, None)
     planner.wants_pass = lambda: True
     planner.request(1, {}, 0)
@@ -108,14 +108,14 @@ def test_by_arrival_a_full_pass_does_not_wait():
     assert isinstance(answer, Plan) and answer.num_positions == 10
 
 
-def test_learning_ends_exactly_where_the_spec_says():
+def test_learning_ends_exactly_at_learn_until():
     learning, _ = first(Stream((40, True), bounded=True), learn_until=12, num_positions=8, max_events=10)
     assert learning.learn and learning.num_positions == 4
     frozen, _ = first(Stream((40, True), bounded=True), learn_until=12, num_positions=12, max_events=10)
     assert not frozen.learn and frozen.num_positions == 10
 
 
-def test_what_the_source_says_reaches_the_one_who_asks():
+def test_an_error_of_the_source_reaches_the_caller():
     with pytest.raises(SourceUnavailable, match="broker is away"):
         first(Stream((0, False), fails="broker is away"))
 
@@ -166,7 +166,7 @@ class Forgetful(Stream):
 
 
 @pytest.mark.parametrize(("on_gap", "begin"), [("earliest", 50), ("latest", None)])
-def test_past_a_gap_the_job_goes_on_where_the_spec_says_and_counts_what_is_lost(on_gap, begin):
+def test_after_a_gap_the_job_continues_as_configured_and_counts_lost_positions(on_gap, begin):
     planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None, on_gap)
     planner.request(3, {"t/0": 20}, 20)
     answer = planner.take(10.0)
@@ -178,7 +178,7 @@ def test_past_a_gap_the_job_goes_on_where_the_spec_says_and_counts_what_is_lost(
     planner.close()
 
 
-def test_a_gap_stops_the_job_unless_the_spec_says_otherwise():
+def test_a_gap_stops_the_job_by_default():
     planner = Planner(Forgetful(bounded=True), PassesSection(max_events=10), 1, None)
     planner.request(3, {"t/0": 20}, 20)
     with pytest.raises(SourceGap, match="t/0: position 20 is no longer retained, the first one is 50"):
@@ -210,7 +210,7 @@ class Listening(MemoryJournal):
         self.order.append(("plan", self.planner._answers.qsize()))
 
 
-def test_partitions_met_and_the_plan_are_logged_before_anybody_hears_of_them():
+def test_new_partitions_and_the_plan_are_logged_before_the_answer():
     journal = Listening()
     stream = MemorySource([[b"a"] * 5, [b"b"] * 3])
     journal.planner = planner = Planner(stream, PassesSection(), 1, None, journal=journal)
@@ -270,7 +270,7 @@ def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num
     assert positions == {"memory/0": 30, "memory/1": 7, "memory/3": 9}
 
 
-def test_where_all_streams_have_caught_up_with_what_arrives_nobody_asks_for_times():
+def test_streams_without_backlog_cause_no_queries_for_times():
     source = MemorySource([[Record(b"e", 1)], [Record(b"e", 1)]], bounded=False)
     planner = Planner(source, PassesSection(wait="1ms"), 1, None)
     planner.request(1, {}, 0)
@@ -299,7 +299,7 @@ def test_a_pause_makes_what_waited_meanwhile_a_backlog():
     planner.close()
 
 
-def test_a_stream_that_arrives_by_the_clock_goes_on_after_a_restart_where_the_job_stands():
+def test_a_stream_by_the_clock_continues_after_a_restart_at_the_jobs_position():
     config = SimulatedSource(kind="simulated", rate=1000.0, partitions=2)
     passes = PassesSection(max_events=50, wait="10ms")
     first = Planner(Simulated(config, seed=1), passes, 1, None)
@@ -326,7 +326,7 @@ def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning(
 
 
 @pytest.mark.parametrize("size", [4, 5, 50])
-def test_another_partition_behind_the_name_stops_the_job_however_long_it_is(size):
+def test_a_replaced_partition_stops_the_job_however_long_it_is(size):
     stream = MemorySource([[b"a"] * 5], bounded=False)
     first = Planner(stream, PassesSection(wait="10ms"), 1, None)
     plan = plan_of(first)
@@ -341,7 +341,7 @@ def test_another_partition_behind_the_name_stops_the_job_however_long_it_is(size
     assert journal.plans == journal.operations == []
 
 
-def test_what_is_skipped_is_in_no_plan():
+def test_skipped_positions_are_in_no_plan():
     stream = MemorySource([[b"a"] * 30])
     passes = PassesSection(max_events=100)
     planner = Planner(stream, passes, 1, None, skips=[Skip("memory/0", 10, 15), Skip("memory/0", 25, 99)])
@@ -391,7 +391,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(retry, "PAUSE_S", 0.01)
 
 
-def test_a_full_log_is_tried_again_until_there_is_room_and_says_so_meanwhile(quick):
+def test_a_full_log_is_tried_again_and_the_status_says_so(quick):
     journal = Full()
     planner = Planner(MemorySource([[b"a"] * 5]), PassesSection(), 1, None, journal=journal)
     planner.request(1, {}, 0)
@@ -422,7 +422,7 @@ def test_a_planner_closes_while_the_log_is_full():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_planner_that_ends_by_a_bug_is_not_waited_for():
+def test_a_planner_that_ended_by_a_bug_raises():
     class Broken(Stream):
         def partitions(self, deadline):
             raise ZeroDivisionError("bug")

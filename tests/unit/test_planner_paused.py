@@ -1,4 +1,4 @@
-"""While a job is paused no pass of events is planned, nor the end; what waits for a close still gets one."""
+"""While a job is paused, no pass with events is planned, nor the end; a waiting operation still gets a close."""
 
 import threading
 
@@ -54,7 +54,7 @@ def test_paused_at_its_end_a_bounded_stream_is_not_drained_until_it_is_resumed()
         planner.close()
 
 
-def test_paused_what_waits_for_a_close_gets_a_pass_of_no_events():
+def test_paused_a_waiting_operation_gets_an_empty_pass():
     paused = threading.Event()
     paused.set()
     planner = planner_of(Stream((25, False)), paused, wants_pass=lambda: True, wait="1ms", max_events=10)

@@ -1,4 +1,4 @@
-"""What a changed job file means for a job that goes on."""
+"""Changes of the job file of a job that continues."""
 
 import tomllib
 
@@ -44,7 +44,7 @@ def test_the_same_spec_in_another_order_has_not_changed():
         ("pipe.dead_letters.keep_bytes", False),
     ],
 )
-def test_what_has_no_part_in_a_pass_changes_at_once(path, value):
+def test_keys_without_effect_on_a_pass_change_at_once(path, value):
     assert changed(SPEC, altered(path, value)) == [path] and significant(SPEC, altered(path, value)) == []
 
 
@@ -58,7 +58,7 @@ def test_what_has_no_part_in_a_pass_changes_at_once(path, value):
         ("train.learn", False),
     ],
 )
-def test_what_changes_a_pass_is_named(path, value):
+def test_keys_with_effect_on_a_pass_are_named(path, value):
     assert significant(SPEC, altered(path, value)) == [path]
 
 
@@ -83,7 +83,7 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
         ("tables.default.default_row", "learnt"),
     ],  # fmt: skip
 )
-def test_what_rows_do_not_survive_is_refused_by_its_key(path, value):
+def test_a_key_that_stored_rows_depend_on_is_refused_by_name(path, value):
     with pytest.raises(SpecError, match=f"^{path}: cannot change .*--fresh"):
         significant(SPEC, altered(path, value))
 

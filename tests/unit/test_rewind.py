@@ -1,4 +1,4 @@
-"""Steering a stopped job's past: what the log says afterwards, and what the next chief makes of it."""
+"""Steering a stopped job: the log afterwards, and the next run."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,7 +47,7 @@ def go_past(past, *wanted, reason="broken"):
 # A new timeline
 
 
-def test_after_a_rewind_the_job_stands_at_the_commit_on_a_timeline_of_its_own(past):
+def test_after_a_rewind_the_job_is_at_the_commit_on_a_new_timeline(past):
     past.end()
     assert rewind(past.store, commit(past), "t2") == 2
     now = history(past)
@@ -56,7 +56,7 @@ def test_after_a_rewind_the_job_stands_at_the_commit_on_a_timeline_of_its_own(pa
     assert not now.unclosed()
 
 
-def test_a_rewind_says_who_did_it_and_when(past):
+def test_a_rewind_logs_its_program_and_time(past):
     past.end()
     rewind(past.store, commit(past), "t2")
     claim = history(past).claim
@@ -64,7 +64,7 @@ def test_a_rewind_says_who_did_it_and_when(past):
     assert claim.facts["at"].endswith("+00:00")
 
 
-def test_the_next_generation_goes_on_from_there(past):
+def test_the_next_generation_continues_from_the_commit(past):
     past.end()
     rewind(past.store, commit(past), "t2")
     past.generation = 2
@@ -74,7 +74,7 @@ def test_the_next_generation_goes_on_from_there(past):
     assert now.plans[3].content.segments[0][0].end == 250
 
 
-def test_a_timeline_is_named_as_none_was_before(past):
+def test_a_new_timeline_has_a_new_name(past):
     assert Lineage("t2", {"t1": None, "t2": None}).next_timeline([]) == "t3"
     assert Lineage("t2", {"t1": None, "t2": None}).next_timeline(["t7-0000000002-g1"]) == "t8"
     assert Lineage("", {}).next_timeline([]) == "t1"
@@ -110,7 +110,7 @@ def damaged(past):
     return past
 
 
-def test_a_log_begun_anew_stands_at_the_commit_and_the_old_one_is_kept(damaged):
+def test_a_new_log_is_at_the_commit_and_the_old_one_is_kept(damaged):
     folder = damaged.store / "log"
     before = {path.name: path.read_bytes() for path in listed(folder)}
     aside = rewind_anew(damaged.store, commit(damaged), "t2")
@@ -121,7 +121,7 @@ def test_a_log_begun_anew_stands_at_the_commit_and_the_old_one_is_kept(damaged):
     assert not (damaged.store / "log.begun").exists()
 
 
-def test_a_log_begun_anew_is_gone_on_with(damaged):
+def test_a_new_log_is_continued(damaged):
     rewind_anew(damaged.store, commit(damaged), "t2")
     damaged.generation = 3
     damaged.begin("t2", damaged.name).close(3, a=(200, 250))
@@ -130,7 +130,7 @@ def test_a_log_begun_anew_is_gone_on_with(damaged):
 
 
 @pytest.mark.parametrize("renames", range(4))
-def test_a_log_that_was_half_begun_anew_is_begun_again_and_no_older_generation_gets_in(damaged, monkeypatch, renames):
+def test_an_interrupted_new_log_is_begun_again_and_older_generations_stay_out(damaged, monkeypatch, renames):
     """Killed after so many renames: of the old file, the new one, the last old one."""
 
     class Killed(BaseException):
@@ -174,14 +174,14 @@ def test_a_skip_withdraws_the_plans_from_the_first_one_on_that_touches_it(past):
     assert now.voids[5].content.reason == "touches what is skipped: broken"
 
 
-def test_a_plan_that_comes_after_one_withdrawn_is_withdrawn_before_it(past):
+def test_later_plans_are_withdrawn_first(past):
     assert go_past(past, "a", 399, 420) == [4, 5]
     voids = [record.content.number for record in read(past.store / "log") if record.kind is Kind.VOID]
     assert voids == [5, 4]
     assert not history(past).unclosed()
 
 
-def test_a_skip_of_what_no_plan_touches_withdraws_none(past):
+def test_a_skip_that_touches_no_plan_withdraws_none(past):
     assert go_past(past, "b", 60, 70) == []
     assert len(history(past).unclosed()) == 2
 
@@ -203,14 +203,14 @@ def test_a_skip_stays_on_its_timeline(past):
         (("a", 990, 1001), NotPossible, "a ends at position 1000; 1001 is beyond it"),
     ],
 )
-def test_what_cannot_be_skipped_is_told_and_nothing_is_claimed(past, wanted, error, text):
+def test_an_invalid_skip_is_refused_and_nothing_is_claimed(past, wanted, error, text):
     with pytest.raises(error) as caught:
         go_past(past, *wanted)
     assert text in str(caught.value)
     assert newest_generation(past.store / "log") == 1
 
 
-def test_what_only_the_commit_knows_of_a_partition_counts(past):
+def test_a_partition_that_only_the_commit_knows_counts(past):
     """The log before the commit may be gone."""
     past.end()
     found = commit(past)

@@ -1,4 +1,4 @@
-"""When tables shrink: each day, steady ageing always; small ones at the close, large ones once they are counted."""
+"""Daily shrinks: steady ageing always acts; small tables at the close, large ones once they are counted."""
 
 import json
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_a_large_table_shrinks_at_the_first_close_after_it_is_counted(world):
     assert not world.shrinking.wants_pass(False)
 
 
-def test_while_nothing_is_learnt_no_table_shrinks_and_what_was_to_waits(world):
+def test_without_learning_no_table_shrinks_and_due_shrinks_wait(world):
     world.rows, world.shards.counted = SMALL_ROWS, False
     world.close(1)
     frozen = World(learn=False)
@@ -104,14 +104,14 @@ def test_at_the_end_of_a_stream_nothing_is_waited_for(world):
     assert world.close(1, ended=True) == [DAILY]
 
 
-def test_rows_that_the_shrink_before_took_are_not_counted_once_more(world):
+def test_rows_of_the_shrink_before_are_not_counted_again(world):
     world.rows, world.sweeping = SMALL_ROWS, True
     assert world.close(1) == [] and world.shards.asked == [] and world.shrinking.wants_pass(False)
     world.sweeping = False
     assert world.close(1) == [replace(DAILY, at_once=False)]
 
 
-def test_where_no_row_would_go_nothing_is_logged(world):
+def test_a_shrink_without_rows_is_not_logged(world):
     world.shards.survey_is = Survey(100, {}, {})
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
 
@@ -157,7 +157,7 @@ def test_a_changed_rule_that_takes_nothing_is_the_rule_from_then_on(world):
     assert [body.op for body in world.close(4)] == ["shrink"]
 
 
-def test_a_rule_that_is_put_back_is_as_it_was(world):
+def test_a_restored_rule_is_the_old_rule(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=1)
     world.shards.survey_is = Survey(100, {}, {0: 60})
@@ -175,7 +175,7 @@ def test_a_table_without_a_rule_any_more_holds_nothing(world):
     assert world.close(3) == [] and held(world) is None
 
 
-def test_rows_that_came_under_no_rule_of_the_job_wait_for_leave():
+def test_imported_rows_wait_for_permission():
     world = World(imported=True)
     world.shards.survey_is = Survey(100, {}, {0: 60})
     assert world.close(1)[0].op == "hold"
@@ -184,7 +184,7 @@ def test_rows_that_came_under_no_rule_of_the_job_wait_for_leave():
     assert world.close(2)[0].op == "shrink"
 
 
-def test_rows_are_counted_by_what_was_set_and_not_before_it(world):
+def test_rows_are_counted_after_a_set_under_its_values(world):
     setting = SetOperation(id="s", keys={"tables.default.delete_after_days": 1})
     assert world.close(1, ordered=[setting]) == [] and world.shards.asked == [] and world.shrinking.wants_pass(True)
     world.tables["default"] = TableSection(delete_after_days=1)
@@ -260,7 +260,7 @@ def test_rows_that_go_for_their_score_wait_while_no_clicks_come(world):
     assert world.close(4, signals=rest)[0].why == "statistics broke: table default had no click since day 1"
 
 
-def test_what_an_operator_lets_go_although_it_is_broken_is_no_longer_watched(world):
+def test_a_broken_signal_that_an_operator_accepts_is_no_longer_watched(world):
     rest = [name for name in ALL if name != "slot.user"]
     world.close(1, signals=ALL)
     world.close(2, signals=rest)
@@ -272,7 +272,7 @@ def test_what_an_operator_lets_go_although_it_is_broken_is_no_longer_watched(wor
     assert [world.close(day, signals=rest)[0].op for day in (6, 7)] == ["shrink", "hold"], "it came again, and went"
 
 
-def test_what_an_operator_lets_go_no_longer_waits():
+def test_a_shrink_that_an_operator_allows_no_longer_waits():
     world = World(imported=True)
     world.shards.survey_is = Survey(100, {0: 90}, {})
     world.close(1)
@@ -296,7 +296,7 @@ def test_a_replay_comes_to_the_same_state_as_the_run_that_logged(world):
     assert held(world) is not None
 
 
-def test_a_commit_of_an_older_release_holds_what_it_held(world):
+def test_the_state_of_an_older_release_is_loaded(world):
     old = {"day": 3, "wanted": {}, "held": {"default": {"rows": 9, "going": 5, "fraction": 0.5, "since": 2}}}
     world = World(imported=True)
     world.shrinking.load_state(old)
@@ -309,7 +309,7 @@ def test_a_shrink_logged_before_a_crash_is_not_logged_twice(world):
     assert world.close(1) == []
 
 
-def test_a_replay_leaves_wanted_what_was_not_logged_by_its_end(world):
+def test_a_shrink_that_was_not_logged_is_still_due_after_a_replay(world):
     world.close(1, replayed=True)
     assert len(world.close(1)) == 1
     world.close(2, replayed=True, ordered=[DAILY])
@@ -330,7 +330,7 @@ def test_tables_without_a_rule_or_that_shrink_when_asked_do_not_shrink_daily(wor
     assert [body.table for body in world.close(1)] == ["by_slot"]
 
 
-def test_a_commit_holds_what_is_wanted_and_what_waits():
+def test_a_commit_has_due_and_held_shrinks():
     world = World(imported=True)
     world.shards.survey_is = Survey(100, {0: 90}, {})
     world.close(1, signals=ALL)
@@ -367,7 +367,7 @@ def test_asking_while_rows_are_counted_must_be_repeated(world):
         world.shrinking.asked({"op": "shrink", "id": "x", "table": "default"})
 
 
-def test_a_dry_run_tells_by_slot_what_would_go_and_why(world):
+def test_a_dry_run_counts_rows_by_slot_and_reason(world):
     told = world.shrinking.dry_run({"table": "default"})
     assert told == {
         "table": "default", "rows": 100, "going": 11, "fraction": 0.11, "max_fraction": 0.2,
@@ -395,11 +395,11 @@ def test_a_dry_run_tells_by_slot_what_would_go_and_why(world):
         ),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(world, wrong, why):
+def test_an_invalid_request_is_refused(world, wrong, why):
     with pytest.raises(SpecError) as caught:
         world.shrinking.asked({"op": "shrink", "id": "x", "allow": True, **wrong})
     assert str(caught.value).startswith(why)
 
 
-def test_other_wishes_are_not_its_own(world):
+def test_other_requests_are_not_its_own(world):
     assert world.shrinking.asked({"op": "forget"}) is None

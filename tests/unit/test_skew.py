@@ -74,20 +74,20 @@ def test_one_partition_with_ten_times_the_rate_of_the_other_waits_for_it():
     assert topic.num_asked < 10 * len(passes)
 
 
-def test_a_gap_within_the_only_partition_that_has_events_there_holds_nobody():
+def test_a_gap_inside_a_single_partition_limits_no_stream():
     topic = Topic([0, 10_000, 20_000, 30_000], [30_000, 30_200])
     first, second = topic.passes(max_events=100)
     assert {name: len(found) for name, found in first.items()} == {"t/0": 3}
     assert {name: len(found) for name, found in second.items()} == {"t/0": 1, "t/1": 2}
 
 
-def test_a_stream_that_does_not_hold_the_others_is_still_held_by_them():
+def test_a_stream_that_limits_no_other_is_still_limited():
     topic = Topic([5_000], [0, 100, 9_000], [50, 8_000])
     waiting = heads(topic.partitions, {})
     assert caps_by_time(waiting, ["t/1", "t/2"], SKEW_MS, topic.ask, {}) == {"t/0": 0, "t/1": 2, "t/2": 1}
 
 
-def test_records_without_time_stamps_hold_nobody_for_ever():
+def test_records_without_time_stamps_do_not_block_streams():
     def ask(times_ms):
         return {}
 
@@ -96,7 +96,7 @@ def test_records_without_time_stamps_hold_nobody_for_ever():
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=30).map(sorted), st.data())
-def test_the_cell_found_is_that_of_the_record_that_waits(stamps, data):
+def test_the_cell_is_that_of_the_next_record(stamps, data):
     at = data.draw(st.integers(0, len(stamps) - 1))
     cell_ms = data.draw(st.integers(1, 1 << 20))
     lowest = data.draw(st.integers(0, stamps[at] // cell_ms))
@@ -131,13 +131,13 @@ def test_files_of_parallel_partitions_advance_by_their_periods():
     assert caps_by_period(parts, waiting, waiting) == {}
 
 
-def test_a_shard_that_is_alone_goes_on_to_where_the_others_begin():
+def test_a_shard_that_is_alone_is_read_up_to_the_others():
     parts = shards(("a", "1"), ("a", "2"), ("a", "3"), ("b", "3"))
     waiting = heads(parts, {})
     assert caps_by_period(parts, waiting, waiting) == {"a/3": 0, "b/3": 0}
 
 
-def test_what_is_skipped_does_not_wait():
+def test_skipped_positions_are_no_backlog():
     parts = shards(("a", "1"), ("a", "2"), ("b", "1"))
     found = heads(parts, {"b/1": 10}, [Skip("a/1", 0, 10), Skip("a/2", 0, 4)])
     assert {name: (head.partition.name, head.position) for name, head in found.items()} == {"shard=a": ("a/2", 4)}

@@ -1,4 +1,4 @@
-"""Each logged pass is trained again under the spec that it was trained under, however old the commit to begin from."""
+"""Each logged pass is replayed under its own spec, from any commit."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_mea
     assert (numbers(found), found.last_number) == ([1], 2)
 
 
-def test_commits_of_a_timeline_that_was_left_have_no_say(past):
+def test_commits_of_an_abandoned_timeline_do_not_count(past):
     past.begin("t2", past.older).close(2, a=(100, 200))
     past.end()
     assert replay_first(past.store, LATER) == SPEC
@@ -101,14 +101,14 @@ def setting(tmp_path):
     return made
 
 
-def test_what_was_set_acts_again_where_it_acted_and_what_waits_at_the_first_new_close(setting):
+def test_a_set_is_replayed_at_its_close_and_a_waiting_one_acts_at_the_first_new_close(setting):
     found = begin(setting.store, 2, SPEC, None, {})
     found.joblog.close()
     assert [list(each.operations) for each in found.replay] == [[operation(SET)]]
     assert [each.id for each in found.waiting if isinstance(each, RequestedOperation)] == ["b", "c"]
 
 
-def test_a_changed_job_file_has_the_last_word_over_what_waits_to_be_set(setting):
+def test_a_changed_job_file_wins_over_a_waiting_set(setting):
     assert replay_first(setting.store, FASTER) == SPEC
     past = setting.begin()
     past.commit(2)
@@ -121,7 +121,7 @@ def test_a_changed_job_file_has_the_last_word_over_what_waits_to_be_set(setting)
         assert waits["c"].keys == {DECAY: 0.9} and waits["b"].to == 1
 
 
-def test_a_commit_that_knows_of_nothing_set_and_one_whose_job_file_changed_since(setting):
+def test_overrides_of_a_commit_without_any_and_with_a_changed_job_file(setting):
     class Of:
         state = {"spec": SPEC, "operations": {"overrides": SET["keys"]}}
 

@@ -60,7 +60,7 @@ def test_a_log_that_cannot_be_read_now_is_checked_again(tmp_path, monkeypatch):
     assert len(looked) == 4
 
 
-def test_what_fails_once_it_was_replaced_says_so_and_what_fails_before_says_what_it_is(tmp_path):
+def test_an_error_of_a_replaced_trainer_is_superseded_and_others_stay(tmp_path):
     claim(tmp_path / "log", 1)
     with pytest.raises(MillraceError, match="a file is gone"), told_as_replaced(tmp_path / "log", 1):
         raise MillraceError("a file is gone")

@@ -1,4 +1,4 @@
-"""The number of a withdrawn pass is used for no other one, also where passes before it are replayed first."""
+"""The number of a withdrawn pass is never reused, even if passes before it are replayed first."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from trainer.recovery import begin
 from trainer.rewind import skip
 
 
-def test_what_is_planned_after_a_replay_has_a_number_above_all_that_were_withdrawn(tmp_path):
+def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
     """Else its plan would be taken for the withdrawn one, and its events would be left out of the next replay."""
     past = Past(tmp_path / "store").begin()
     past.log.append(SpecOperation(spec=SPEC))
