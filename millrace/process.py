@@ -1,7 +1,7 @@
 """Child processes: started in a group of their own, ended with the whole group, in bounded time.
 
-Every child of Millrace is started here, except for forked workers (millrace.nursery). Reading a child's output
-and judging how it ended is the caller's work. Linux only: waits use pidfds.
+Every child of Millrace is started here, except for forked workers (millrace.nursery) and for launchers that outlive the
+service (service.hosting.detached). The caller reads the output of a child and judges its end. Linux only (pidfds).
 """
 
 import os

@@ -1,6 +1,7 @@
 """Child processes: what they leave behind, how their end is told, and that each wait has a bound."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,20 @@ def test_descriptors_are_given_back(start):
         child.close()
         assert run(python("print(1)"), deadline=Deadline.after(60)).output == b"1\n"
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_other_module_starts_processes():
+    """service.hosting.detached starts launchers that outlive the service; its supervisor only names the type."""
+    allowed = {"millrace/process.py", "service/hosting/detached.py", "service/hosting/supervisor.py"}
+    starts = re.compile(r"^\s*(import|from) (subprocess|pty)\b|os\.(system|popen|spawn\w+|posix_spawn\w*)\(", re.M)
+    packages = ("millrace", "dataset", "pserver", "trainer", "service")
+    found = {
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if starts.search(path.read_text())
+    }
+    assert found - allowed == set()
 
 
 # -- run
