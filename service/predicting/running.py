@@ -199,9 +199,9 @@ def _make_parts(
             Crew(job, launcher, on_line, check) as crew,
         ):
             folders = PredictionFolders(output=output.folder, commit=version.commit, live=live, private=run_private)
-            plan_ = plan_prediction(job, request, folders, share * (os.cpu_count() or 1), beside=beside)
+            processes = plan_prediction(job, request, folders, share * (os.cpu_count() or 1), beside=beside)
             try:
-                crew.run(plan_, version.commit, tick)
+                crew.run(processes, version.commit, tick)
             except WorkerDied as error:
                 if attempt == TRIES:
                     raise
