@@ -40,25 +40,25 @@ class Departures:
     def __init__(self, life: Life, dirty: Dirty) -> None:
         self._life, self._dirty = life, dirty
         self.gone = Gone()
-        self.leaving = threading.Lock()
+        self.counting = threading.Lock()
         """Held while `gone` and the counts of deleted rows differ."""
         self.made_G = np.zeros(NUM_GROUPS, np.int64)
         """Rows ever made or loaded, by slot group; changed within `moving`."""
-        self._went_G = np.zeros(NUM_GROUPS, np.int64)
-        self.went: Callable[[U64], None] = lambda _: None
+        self._deleted_G = np.zeros(NUM_GROUPS, np.int64)
+        self.on_deleted: Callable[[U64], None] = lambda _: None
         """Called with the keys of each deletion, for the live feed (pserver.feed_table)."""
-        self.swept: Callable[[], None] = lambda: None
+        self.on_swept: Callable[[], None] = lambda: None
         """Called when no shrink has rows left to remove: the feed can send a held version."""
 
     @property
     def rows_by_group(self) -> dict[int, int]:
         """Number of rows by slot group."""
-        return by_group(self.made_G - self._went_G)
+        return by_group(self.made_G - self._deleted_G)
 
     @property
     def num_rows(self) -> int:
         """Number of rows."""
-        return int(self.made_G.sum() - self._went_G.sum())
+        return int(self.made_G.sum() - self._deleted_G.sum())
 
     # --- rows in memory ----------------------------------------------------------------------------------------------
 
@@ -66,14 +66,14 @@ class Departures:
         """The columns of all rows in memory."""
         return Statistics(*(self.rows.columns[name] for name in Statistics._fields))
 
-    def renew(self, rows_U: I32) -> None:
+    def purge(self, rows_U: I32) -> None:
         """Remove those of the rows that a shrink deleted now, so that they start anew before they are swept."""
         if self._life.shrinks:
             with self.rows.removing():
-                self.renew_alone(rows_U)
+                self.purge_within(rows_U)
 
-    def renew_alone(self, rows_U: I32) -> None:
-        """As `renew`, within `removing`."""
+    def purge_within(self, rows_U: I32) -> None:
+        """As `purge`, within `removing`."""
         if self._life.shrinks:
             rows_U = rows_U[rows_U != kernels.EMPTY]
             self._remove(rows_U[self._life.gone(self.statistics(), frozen(rows_U)) != STAYS])
@@ -82,12 +82,12 @@ class Departures:
         """Delete rows in memory; within `removing`."""
         if len(rows_U):
             group_U, keys_U = self.rows.columns["group"][rows_U], self.rows.columns["keys"][rows_U]
-            with self.leaving:
+            with self.counting:
                 self.gone.add(keys_U, group_U)
-                self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
+                self._deleted_G += np.bincount(group_U, minlength=NUM_GROUPS)
             self._dirty.drop(self.rows.marks_R, rows_U)
             self.rows.remove(rows_U)
-            self.went(keys_U)
+            self.on_deleted(keys_U)
 
     def forget(self, keys_U: U64) -> None:
         """Delete rows, in memory and in the store."""
@@ -96,30 +96,30 @@ class Departures:
                 rows_U = self.rows.look_up(keys_U)
                 present_U = rows_U[rows_U != kernels.EMPTY]
                 self._remove(present_U[self.rows.columns["changed_version"][present_U] != 0])
-            self.rows.forget_away(keys_U[rows_U == kernels.EMPTY])
+            self.rows.forget_stored(keys_U[rows_U == kernels.EMPTY])
 
     # --- rows of a store ---------------------------------------------------------------------------------------------
 
-    def departed(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
+    def is_deleted(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
         """See pserver.residency.Departed."""
         absent_U = self._life.absent(words_UW)
-        with self.leaving:
+        with self.counting:
             went_U = self.gone.contains(keys_U)
             fresh_U = absent_U & ~went_U
             if found_out and fresh_U.any():
-                self._went(keys_U[fresh_U], groups_of(words_UW[fresh_U]))
+                self._note_deleted(keys_U[fresh_U], groups_of(words_UW[fresh_U]))
         return went_U | absent_U
 
-    def forgotten(self, keys_U: U64, group_U: U16) -> None:
+    def note_deleted(self, keys_U: U64, group_U: U16) -> None:
         """Note that rows which are only in the store are deleted."""
-        with self.leaving:
-            self._went(keys_U, group_U)
+        with self.counting:
+            self._note_deleted(keys_U, group_U)
 
-    def _went(self, keys_U: U64, group_U: U16) -> None:
+    def _note_deleted(self, keys_U: U64, group_U: U16) -> None:
         self.gone.add(keys_U, group_U)
-        self._went_G += np.bincount(group_U, minlength=NUM_GROUPS)
+        self._deleted_G += np.bincount(group_U, minlength=NUM_GROUPS)
         self.rows.left(len(keys_U))
-        self.went(keys_U)
+        self.on_deleted(keys_U)
 
     # --- all rows ----------------------------------------------------------------------------------------------------
 
@@ -130,17 +130,17 @@ class Departures:
             for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
                 self.gone.make_room(PIECE_ROWS)
                 with self.rows.removing():
-                    self.renew_alone(self._piece(begin))
+                    self.purge_within(self._piece(begin))
                 yield
             num_stored = self.rows.num_stored  # before the read: rows written meanwhile are not in it
             for keys_U, words_UW in self.rows.stored():
                 for begin in range(0, len(keys_U), PIECE_ROWS):
                     self.gone.make_room(PIECE_ROWS)
                     piece = keys_U[begin : begin + PIECE_ROWS], words_UW[begin : begin + PIECE_ROWS]
-                    self.rows.sweep_away(piece, num_stored, self.renew_alone)
+                    self.rows.sweep_stored(piece, num_stored, self.purge_within)
                     yield
             self._life.swept(upto)
-        self.swept()
+        self.on_swept()
 
     def survey(self, shrink: Shrink, stopping: Callable[[], bool] = lambda: False) -> Survey:
         """The rows that `shrink` would delete now, among those that the open pass has not changed.

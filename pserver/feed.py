@@ -163,12 +163,12 @@ class ShardFeed:
     def seal(self) -> None:
         """A pass is about to close: later changes no longer belong to the version before."""
         with self._lock:
-            self._put_back()
+            self._restore_held()
 
-    def _put_back(self) -> None:
+    def _restore_held(self) -> None:
         if self._held is not None:
             for name, told in self._held.tables.items():
-                self._tables[name].put_back(told)
+                self._tables[name].restore_changes(told)
             self._held = None
 
     def closed(self, version: int) -> None:
@@ -186,7 +186,7 @@ class ShardFeed:
                 return
             if self._held is not None and self._held.version == version and self._held.subscribers == subscribers:
                 return  # sent once it is complete
-            self._put_back()
+            self._restore_held()
             sweeping = self._sweeping()  # asked first: once sweeping is over, no deleted key is added
             held = _Held(version, {name: table.take() for name, table in self._tables.items()}, subscribers)
             if not sweeping:
@@ -200,7 +200,7 @@ class ShardFeed:
         with self._lock:
             if self._held is None or self._sweeping():
                 return
-            tables = {name: self._tables[name].take_gone(told) for name, told in self._held.tables.items()}
+            tables = {name: self._tables[name].take_deleted(told) for name, told in self._held.tables.items()}
             _send(_Held(self._held.version, tables, self._held.subscribers))
             self._held = None
 
@@ -220,7 +220,7 @@ class ShardFeed:
                 for table in self._tables.values():
                     table.follow(True)
             self._subscribers.add(subscription)
-            gone = {name: table.gone_since(since) for name, table in self._tables.items()} if since else {}
+            gone = {name: table.deleted_since(since) for name, table in self._tables.items()} if since else {}
         return self._base(since, gone)
 
     def _begin_of(self, since: int, generation: int) -> int:

@@ -63,7 +63,7 @@ class TableFeed:
         self._lock = threading.Lock()
         self._following = False
         self._touched: list[U64] = []
-        self._went: list[U64] = []
+        self._deleted: list[U64] = []
         self._version = 0
         self._log: dict[int, list[U64]] = {}
         self._num_logged = 0
@@ -91,9 +91,9 @@ class TableFeed:
         """Start or stop noting changed rows: whether there are subscribers."""
         with self._lock:
             self._following = following
-            self._touched, self._went = [], []
+            self._touched, self._deleted = [], []
 
-    def touched(self, rows_U: I32) -> None:
+    def note_changed(self, rows_U: I32) -> None:
         """At a close: note the rows that its pass changed. Costs nothing without subscribers."""
         if self._following:
             keys_U = self._rows.columns["keys"][rows_U]
@@ -107,12 +107,12 @@ class TableFeed:
                 self._log[self._version] = [np.concatenate(self._log[self._version])]
             self._version = version
 
-    def went(self, keys_U: U64) -> None:
+    def note_deleted(self, keys_U: U64) -> None:
         """Note that the rows of these keys are deleted."""
         keys_U = np.array(keys_U)
         with self._lock:
             if self._following:
-                self._went.append(keys_U)
+                self._deleted.append(keys_U)
             self._log.setdefault(self._version, []).append(keys_U)
             self._num_logged += len(keys_U)
             while self._num_logged > MAX_WENT_KEYS:
@@ -125,25 +125,25 @@ class TableFeed:
     def take(self) -> Told:
         """Between passes: the rows changed, as they are now, and the keys deleted since the last call."""
         with self._lock:
-            touched, went = self._touched, self._went
-            self._touched, self._went = [], []
+            touched, deleted = self._touched, self._deleted
+            self._touched, self._deleted = [], []
         present = self.read(_unique(touched))
-        gone_U = _unique(went)
+        gone_U = _unique(deleted)
         return Told(present, gone_U[~np.isin(gone_U, present.keys_P)] if len(gone_U) else gone_U)
 
-    def take_gone(self, told: Told) -> Told:
+    def take_deleted(self, told: Told) -> Told:
         """`told` with the keys deleted since it was taken, by operations from before."""
         with self._lock:
-            went, self._went = self._went, []
-        return Told(told.rows, _unique([told.gone_U, *went]))
+            deleted, self._deleted = self._deleted, []
+        return Told(told.rows, _unique([told.gone_U, *deleted]))
 
-    def put_back(self, told: Told) -> None:
+    def restore_changes(self, told: Told) -> None:
         """Have the next `take` return these changes again, as they were not sent."""
         with self._lock:
             self._touched.append(told.rows.keys_P)
-            self._went.append(told.gone_U)
+            self._deleted.append(told.gone_U)
 
-    def gone_since(self, version: int) -> U64:
+    def deleted_since(self, version: int) -> U64:
         """Keys deleted after `version`, or at its close; some may have rows again."""
         with self._lock:
             found = [keys_U for stamp, many in self._log.items() if stamp >= version for keys_U in many]
@@ -158,7 +158,7 @@ class TableFeed:
                 rows_U = self._rows.look_up(keys_U)
                 there = self._copied(rows_U[rows_U != kernels.EMPTY], since)
             away_U = keys_U[rows_U == kernels.EMPTY]
-            found_A, words_FW = self._rows.look_away(away_U)
+            found_A, words_FW = self._rows.find_stored(away_U)
         if not len(words_FW):
             return there
         newer_F = words_FW[:, 1] > since

@@ -97,4 +97,4 @@ class Overview:
                 words_UW = np.empty((len(there_U), HEAD + self.rows.width), np.uint32)
                 keys = np.empty(len(there_U), np.uint64)
                 self.rows.floats.pack(self.rows.bits(), there_U, 0, len(there_U), keys, words_UW)
-            return np.concatenate([words_UW, self.rows.words_away(keys_U[rows_U == kernels.EMPTY])])
+            return np.concatenate([words_UW, self.rows.stored_words(keys_U[rows_U == kernels.EMPTY])])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from millrace import documents
 from millrace.deadline import Deadline
 from pserver import wire
+from pserver.arrays import frozen
 from pserver.client import F32, Gradients, Keys, Prepared, Scale, ShardPart, TableStats
 from pserver.config import TableSection
 from pserver.digest import add
@@ -25,7 +26,6 @@ from pserver.errors import BadRequest
 from pserver.operations import Shrink, Survey, TableOperation
 from pserver.placement import Placement, put_rows, take_rows
 from pserver.proto import shard_pb2 as pb
-from pserver.rows import frozen
 from pserver.transport import Connection
 
 I32 = NDArray[np.int32]

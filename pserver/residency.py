@@ -85,19 +85,19 @@ class BoundedRows(Rows):
         memory_bytes: int,
         waiting: Callable[[], int],
         touched: Callable[[], int],
-        departed: Departed,
-        forgotten: Callable[[U64, U16], None],
+        is_deleted: Departed,
+        note_deleted: Callable[[U64, U16], None],
     ) -> None:
         """`waiting` counts the rows that wait for a commit: changed since the last one, and in flight. `touched` counts
-        those of them that the open pass changed, which no commit takes before its close. `departed` says which rows of
-        the store are deleted; `forgotten` is called with the keys deleted there."""
+        those of them that the open pass changed, which no commit takes before its close. `is_deleted` says which rows
+        of the store are deleted; `note_deleted` is called with the keys deleted there."""
         bound = Bound.of(memory_bytes, len(settings.start_W))
         self.max_rows, self.max_dirty = bound.max_rows, bound.max_dirty
         super().__init__(name, settings, seed, room=self.max_rows, bounded=True)
         self._store: RowStore | None = None
         self._num_away, self._counting = 0, threading.Lock()
         self._waiting, self._touched = waiting, touched
-        self._departed, self._forgotten = departed, forgotten
+        self._is_deleted, self._note_deleted = is_deleted, note_deleted
         self._pins_R = np.full(self.max_rows, FREE, np.uint16)
         self._uses_R = np.zeros(self.max_rows, np.uint8)
         self._num_pins = 0
@@ -152,10 +152,10 @@ class BoundedRows(Rows):
             self._num_room_made += 1
             self._room.notify_all()
 
-    def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
+    def gather_present(self, keys_U: U64, out_UD: F32, purge: Callable[[I32], None]) -> None:
         """See Rows. Loads nothing into memory, so it never waits for room."""
         with self.still:
-            super().gather_present(keys_U, out_UD, renew)
+            super().gather_present(keys_U, out_UD, purge)
             away_U = np.flatnonzero(self.resident(keys_U) == kernels.EMPTY)
             found_A, words_FW = self._stored(keys_U[away_U])
         out_UD[away_U[found_A]] = words_FW[:, HEAD : HEAD + self.num_weights].view(np.float32)
@@ -164,7 +164,7 @@ class BoundedRows(Rows):
         """See Rows."""
         for keys_U, words_UW in self._store.scan(beside=True) if self._store is not None and self._num_away else ():
             away_U = self.resident(keys_U) == kernels.EMPTY
-            away_U &= ~self._departed(keys_U, words_UW, found_out=False)
+            away_U &= ~self._is_deleted(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
 
     @property
@@ -172,33 +172,33 @@ class BoundedRows(Rows):
         """See Rows."""
         return 0 if self._store is None else self._store.num_writes
 
-    def sweep_away(self, chunk: tuple[U64, U32], num_stored: int, renew: Callable[[I32], None]) -> None:
+    def sweep_stored(self, chunk: tuple[U64, U32], num_stored: int, purge: Callable[[I32], None]) -> None:
         """See Rows."""
         keys_U, words_UW = chunk
-        suspect_U = self._departed(keys_U, words_UW, found_out=False)
+        suspect_U = self._is_deleted(keys_U, words_UW, found_out=False)
         if not suspect_U.any():
             return
         with self.still:
             keys_U, words_UW = keys_U[suspect_U], words_UW[suspect_U]
             with self.removing():
-                renew(self.look_up(keys_U))
+                purge(self.look_up(keys_U))
             away_U = self.resident(keys_U) == kernels.EMPTY
             if num_stored == self.num_stored:
-                self._departed(keys_U[away_U], words_UW[away_U], found_out=True)
+                self._is_deleted(keys_U[away_U], words_UW[away_U], found_out=True)
             else:
                 self._stored(keys_U[away_U])  # the present rows: one may have been loaded, changed and evicted again
 
-    def forget_away(self, keys_U: U64) -> None:
+    def forget_stored(self, keys_U: U64) -> None:
         """See Rows."""
         found_U, words_FW = self._stored(keys_U)
         if len(words_FW):
-            self._forgotten(keys_U[found_U], groups_of(words_FW))
+            self._note_deleted(keys_U[found_U], groups_of(words_FW))
 
-    def words_away(self, keys_U: U64) -> U32:
+    def stored_words(self, keys_U: U64) -> U32:
         """See Rows."""
         return self._stored(keys_U)[1]
 
-    def look_away(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+    def find_stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
         """See Rows."""
         return self._stored(keys_U)
 
@@ -257,7 +257,7 @@ class BoundedRows(Rows):
         if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
             return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
         found_U, words_FW = self._store.get(keys_U)
-        departed_F = self._departed(keys_U[found_U], words_FW, found_out=True)
+        departed_F = self._is_deleted(keys_U[found_U], words_FW, found_out=True)
         if departed_F.any():
             found_U[np.flatnonzero(found_U)[departed_F]] = False
             words_FW = words_FW[~departed_F]

@@ -234,13 +234,13 @@ class Rows:
     def made_room(self) -> None:
         """Note that rows became clean."""
 
-    def gather_present(self, keys_U: U64, out_UD: F32, renew: Callable[[I32], None]) -> None:
+    def gather_present(self, keys_U: U64, out_UD: F32, purge: Callable[[I32], None]) -> None:
         """Write the present weights of keys; zeros for absent rows.
 
-        First `renew` is called with row numbers, within `removing`: it removes rows that a shrink deleted.
+        First `purge` is called with row numbers, within `removing`: it removes rows that a shrink deleted.
         """
         with self.removing():
-            renew(self.look_up(keys_U))
+            purge(self.look_up(keys_U))
             rows_U = frozen(self.look_up(keys_U))
             self.floats.gather_present(self.columns["changed_version"], rows_U, out_UD)
 
@@ -257,24 +257,24 @@ class Rows:
         """Number of writes to the store."""
         return 0
 
-    def sweep_away(self, chunk: tuple[U64, U32], num_stored: int, renew: Callable[[I32], None]) -> None:
+    def sweep_stored(self, chunk: tuple[U64, U32], num_stored: int, purge: Callable[[I32], None]) -> None:
         """Delete those rows of `chunk` that a shrink took; it was read from the store after `num_stored` writes.
 
-        `renew` as in `gather_present`, for rows loaded into memory since the shrink acted.
+        `purge` as in `gather_present`, for rows loaded into memory since the shrink acted.
         """
 
     def left(self, num_rows: int) -> None:
         """Note that this many rows are no longer only in the store: they are loaded or deleted."""
 
-    def words_away(self, keys_U: U64) -> U32:
+    def stored_words(self, keys_U: U64) -> U32:
         """(found, W') words of those keys that have a row outside memory; while `still` is held."""
         return np.empty((0, HEAD + self.width), np.uint32)
 
-    def look_away(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+    def find_stored(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
         """For keys outside memory: which have a row, (U,), and their words; while `still` is held."""
         return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
 
-    def forget_away(self, keys_U: U64) -> None:
+    def forget_stored(self, keys_U: U64) -> None:
         """Delete rows of keys outside memory; while `still` is held."""
 
     def make_room(self, num_rows: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from pserver.arrays import frozen
 from pserver.client import F32, Gradients, Keys, ShardPart, TableStats
 from pserver.commit import Stores
 from pserver.config import TableSection
@@ -24,7 +25,7 @@ from pserver.kernels import EMPTY
 from pserver.merge import merge, merge_by_key
 from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink, Survey, TableOperation
 from pserver.placement import Placement
-from pserver.rows import I32, frozen
+from pserver.rows import I32
 from pserver.sweeping import Sweeper, run
 from pserver.table import Table
 

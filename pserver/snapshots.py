@@ -73,9 +73,9 @@ class Snapshots:
             bits, pack = self.rows.bits(), self.rows.floats.pack
             self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
             life = self.life.message()  # before the deletions: a sweep that ends in between is repeated
-            with self.departures.leaving:
-                went, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
-        return TableSnapshot(keys_U, words_UW, *went, rows_by_group, life, self.selection.state())
+            with self.departures.counting:
+                deleted, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
+        return TableSnapshot(keys_U, words_UW, *deleted, rows_by_group, life, self.selection.state())
 
     def settle(self, committed: bool) -> None:
         """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""

@@ -74,7 +74,7 @@ class Table:
         self._overview = Overview.of(*parts, self._departures, self._halves)
         self.feed = TableFeed(self._rows, self._life, self._departures)
         """The changes for subscribers of the live feed."""
-        self._departures.went = self.feed.went
+        self._departures.on_deleted = self.feed.note_deleted
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
@@ -89,8 +89,8 @@ class Table:
             self.section.memory,
             waiting=self._num_waiting,
             touched=lambda: self._num_touched,
-            departed=self._departures.departed,
-            forgotten=self._departures.forgotten,
+            is_deleted=self._departures.is_deleted,
+            note_deleted=self._departures.note_deleted,
         )
 
     @property
@@ -141,20 +141,20 @@ class Table:
 
         No rows are added until this batch is pushed.
         """
-        self._departures.renew(rows_U)
+        self._departures.purge(rows_U)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if len(unknown_U):
             found_U = self._rows.find(keys_U[unknown_U])
             rows_U[unknown_U] = found_U
             self._rows.hand_over(found_U, rows_U)
-            self._departures.renew(found_U)
+            self._departures.purge(found_U)
         changed_R = self._rows.columns["changed_version"]
         present_U = (rows_U != kernels.EMPTY) & (changed_R[np.maximum(rows_U, 0)] != 0)
         return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
 
     def gather(self, rows_U: I32) -> F32:
         """(U, D) weights of rows, none of them EMPTY."""
-        self._departures.renew(rows_U)
+        self._departures.purge(rows_U)
         out_UD, gather = np.empty((len(rows_U), self.num_weights), np.float32), self._rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
@@ -165,13 +165,13 @@ class Table:
         With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
         """
         out_UD = np.empty((len(rows_U), self.num_weights), np.float32)
-        self._departures.renew(rows_U)
+        self._departures.purge(rows_U)
         with self._rows.moving:
             self._rows.floats.gather_present(self._rows.columns["changed_version"], rows_U, out_UD)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
         if keys_U is not None and len(unknown_U):
             again_UD = np.empty((len(unknown_U), self.num_weights), np.float32)
-            self._rows.gather_present(keys_U[unknown_U], again_UD, self._departures.renew_alone)
+            self._rows.gather_present(keys_U[unknown_U], again_UD, self._departures.purge_within)
             out_UD[unknown_U] = again_UD
         return out_UD
 
@@ -241,7 +241,7 @@ class Table:
         with self._rows.moving:
             self._life.close(self._departures.statistics(), touched, before)
             self._dirty.touch(self._rows.marks_R, touched)
-            self.feed.touched(touched)  # before operations, which report the rows they delete
+            self.feed.note_changed(touched)  # before operations, which report the rows they delete
             self._num_touched, self._rows.open_version = 0, NO_VERSION
             return self._overview.digest_of(touched)
 
@@ -280,7 +280,7 @@ class Table:
 
     def when_swept(self, act: Callable[[], None]) -> None:
         """Call `act` whenever no shrink has rows left to remove, on the thread that removed the last."""
-        self._departures.swept = act
+        self._departures.on_swept = act
 
     def sweep(self) -> Iterator[None]:
         """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""

@@ -132,9 +132,9 @@ MISTAKES = {
     "tasks.0.weight=1e-50": f"tasks.0.weight: {TOO_LITTLE} (got 1e-50)",
     "exports.main.base_threshold=1e39": f"exports.main.base_threshold: {TOO_MUCH} (got 1e+39)",
     "tables.default.bounds={low=5.0,high=-5.0}": "tables.default.bounds: low = 5 is above high = -5: no "
-    "weight would do",
+    "weight is allowed",
     "tables.default.slots.user.bounds.low=11": "tables.default.slots.user.bounds: low = 11 is above high = 10: no "
-    "weight would do",
+    "weight is allowed",
     "exports.main.gates.calibration=[2.0,0.5]": "exports.main.gates.calibration: the least, 2, is above the greatest, "
     "0.5: none would pass",
     "slots.0.max_len=99999999999999999999": "slots.0.max_len: Input should be less than or equal to 1048576 (got "
