@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from millrace import documents
 from millrace.errors import SpecError
-from millrace.mistakes import mistakes
+from millrace.mistakes import format_errors
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -196,4 +196,4 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
         # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.
         return model.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        raise SpecError("\n".join(mistakes(model, error.errors(include_url=False)))) from None
+        raise SpecError("\n".join(format_errors(model, error.errors(include_url=False)))) from None

@@ -36,13 +36,13 @@ class RepeatFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; then it also says how often it occurred, and how many others were dropped."""
-        told = self._occurrences.note((record.name, record.levelno, str(record.msg)), self._now())
-        if told is None:
+        occurrence = self._occurrences.note((record.name, record.levelno, str(record.msg)), self._now())
+        if occurrence is None:
             return False
-        if told.times > 1:
-            record.msg = f"{record.msg} (this came {told.times} times)"
-        if told.left_out:
-            record.msg = f"{record.msg} ({told.left_out} other lines were left out)"
+        if occurrence.times > 1:
+            record.msg = f"{record.msg} (this occurred {occurrence.times} times)"
+        if occurrence.left_out:
+            record.msg = f"{record.msg} ({occurrence.left_out} other lines were left out)"
         return True
 
 

@@ -19,7 +19,7 @@ KEY = "[key]"
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
 
 
-MAX_TOLD = 20
+MAX_LISTED = 20
 """Most errors of a spec that are listed; of the others only the number."""
 MAX_COMPARED = 200
 """Characters of a name that are compared with known names, as the comparison takes time and memory for each."""
@@ -33,15 +33,15 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"known: {', '.join(sorted(known))}" if known else "there is none"
 
 
-def mistakes(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
+def format_errors(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
     """One line for each of pydantic's errors at a `model`, without errors that follow from others."""
     around = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
-    told = [each for each in problems if each["type"] != "too_short" or tuple(each["loc"]) not in around]
-    left = len(told) - MAX_TOLD
-    return [mistake(model, problem) for problem in told[:MAX_TOLD]] + ([f"and {left} more"] if left > 0 else [])
+    shown = [each for each in problems if each["type"] != "too_short" or tuple(each["loc"]) not in around]
+    left = len(shown) - MAX_LISTED
+    return [format_error(model, problem) for problem in shown[:MAX_LISTED]] + ([f"and {left} more"] if left > 0 else [])
 
 
-def mistake(model: type[BaseModel], problem: Any) -> str:
+def format_error(model: type[BaseModel], problem: Any) -> str:
     """One line for one of pydantic's errors at a `model`."""
     location = problem["loc"]
     if location and location[-1] == KEY:  # the name itself is wrong: show it as the value

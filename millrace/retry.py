@@ -1,7 +1,7 @@
 """When a failed call is tried again: the pauses between tries, bounded in number or by a deadline.
 
-`Backoff` is pure: no clock, no wait. `call` and `Retrier` do the waiting. Which errors may pass is the caller's matter.
-There is no jitter: few processes call one peer, and equal runs stay equal.
+`Backoff` is pure: no clock, no wait. `call` and `Retrier` wait. The caller decides which errors are retried.
+There is no jitter, since few processes call one peer and runs stay reproducible.
 """
 
 import logging
@@ -59,7 +59,7 @@ def call(
     deadline: Deadline | None = None,
     wait: Callable[[float], object] = time.sleep,
 ) -> Result:
-    """What `act` returns, called with the number of the try, from 1 on, until it succeeds.
+    """Call `act` with the number of the try, from 1, until it succeeds; returns its result.
 
     Raises the error of the last try, and at once an error for which `may_pass` is false.
     """
@@ -76,7 +76,7 @@ def call(
 
 
 class Retrier:
-    """Repeats an action while it fails with one kind of error, for a stated time; a status says so meanwhile.
+    """Repeats an action while it fails with one kind of error, for a bounded time; `trouble` reports it meanwhile.
 
     One thread calls; any may read `trouble`.
     """
@@ -84,14 +84,14 @@ class Retrier:
     def __init__(
         self, error: type[Exception], trouble: str, max_s: float, stopping: threading.Event | None = None
     ) -> None:
-        """`trouble` says what is wrong, for people. Tries end after `max_s`, or once `stopping` is set."""
+        """`trouble` describes the failure for people. Tries end after `max_s`, or once `stopping` is set."""
         self._error, self._words, self._max_s = error, trouble, max_s
         self._stopping = stopping or threading.Event()
         self.trouble = ""
-        """What is wrong, for a status; empty while nothing is."""
+        """The failure, for a status; empty while there is none."""
 
     def call(self, act: Callable[[], Result]) -> Result:
-        """What `act` returns once it succeeds. Raises the error of the last try."""
+        """Return the result of `act` once it succeeds. Raises the error of the last try."""
 
         def may_pass(error: Exception) -> bool:
             if not isinstance(error, self._error) or self._stopping.is_set():

@@ -78,8 +78,8 @@ def check_shown(raw: Any) -> None:
     """Raise SpecError if `raw` has "***" in place of a secret: it was copied from a place where secrets are hidden."""
     for parts, value in _secret_keys(raw):
         if value == HIDDEN:
-            told = f"is {HIDDEN!r}, which stands for a secret that is not shown; give the secret, or {FORMS}"
-            raise SpecError(told, ".".join(parts))
+            message = f"is {HIDDEN!r}, which replaces a hidden secret; give the secret, or {FORMS}"
+            raise SpecError(message, ".".join(parts))
 
 
 def is_reference(value: Any) -> bool:

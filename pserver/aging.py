@@ -169,11 +169,11 @@ class Life:
         """As JSON-able data; ticks with the same rates are run-length encoded."""
         runs: list[list[Any]] = []
         for rates in self._rates:
-            told = {str(group): rate for group, rate in rates.items()}
-            if runs and runs[-1][1] == told:
+            named = {str(group): rate for group, rate in rates.items()}
+            if runs and runs[-1][1] == named:
                 runs[-1][0] += 1
             else:
-                runs.append([1, told])
+                runs.append([1, named])
         cuts = [
             [t.version, t.day, t.cut.since, t.cut.base_threshold, t.cut.delta_threshold, t.cut.delta_keep_days]
             for t in self._cuts
@@ -194,14 +194,14 @@ class Life:
                     Taken(version, day, Cut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
                     for version, day, s, b, d, k in message["cuts"]
                 )
-                told = (Shrunk.of_message(each) for each in message["shrinks"])
-                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *told)}
+                theirs = (Shrunk.of_message(each) for each in message["shrinks"])
+                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *theirs)}
                 self.shrinks = tuple(merged[version] for version in sorted(merged))
             self._arrange()
 
     @classmethod
     def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "Life":
-        """From the message of a commit's part; None begins anew."""
+        """From the message of a commit's part; None starts empty."""
         life = cls(section, groups)
         life.load([] if message is None else [message])
         return life
@@ -209,8 +209,8 @@ class Life:
     def _arrange(self, shrinks: Sequence[Shrunk] | None = None) -> None:
         """Build the arrays for kernels, with `shrinks` in place of `self.shrinks` if given."""
         shrinks = self.shrinks if shrinks is None else shrinks
-        told = {g for rates in self._rates for g in rates} | {g for s in shrinks for g in (*s.below, *s.after)}
-        columns = [TABLE, *sorted({*told, *self._classes.groups} - {TABLE})]
+        used = {g for rates in self._rates for g in rates} | {g for s in shrinks for g in (*s.below, *s.after)}
+        columns = [TABLE, *sorted({*used, *self._classes.groups} - {TABLE})]
         column_G = np.zeros(NUM_GROUPS, np.uint16)
         column_G[columns[1:]] = np.arange(1, len(columns))
         rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)

@@ -121,10 +121,10 @@ def read_changes(folder: Path, parts: Sequence[ShardPart], table: str, since: in
     """
     found: list[Changes] = []
     for part in parts:
-        told = _increments_of(part, table)
-        if told is None or not _covers(told.values(), since, upto):
+        increments = _increments_of(part, table)
+        if increments is None or not _covers(increments.values(), since, upto):
             return None
-        found += [read_increment(folder / path, each) for path, each in told.items() if since < each.upto <= upto]
+        found += [read_increment(folder / path, each) for path, each in increments.items() if since < each.upto <= upto]
     return Changes.joined(found)
 
 
@@ -209,9 +209,9 @@ class ChangeFiles:
         all parts, between versions that all of them have.
         """
         theirs = [part for part in parts if part.buckets[0] < buckets[1] and buckets[0] < part.buckets[1]]
-        told = [(part, _increments_of(part, table)) for part in theirs]
-        known = [(part, increments) for part, increments in told if increments]
-        if not known or len(known) < len(told):
+        found = [(part, _increments_of(part, table)) for part in theirs]
+        known = [(part, increments) for part, increments in found if increments]
+        if not known or len(known) < len(found):
             return
         if len(known) == 1 and known[0][0].buckets == buckets:
             with _translated(self._live):  # 1

@@ -167,8 +167,8 @@ class ShardFeed:
 
     def _restore_held(self) -> None:
         if self._held is not None:
-            for name, told in self._held.tables.items():
-                self._tables[name].restore_changes(told)
+            for name, delta in self._held.tables.items():
+                self._tables[name].restore_changes(delta)
             self._held = None
 
     def closed(self, version: int) -> None:
@@ -200,7 +200,7 @@ class ShardFeed:
         with self._lock:
             if self._held is None or self._sweeping():
                 return
-            tables = {name: self._tables[name].take_deleted(told) for name, told in self._held.tables.items()}
+            tables = {name: self._tables[name].take_deleted(delta) for name, delta in self._held.tables.items()}
             _send(_Held(self._held.version, tables, self._held.subscribers))
             self._held = None
 
@@ -261,7 +261,7 @@ class ShardFeed:
 
 
 def _send(held: _Held) -> None:
-    outgoing = [m for name, told in held.tables.items() for m in feed_wire.rows(pb.FeedPart.ROWS, name, told)]
+    outgoing = [m for name, delta in held.tables.items() for m in feed_wire.rows(pb.FeedPart.ROWS, name, delta)]
     outgoing.append(feed_wire.version(held.version))
     for subscription in held.subscribers:
         subscription.put(outgoing)

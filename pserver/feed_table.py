@@ -131,17 +131,17 @@ class TableFeed:
         gone_U = _unique(deleted)
         return Told(present, gone_U[~np.isin(gone_U, present.keys_P)] if len(gone_U) else gone_U)
 
-    def take_deleted(self, told: Told) -> Told:
-        """`told` with the keys deleted since it was taken, by operations from before."""
+    def take_deleted(self, delta: Told) -> Told:
+        """`delta` with the keys deleted since it was taken, by operations from before."""
         with self._lock:
             deleted, self._deleted = self._deleted, []
-        return Told(told.rows, _unique([told.gone_U, *deleted]))
+        return Told(delta.rows, _unique([delta.gone_U, *deleted]))
 
-    def restore_changes(self, told: Told) -> None:
+    def restore_changes(self, delta: Told) -> None:
         """Have the next `take` return these changes again, as they were not sent."""
         with self._lock:
-            self._touched.append(told.rows.keys_P)
-            self._deleted.append(told.gone_U)
+            self._touched.append(delta.rows.keys_P)
+            self._deleted.append(delta.gone_U)
 
     def deleted_since(self, version: int) -> U64:
         """Keys deleted after `version`, or at its close; some may have rows again."""

@@ -61,17 +61,17 @@ def version(number: int) -> Outgoing:
     return Loaded(pb.FeedPart(kind=pb.FeedPart.VERSION, version=number), [])
 
 
-def rows(kind: pb.FeedPart.Kind, table: str, told: Told) -> Iterator[Outgoing]:
+def rows(kind: pb.FeedPart.Kind, table: str, delta: Told) -> Iterator[Outgoing]:
     """The changes of a table, in messages of a bounded size; none if there are no changes."""
-    present, width = told.rows, told.rows.rows_PD.shape[1]
+    present, width = delta.rows, delta.rows.rows_PD.shape[1]
     at_once = max(1, PART_BYTES // (10 + 4 * width))
     for begin_P in range(0, len(present.keys_P), at_once):
         chosen = slice(begin_P, begin_P + at_once)
         arrays = present.keys_P[chosen], present.group_P[chosen], present.rows_PD[chosen]
         part = pb.FeedRows(table=table, num_rows=len(arrays[0]), width=width)
         yield Loaded(pb.FeedPart(kind=kind, tables=[part]), arrays)
-    for begin_U in range(0, len(told.gone_U), PART_BYTES // 8):
-        gone_U = told.gone_U[begin_U : begin_U + PART_BYTES // 8]
+    for begin_U in range(0, len(delta.gone_U), PART_BYTES // 8):
+        gone_U = delta.gone_U[begin_U : begin_U + PART_BYTES // 8]
         part = pb.FeedRows(table=table, width=width, num_gone=len(gone_U))
         yield Loaded(pb.FeedPart(kind=kind, tables=[part]), [gone_U])
 

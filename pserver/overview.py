@@ -68,13 +68,13 @@ class Overview:
 
     def explain(self, key: int, group: int) -> dict[str, Any]:
         """See pserver.table.Table.explain."""
-        told: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
-        told["admission"] = self.selection.explain(key, group, self.life.day)
+        facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
+        facts["admission"] = self.selection.explain(key, group, self.life.day)
         words_UW = self._words_of(np.array([key], np.uint64))
         if not len(words_UW) or not words_UW[0, 1] or self.life.absent(words_UW)[0]:
-            return told
+            return facts
         statistics, num_weights = Statistics.of_words(words_UW), self.rows.num_weights
-        return told | {
+        return facts | {
             "row": True,
             "show": float(statistics.show[0]),
             "click": float(statistics.click[0]),

@@ -257,10 +257,10 @@ class BoundedRows(Rows):
         if self._num_away == 0 or len(keys_U) == 0 or self._store is None:
             return np.zeros(len(keys_U), np.bool_), np.empty((0, HEAD + self.width), np.uint32)
         found_U, words_FW = self._store.get(keys_U)
-        departed_F = self._is_deleted(keys_U[found_U], words_FW, found_out=True)
-        if departed_F.any():
-            found_U[np.flatnonzero(found_U)[departed_F]] = False
-            words_FW = words_FW[~departed_F]
+        deleted_F = self._is_deleted(keys_U[found_U], words_FW, found_out=True)
+        if deleted_F.any():
+            found_U[np.flatnonzero(found_U)[deleted_F]] = False
+            words_FW = words_FW[~deleted_F]
         return found_U, words_FW
 
     def left(self, num_rows: int) -> None:

@@ -109,12 +109,12 @@ class Selection:
 
     def load(self, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> list[str]:
         """Go on from the parts of a commit: first bucket and state of each. Returns slots whose counts start anew."""
-        anew = []
+        restarted = []
         for name, admission in zip(self._names, self._by_class, strict=True):
             if admission is None:
                 continue
             for first_bucket, arrays in parts:
                 own = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
                 if not admission.load(own, first_bucket):
-                    anew.append(name)
-        return sorted(set(anew))
+                    restarted.append(name)
+        return sorted(set(restarted))

@@ -55,8 +55,8 @@ def classes_of(section: TableSection, groups: Mapping[str, int]) -> SlotClasses:
 
 def _with(section: TableSection, life: SlotLife) -> TableSection:
     """`section` with the overrides of a slot."""
-    told = life.model_dump(exclude_none=True, include=set(SlotLife.model_fields) - {"lr", "first_order_lr"})
-    changes = {name: getattr(life, name) for name in told}
+    overrides = life.model_dump(exclude_none=True, include=set(SlotLife.model_fields) - {"lr", "first_order_lr"})
+    changes = {name: getattr(life, name) for name in overrides}
     optimizer = section.optimizer
     if life.lr is not None:
         optimizer = changes["optimizer"] = optimizer.model_copy(update={"lr": life.lr})

@@ -93,9 +93,9 @@ class Snapshots:
     ) -> None:
         """See pserver.table.Table.attach."""
         self.life.load(lives)
-        anew = self.selection.load(admission) if admission else []
-        if anew:
-            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, anew)
+        restarted = self.selection.load(admission) if admission else []
+        if restarted:
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
         if isinstance(self.rows, BoundedRows):
             self.rows.attach(store, sum(rows_by_group.values()))
             for group, count in rows_by_group.items():

@@ -270,8 +270,8 @@ class Table:
         settings = RowSettings.of(section, self._groups)
         self._rows.set(settings)
         self._life.set(section, self._groups)
-        if anew := self._selection.set(settings.classes):
-            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, anew)
+        if restarted := self._selection.set(settings.classes):
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
 
     @property
     def sweeping(self) -> bool:

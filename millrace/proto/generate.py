@@ -37,10 +37,10 @@ def out_of_date(root: Path = ROOT) -> list[str]:
         made = Path(folder)
         generate(made, root)
         fresh = {path.relative_to(made): path.read_bytes() for path in made.rglob("*.py*")}
-    kept = {
+    present = {
         path.relative_to(root): path.read_bytes() for suffix in SUFFIXES for path in root.glob(f"*/proto/*{suffix}")
     }
-    return sorted(str(name) for name in fresh.keys() | kept.keys() if fresh.get(name) != kept.get(name))
+    return sorted(str(name) for name in fresh.keys() | present.keys() if fresh.get(name) != present.get(name))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -165,13 +165,13 @@ class Admission:
 
 def _counted(entry: CountEntry | ShowClickEntry, measure: Measure, tally: Tally, key: int, day: int) -> dict[str, Any]:
     units = tally.estimate(key, day)
-    told: dict[str, Any] = {"kind": entry.kind, "exact": entry.exact}
-    told |= {"n": entry.n} if isinstance(entry, CountEntry) else {"score": entry.score}
-    told |= {"estimate": measure.value_of(units), "agrees": units >= measure.threshold}
+    state: dict[str, Any] = {"kind": entry.kind, "exact": entry.exact}
+    state |= {"n": entry.n} if isinstance(entry, CountEntry) else {"score": entry.score}
+    state |= {"estimate": measure.value_of(units), "agrees": units >= measure.threshold}
     quality = tally.quality(key, day)
     if "too_high_by_at_most" in quality:
         quality["too_high_by_at_most"] = measure.value_of(1) * quality["too_high_by_at_most"]
-    return told | quality
+    return state | quality
 
 
 def _unlike(one: NDArray[Any], other: NDArray[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Who applies the live feed holds a job's rows at each version it is told, bit for bit, on any number of shards."""
+"""A subscriber of the live feed has the job's rows at each version, bit for bit, on any number of shards."""
 
 import threading
 import time
@@ -191,7 +191,7 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
         assert one.version == job.version and {k: one.rows["default"].get(k) for k in wanted} == wanted
 
 
-def test_one_that_does_not_read_is_let_go(monkeypatch, caplog):
+def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch, caplog):
     """The transport takes some 20 versions before the feed sees that nobody reads; the number is its choice."""
     monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 20)
     big = {"default": w.keys(*range(100, 8000)), "other": w.keys(*f.SIGNS, group=2)}
@@ -201,7 +201,7 @@ def test_one_that_does_not_read_is_let_go(monkeypatch, caplog):
         parts = stream.parts(0, 1)
         assert next(parts).whole
         version = 0
-        while "is let go" not in caplog.text:
+        while ": disconnecting" not in caplog.text:
             version += 1
             assert version <= 300, "300 versions went somewhere, and nobody read them"
             w.train(job.shards, version, [big], seed=version, steps=1)
@@ -211,7 +211,7 @@ def test_one_that_does_not_read_is_let_go(monkeypatch, caplog):
         stream.close()
 
 
-def test_who_was_let_go_comes_again_and_is_told_what_changed(monkeypatch):
+def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
     monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 10)
     big = {"default": w.keys(*range(5000)), "other": w.keys(*f.SIGNS, group=2)}
     with f.job(1, w.TABLES) as job, f.follower(job) as held:

@@ -1,4 +1,4 @@
-"""What every row store promises: rows come back as written, checkpoints stay as made, failures leave nothing behind."""
+"""The contract of row stores: rows come back as written, checkpoints do not change, failures leave nothing behind."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""What every kind of shards promises a trainer: the same bits, whether embedded or 1, 2 or 3 shards behind gRPC."""
+"""The contract of shards for a trainer: equal bits, embedded or with 1, 2 or 3 shards behind gRPC."""
 
 import numpy as np
 import pytest

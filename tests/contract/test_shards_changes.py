@@ -1,4 +1,4 @@
-"""What every kind of shards promises of commits of tables that live: what went is gone, and what changed is told."""
+"""The contract of shards for commits of living tables: deleted rows are absent, and changed keys are recorded."""
 
 import json
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What every kind of shards promises a chief: a commit is one state, and gives it back to any number of shards."""
+"""The contract of shards for rank 0: a commit is one state, and restores to any number of shards."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""Where a table's default row is learnt, shards mark what reads it, alike on any number of them; rows are as ever."""
+"""With a learnt default row, shards mark the keys that read it, equally on any number of shards; rows do not change."""
 
 import hashlib
 import json

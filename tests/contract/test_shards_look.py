@@ -1,4 +1,4 @@
-"""Between passes the chief looks at any rows, and what was made ready for the next pass stays ready."""
+"""Between passes rank 0 may read any rows, and batches prepared for the next pass stay prepared."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Connections that ask for nothing, slowly, too much or in two ways at once, over real sockets, at both servers."""
+"""Connections that are idle, slow, too long or ambiguous, over real sockets, at both servers."""
 
 import asyncio
 import logging
@@ -200,5 +200,5 @@ def test_what_strangers_have_a_log_say_is_bounded(caplog):
     finally:
         log.removeFilter(repeats)
     said = [record.getMessage() for record in caplog.records]
-    assert said[:4] == ["invalid", *(f"invalid (this came {times} times)" for times in (10, 100, 1000))]
+    assert said[:4] == ["invalid", *(f"invalid (this occurred {times} times)" for times in (10, 100, 1000))]
     assert len(said) == 101 and said[-1] == "later on (1904 other lines were left out)"

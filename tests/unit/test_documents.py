@@ -1,4 +1,4 @@
-"""Documents of JSON: bounded in size and depth, and named where they are wrong."""
+"""JSON documents: bounded in size and depth, and named in errors."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""When a shard tells subscribers what; what waits for one is bounded; messages come back as they were."""
+"""When a shard publishes to subscribers; the bound on queued messages; messages are decoded as they were encoded."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Admission decides what its plain rule says, on any number of shards, before and after a commit."""
+"""Admission equals its plain rule, on any number of shards, before and after a commit."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The sketch errs on one side only, and by no more than its formula says; counts in commits keep their layout."""
+"""The sketch errs on one side only, within its formula; counts in commits keep their layout."""
 
 import hashlib
 import math

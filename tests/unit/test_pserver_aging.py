@@ -1,4 +1,4 @@
-"""Lives of rows: what a commit says of them comes back, cuts clear what they select, a row's end can be foretold."""
+"""Aging of rows: commits restore it, cuts clear the rows that they select, the deletion of a row can be predicted."""
 
 import numpy as np
 from hypothesis import given

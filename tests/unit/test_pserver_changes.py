@@ -1,4 +1,4 @@
-"""Increments tell which keys changed and which went between any two commits, on any number of shards."""
+"""Increments give the keys changed and deleted between any two commits, on any number of shards."""
 
 import os
 import tempfile

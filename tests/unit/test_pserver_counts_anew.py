@@ -1,4 +1,4 @@
-"""A threshold of admission that is set beyond what its counters hold begins the counts anew, and that is said."""
+"""An admission threshold beyond the range of its counters restarts the counts, with a warning."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Rows go: by hand, by a shrink found out early or swept late, while batches hold them and commits are in flight."""
+"""Rows are deleted by request or by a shrink, early or in its sweep, while batches hold them or commits run."""
 
 import threading
 from unittest.mock import patch
@@ -108,7 +108,7 @@ def test_a_row_that_a_batch_holds_keeps_its_number_and_starts_anew(world):
     assert world.present() == [ALL_KEYS[0]] and world.table.num_rows == 1
 
 
-def test_numbers_that_nobody_holds_are_used_again(world):
+def test_unheld_numbers_are_reused(world):
     for begin in range(0, 60, 10):
         world.learn(ALL_KEYS[begin : begin + 10])
         world.forget(*ALL_KEYS[begin : begin + 10])
@@ -117,7 +117,7 @@ def test_numbers_that_nobody_holds_are_used_again(world):
     assert world.table._rows.num_numbers == 20 and world.present() == [*ALL_KEYS[:20]]
 
 
-def test_what_went_before_a_commit_is_not_in_it_and_what_went_after_is_deleted_by_the_next(world):
+def test_a_commit_lacks_rows_deleted_before_it_and_the_next_one_deletes_later_ones(world):
     world.learn(ALL_KEYS[:10])
     world.forget(ALL_KEYS[0])
     world.commit()
@@ -129,7 +129,7 @@ def test_what_went_before_a_commit_is_not_in_it_and_what_went_after_is_deleted_b
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("made_again", [True, False])
-def test_a_row_forgotten_while_it_is_in_flight_is_gone_whatever_becomes_of_the_commit(world, committed, made_again):
+def test_a_row_deleted_while_in_flight_stays_deleted_with_or_without_the_commit(world, committed, made_again):
     world.learn(ALL_KEYS[:4])
     taken = world.table.snapshot()
     assert len(taken.keys_U) == 4
@@ -177,7 +177,7 @@ def test_rows_of_a_shrink_are_absent_at_once_and_come_back_as_new(world):
     assert sorted(world.store._rows) == [*ALL_KEYS[:3]] and world.table.digest() == before
 
 
-def test_rows_away_that_a_shrink_took_go_by_the_next_commit_though_they_were_never_in_memory():
+def test_stored_rows_deleted_by_a_shrink_leave_with_the_next_commit_without_being_loaded():
     world = World(bounded=True)
     for begin in (0, 20, 40):
         world.learn(ALL_KEYS[begin : begin + 20])
@@ -214,7 +214,7 @@ def test_a_batch_to_predict_looked_up_before_a_shrink_reads_zeros_after_it(world
     assert not world.table.gather_present(held_U, ALL_KEYS[:10]).any() and world.table.digest() == 0
 
 
-def test_a_survey_counts_what_the_shrink_then_takes(world):
+def test_a_survey_counts_the_rows_that_the_shrink_then_deletes(world):
     world.learn(ALL_KEYS[:20], day=0)
     world.commit()
     world.learn(ALL_KEYS[20:40], day=3)
@@ -262,7 +262,7 @@ def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_
 
 
 @pytest.mark.parametrize("memory", [None, 8 << 20])
-def test_a_selective_table_forgets_and_admits_anew_with_the_digest_of_a_fresh_one(memory):
+def test_a_selective_table_deletes_and_admits_again_with_the_digest_of_a_new_one(memory):
     section = SECTION.model_copy(update={"admission": (CountEntry(kind="count", n=2, exact=True),), "memory": memory})
     shards = [Shard({"t": section}, 1) for _ in range(2)]
     keys_U = ALL_KEYS[:6]

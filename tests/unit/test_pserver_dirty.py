@@ -1,4 +1,4 @@
-"""Rows that wait for a commit: marked, in flight, settled; each counted once."""
+"""Dirty rows: marked, in flight, settled; each counted once."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def marks(values):
 
 
 @given(MARKS, st.data())
-def test_marks_change_as_the_twins_say(values, data):
+def test_marks_equal_those_of_the_twins(values, data):
     rows = data.draw(st.lists(st.integers(0, len(values) - 1), unique=True)) if values else []
     rows_U, again = np.array(rows, np.int32), data.draw(st.booleans())
     mine, theirs = marks(values), marks(values)
@@ -37,7 +37,7 @@ def test_dirty_rows_are_collected_and_no_row_beyond_those_in_use(values, spare):
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_row_changed_while_in_flight_is_dirty_once_whatever_becomes_of_the_commit(committed):
+def test_a_row_changed_while_in_flight_is_dirty_once_with_or_without_the_commit(committed):
     waiting, marks_R = Dirty(), np.zeros(20, np.uint8)
     waiting.touch(marks_R, np.array([3, 11, 17], np.int32))
     assert waiting.take(marks_R, 20).tolist() == [3, 11, 17] and waiting.num_dirty == 0

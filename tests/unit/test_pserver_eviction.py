@@ -1,4 +1,4 @@
-"""The clock that chooses rows to leave, and their leaving of the index, do what their plain twins say."""
+"""The clock that chooses rows to evict, and their removal from the index, equal their plain twins."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Keys whose rows went are known until a commit holds that they did."""
+"""A tombstone stays until a commit has recorded the deletion."""
 
 import threading
 
@@ -24,7 +24,7 @@ def taken(gone):
     return dict(zip(keys_U.tolist(), group_U.tolist(), strict=True))
 
 
-def test_a_key_that_went_is_known_from_then_until_its_commit_is_settled():
+def test_a_tombstone_stays_until_its_commit_is_settled():
     gone = Gone()
     assert len(gone) == 0 and has(gone, 1) == [False] and has(gone) == []
     added(gone, 1, 2, 1, group=7)
@@ -48,7 +48,7 @@ def test_keys_of_a_failed_commit_are_in_the_next_one():
     assert taken(gone) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_key_that_goes_again_while_in_flight_stays():
+def test_a_key_deleted_again_while_in_flight_keeps_its_tombstone():
     gone = Gone()
     added(gone, 1, 2)
     taken(gone)
@@ -58,7 +58,7 @@ def test_a_key_that_goes_again_while_in_flight_stays():
     assert taken(gone) == {1: 1}
 
 
-def test_what_was_taken_stays_as_it_was():
+def test_taken_keys_do_not_change():
     gone = Gone()
     added(gone, *range(100))
     keys_U, group_U = gone.take()
@@ -78,7 +78,7 @@ def test_one_snapshot_at_a_time():
         gone.take()
 
 
-def test_any_number_of_keys_finds_room():
+def test_it_grows_to_any_number_of_keys():
     gone, keys_U = Gone(), np.random.default_rng(1).integers(0, 1 << 64, 50 * START_KEYS, dtype=np.uint64)
     for begin in range(0, len(keys_U), 130):
         part_U = keys_U[begin : begin + 130]
@@ -95,7 +95,7 @@ ACTS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(acts=st.lists(ACTS, max_size=20))
-def test_any_sequence_gives_what_two_sets_give(acts):
+def test_any_sequence_of_calls_equals_two_sets(acts):
     gone, waiting, in_flight = Gone(), set(), None
     for act, value in acts:
         if act == "add":
@@ -111,7 +111,7 @@ def test_any_sequence_gives_what_two_sets_give(acts):
         assert len(gone) == len(waiting)
 
 
-def test_threads_add_while_others_ask_and_commit():
+def test_threads_may_add_while_others_read_and_commit():
     gone, wrong, committed = Gone(), [], set()
     all_U = np.arange(40_000, dtype=np.uint64)
 

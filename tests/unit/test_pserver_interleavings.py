@@ -1,4 +1,4 @@
-"""Sweeps and surveys, which no step waits for, between the very moments of others where they would do harm."""
+"""Sweeps and surveys run between single operations of other threads, where they could do harm."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Kernels on rows do what their plain twins say."""
+"""Kernels on rows equal their plain twins."""
 
 import numpy as np
 import pytest

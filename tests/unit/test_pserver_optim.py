@@ -1,4 +1,4 @@
-"""Optimizers: kernels as their twins, and as the formulas others know."""
+"""Optimizers: kernels equal their twins and known formulas."""
 
 import numpy as np
 import pytest

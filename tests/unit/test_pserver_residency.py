@@ -1,4 +1,4 @@
-"""A table with bounded memory: the same rows as one without, whatever is resident; waiting for room, and its end."""
+"""A table with bounded memory has the rows of an unbounded one; it waits for room, within a bound."""
 
 import threading
 from collections import deque
@@ -81,7 +81,7 @@ def resident(table):
 
 
 class Pair:
-    """A bounded table and one that is not, which must not be told apart."""
+    """A bounded table and an unbounded one, which must behave equally."""
 
     def __init__(self):
         self.store, self.version, self.in_flight = MemoryRows(NUM_WORDS), 0, False
@@ -153,7 +153,7 @@ ACTS = st.lists(
 
 @settings(deadline=None)
 @given(ACTS)
-def test_what_is_resident_changes_nothing_that_is_read_learnt_committed_or_counted(acts):
+def test_residency_does_not_affect_reads_updates_commits_or_counts(acts):
     with patch.object(residency, "ROOM_WAIT_S", 0.0):
         pair = Pair()
         for name, *args in acts:
@@ -171,7 +171,7 @@ def test_memory_stays_within_its_bound_however_many_rows_there_are():
             assert 0.7 * memory < used <= memory
 
 
-def test_cold_clean_rows_leave_and_hot_ones_stay():
+def test_cold_clean_rows_are_evicted_and_hot_ones_stay():
     store, asked = MemoryRows(NUM_WORDS), []
     table = bounded(max_rows=24, store=store)
     hot_U, cold = ALL_KEYS[:6], deque(np.split(ALL_KEYS[6:60], 9))
@@ -185,7 +185,7 @@ def test_cold_clean_rows_leave_and_hot_ones_stay():
     assert set(cold[0].tolist()) <= set(asked) and not set(hot_U.tolist()) & set(asked)
 
 
-def test_rows_that_were_only_reserved_leave_and_start_anew():
+def test_reserved_rows_are_evicted_and_start_anew():
     table = bounded(max_rows=24)
     first_U = reserve(table, ALL_KEYS[:20])
     before_UD = table.gather(first_U)
@@ -196,7 +196,7 @@ def test_rows_that_were_only_reserved_leave_and_start_anew():
     assert (table.gather(reserve(table, ALL_KEYS[:20])) == before_UD).all()
 
 
-def test_a_table_whose_rows_are_all_in_memory_never_asks_its_store():
+def test_a_table_with_all_rows_in_memory_never_reads_its_store():
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=64, store=store)
     store.get = None
@@ -207,7 +207,7 @@ def test_a_table_whose_rows_are_all_in_memory_never_asks_its_store():
     assert table.num_rows == 50
 
 
-def test_steps_go_on_while_the_store_is_asked():
+def test_steps_go_on_while_the_store_is_read():
     store, asking, answer = MemoryRows(NUM_WORDS), threading.Event(), threading.Event()
     table = bounded(max_rows=24, store=store)
     for version, begin in enumerate((0, 20, 40), 1):
@@ -254,7 +254,7 @@ def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
     assert table.num_rows == 20 and len(changed(table)[0]) == 0
 
 
-def test_rows_that_wait_for_a_commit_fill_the_memory_and_it_says_what_to_do(impatient):
+def test_a_memory_full_of_uncommitted_rows_is_an_error_with_advice(impatient):
     table = bounded(max_rows=24)
     learn(table, ALL_KEYS[:20], 1)
     before = table.digest()
@@ -263,7 +263,7 @@ def test_rows_that_wait_for_a_commit_fill_the_memory_and_it_says_what_to_do(impa
     assert table.digest() == before and table.num_dirty == 20 and (table.find(ALL_KEYS[20:30]) == EMPTY).all()
 
 
-def test_a_batch_that_found_no_room_holds_none(impatient):
+def test_a_batch_without_room_holds_no_rows(impatient):
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
@@ -273,7 +273,7 @@ def test_a_batch_that_found_no_room_holds_none(impatient):
     assert len(set(reserve(table, ALL_KEYS[40:64]).tolist())) == 24
 
 
-def test_more_rows_than_their_copies_have_memory_for_do_not_become_dirty(impatient):
+def test_dirty_rows_are_bounded_by_the_memory_for_their_copies(impatient):
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=60, max_dirty=16, store=store)
     learn(table, ALL_KEYS[:16], 1)
@@ -307,7 +307,7 @@ def test_a_batch_that_could_never_fit_is_refused_at_once():
         reserve(bounded(max_rows=24), ALL_KEYS[:40])
 
 
-def test_rows_of_the_open_pass_stay_though_their_commit_of_before_succeeds(impatient):
+def test_rows_of_the_open_pass_stay_when_an_earlier_commit_succeeds(impatient):
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
@@ -324,7 +324,7 @@ def test_rows_of_the_open_pass_stay_though_their_commit_of_before_succeeds(impat
     reserve(table, ALL_KEYS[20:30])
 
 
-def test_a_row_made_after_a_batch_was_looked_up_is_read_though_it_left_meanwhile():
+def test_a_row_made_after_a_lookup_is_read_even_if_it_was_evicted_meanwhile():
     store = MemoryRows(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     rows_U = frozen(table.find(ALL_KEYS[:20]))
@@ -338,7 +338,7 @@ def test_a_row_made_after_a_batch_was_looked_up_is_read_though_it_left_meanwhile
     assert read_UD.any(axis=1).all() and read_UD.tolist() == predict(whole, ALL_KEYS[:20])
 
 
-def test_a_loader_ahead_of_steps_and_commits_ends_with_the_rows_of_a_table_without_bound():
+def test_a_loader_ahead_of_steps_and_commits_gives_the_rows_of_an_unbounded_table():
     store, draw = MemoryRows(NUM_WORDS), np.random.default_rng(3)
     table, whole = bounded(max_rows=40, store=store), Table("t", SECTION, 1)
     batches = [draw.choice(ALL_KEYS, 8, replace=False) for _ in range(300)]
@@ -370,6 +370,6 @@ def test_a_loader_ahead_of_steps_and_commits_ends_with_the_rows_of_a_table_witho
     assert table.digest() == whole.digest() and table.rows_by_group == whole.rows_by_group
 
 
-def test_too_little_memory_is_refused_in_words():
+def test_too_little_memory_is_refused_with_a_message():
     with pytest.raises(SpecError, match="memory: is less than 8MiB, .*4MiB"):
         validate(TableSection, {"memory": "4MiB"})

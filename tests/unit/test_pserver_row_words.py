@@ -1,4 +1,4 @@
-"""A row as words: packed, read back, and of the bytes that were released."""
+"""The format of a row as words: packed, read back, and equal to released bytes."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Digests, merging, placement: pure functions on rows, each as its twin."""
+"""Digests, merging, placement: pure functions on rows equal their twins."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def reference(words, columns, rows):
 
 
 @given(SEEDS, st.integers(0, 9), st.lists(st.integers(0, 7), unique=True))
-def test_a_digest_is_the_sum_its_twin_gives(seed, width, rows):
+def test_a_digest_equals_that_of_its_twin(seed, width, rows):
     draw = np.random.default_rng(seed)
     words, columns = draw.integers(0, 2**32, (8, width)).astype(np.uint32), columns_of(draw, 8)
     got = join(*digest_rows(words, columns, np.array(rows, np.int32), multipliers_of(width)))
@@ -76,7 +76,7 @@ PUSHES = st.lists(st.lists(st.integers(0, 12), unique=True), min_size=1, max_siz
 
 
 @given(PUSHES, st.integers(0, 4), SEEDS)
-def test_pushes_merge_as_the_twin_says(rows_by_rank, dim, seed):
+def test_merged_pushes_equal_those_of_the_twin(rows_by_rank, dim, seed):
     draw = np.random.default_rng(seed)
 
     def push(rows):

@@ -1,4 +1,4 @@
-"""Slots whose admission is their table's are counted together, whatever other settings they have of their own."""
+"""Slots with the admission of their table share counts, whatever their other settings."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows whose vector joins later: kernels and their twins, the push at which it joins, memory that is not taken."""
+"""Rows whose vector joins later: kernels and their twins, the push at which it joins, the memory that is saved."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

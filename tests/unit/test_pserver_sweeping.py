@@ -1,4 +1,4 @@
-"""Counting what a shrink would take, in the background: told once, never long afterwards, never after the end."""
+"""Counting the rows of a shrink in the background: returned once, not much later, and not after the end."""
 
 import threading
 from time import monotonic
@@ -15,7 +15,7 @@ SHRINK = Shrink(table="t", delete_below=1.0)
 
 
 class Counted:
-    """A table whose count waits until it may go on."""
+    """A table whose count waits for an event."""
 
     def __init__(self):
         self.going_on, self.times = threading.Event(), 0
@@ -35,14 +35,14 @@ def told(sweeper, table):
     return found.rows
 
 
-def test_a_count_is_told_once_and_made_anew_for_the_next():
+def test_a_count_is_returned_once_and_repeated_for_the_next_call():
     sweeper, table = Sweeper(), Counted()
     assert sweeper.survey(table, SHRINK) is None
     table.going_on.set()
     assert told(sweeper, table) == 1 and told(sweeper, table) == 2
 
 
-def test_a_count_that_nobody_came_back_for_is_not_told_to_others(monkeypatch):
+def test_an_abandoned_count_is_not_returned_to_others(monkeypatch):
     monkeypatch.setattr(sweeping, "STALE_S", 0.0)
     sweeper, table = Sweeper(), Counted()
     assert sweeper.survey(table, SHRINK) is None
@@ -54,7 +54,7 @@ def test_a_count_that_nobody_came_back_for_is_not_told_to_others(monkeypatch):
 
 
 class Broken:
-    """A table that cannot be counted, as no error of ours tells."""
+    """A table whose count raises an error that is not ours."""
 
     def __init__(self):
         self.times = 0
@@ -64,14 +64,14 @@ class Broken:
         raise OverflowError("Python int too large to convert to C long")
 
 
-def test_a_count_that_breaks_fails_whoever_asked_and_is_not_begun_again():
+def test_a_failed_count_raises_and_is_not_restarted():
     sweeper, table = Sweeper(), Broken()
     with pytest.raises(PserverError, match=r"rows of table t cannot be counted: OverflowError\('Python int too large"):
         told(sweeper, table)
     assert table.times == 1
 
 
-def test_the_end_waits_for_no_count():
+def test_stop_does_not_wait_for_a_count():
     sweeper, table = Sweeper(), Counted()
     assert sweeper.survey(table, SHRINK) is None
     sweeper.stop()

@@ -45,7 +45,7 @@ def test_a_row_number_stays_with_its_key_through_growth(small):
     assert (table.gather(first) == before).all()
 
 
-def test_growth_keeps_what_was_learnt(small):
+def test_growth_keeps_learnt_rows(small):
     table, some = Table("t", SECTION, 1), keys(5)
     rows = reserve(table, some)
     table.apply(rows, ones(rows), 1, 1)
@@ -76,7 +76,7 @@ def test_tables_and_seeds_draw_differently():
     assert (values[0][:, 1:] != values[2][:, 1:]).all() and (values[0][:, 1:] != values[3][:, 1:]).all()
 
 
-def test_ftrl_rows_start_where_their_state_says():
+def test_initial_ftrl_rows_match_their_state():
     table = Table("t", TableSection(dim=3, optimizer=Ftrl(kind="ftrl", lr=0.5)), 1)
     rows = reserve(table, keys(9))
     before = table.gather(rows)
@@ -124,7 +124,7 @@ def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
     assert table.digest() == alone.digest()
 
 
-def test_scaling_by_shows_is_as_asked():
+def test_scaling_by_shows():
     tables = [
         Table("t", TableSection(dim=3, init_range=0.0, optimizer={"kind": "sgd", "lr": 1.0}, grad_scale=scale), 1)
         for scale in ("mean", "show")
@@ -168,7 +168,7 @@ def test_the_digest_of_a_close_is_that_of_the_rows_touched():
     assert table.close_pass(3) == 0
 
 
-def test_a_full_table_says_what_to_do(monkeypatch, small):
+def test_a_full_table_is_an_error_with_advice(monkeypatch, small):
     from pserver.errors import BadRequest
 
     monkeypatch.setattr(rows_module, "MAX_ROWS", 16)

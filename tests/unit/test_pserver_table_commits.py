@@ -1,4 +1,4 @@
-"""A table's rows are handed over for a commit, and come back from a store."""
+"""Rows of a table are copied for a commit, and restored from a store."""
 
 import numpy as np
 import pytest

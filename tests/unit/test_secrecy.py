@@ -1,4 +1,4 @@
-"""Secrets of a spec: taken out as it is loaded, named by references, read where a client is opened, told by nobody."""
+"""Secrets of a spec: removed when it is loaded, named by references, read where a client is opened, never shown."""
 
 import json
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_a_mistake_around_a_secret_does_not_repeat_it(tmp_path):
 
 
 def test_a_spec_that_was_copied_from_where_secrets_are_hidden_is_refused_by_key(tmp_path):
-    with pytest.raises(SpecError, match="^sources.main.options.sasl_plain_password: is '\\*\\*\\*', which stands for"):
+    with pytest.raises(SpecError, match="^sources.main.options.sasl_plain_password: is '\\*\\*\\*', which replaces"):
         job_of(without_secrets(spec(sasl_plain_username={"env": "USER"})), tmp_path)
     check_shown(SPEC)
 
