@@ -26,7 +26,7 @@ Row = list[Any]
 
 
 class SlotShape(NamedTuple):
-    """What a generator needs to know about a slot."""
+    """A slot as a generator sees it."""
 
     name: str
     kind: str

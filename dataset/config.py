@@ -115,7 +115,9 @@ class KafkaSource(SourceSection):
             try:
                 when = datetime.fromisoformat(value)
             except ValueError:
-                raise ValueError(f"is none of {', '.join(words)}, nor a time like 2024-05-01T00:00:00+00:00") from None
+                raise ValueError(
+                    f"must be one of {', '.join(words)}, or a time like 2024-05-01T00:00:00+00:00"
+                ) from None
             if when.tzinfo is None:
                 raise ValueError("a time needs its offset, for example 2024-05-01T00:00:00+00:00")
         return value

@@ -36,7 +36,7 @@ class ErrorLog:
     def add(self, error: BaseException, event: int) -> None:
         """Log that `event` is rejected: the first of a kind with its traceback, then the 10th, 100th, 1,000th."""
         trace = traceback.TracebackException.from_exception(error)
-        while trace.stack and trace.stack[0].filename.startswith(OURS):  # keep only the frames of the user's code
+        while trace.stack and trace.stack[0].filename.startswith(OURS):  # drop frames before the user's code
             trace.stack.pop(0)
         kind = self._kind(error, trace)
         count = self._counts[kind] = self._counts.get(kind, 0) + 1

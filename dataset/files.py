@@ -49,7 +49,7 @@ class Files:
         self._order = FileOrder(self._patterns, config.partition_by and config.partition_by.strip("{}"))
         self._pattern_of: dict[str, int] = {}
         self._files: dict[str, LineFile] = {}
-        self._gone: set[str] = set()
+        self._deleted: set[str] = set()
         self._known = set(known or ())
         self._opened = {p.folder(name) for p in self._patterns for name in self._known if p.key(name) is not None}
         self._waiting: set[str] = set()
@@ -157,17 +157,17 @@ class Files:
 
     def _partition(self, number: int, name: str) -> Partition:
         file = self._files[name]
-        gone = self._config.follow and not file.path.exists()
-        if gone and name not in self._gone:
-            self._gone.add(name)
+        is_deleted = self._config.follow and not file.path.exists()
+        if is_deleted and name not in self._deleted:
+            self._deleted.add(name)
             log.warning("%s was deleted; %d lines of it were found", name, file.num_lines())
-        elif not gone:
-            self._gone.discard(name)
+        elif not is_deleted:
+            self._deleted.discard(name)
             self._touch(name)
             file.count()
         pattern = self._pattern_of.get(name)  # the log has the order of files known before a restart
         order = () if pattern is None else (self._order.stream(pattern, name), self._order.period(pattern, name))
-        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or gone, file.identity, *order)
+        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or is_deleted, file.identity, *order)
 
     def _touch(self, name: str) -> None:
         self._open[name] = self._files[name]

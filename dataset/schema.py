@@ -22,7 +22,7 @@ class Slot:
 
     @property
     def shape(self) -> tuple[str, str, str, int]:
-        """What a generator must know of it: name, kind, type of its values, size; see dataset.columns.SlotShape."""
+        """The slot as a generator sees it: name, kind, type of its values, size; see dataset.columns.SlotShape."""
         match self.entry:
             case DenseSlot(size=size):
                 return self.name, "dense", "float", size

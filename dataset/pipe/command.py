@@ -1,4 +1,4 @@
-"""What a pipe command is started with: program, folder, environment. dataset.pipe.process starts it."""
+"""Prepares a pipe command: program, folder, environment. dataset.pipe.process starts it."""
 
 import base64
 import json

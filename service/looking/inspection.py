@@ -149,14 +149,14 @@ def _numbers(value: Any) -> str:
 
 
 def _format_table(table: str, facts: Mapping[str, Any], *, is_base: bool) -> Iterator[str]:
-    gone = "" if is_base else f"{count(facts['tombstones'])} tombstones, "
+    deleted = "" if is_base else f"{count(facts['tombstones'])} tombstones, "
     yield (
-        f"table {table}: {count(facts['rows'])} rows, {gone}{pending_text(facts)}, "
+        f"table {table}: {count(facts['rows'])} rows, {deleted}{pending_text(facts)}, "
         f"{count(facts['model_rows'])} in the model; dim {facts['dim']}, {facts['dtype']}"
     )
     for slot, counts in facts["by_slot"].items():
-        gone = f", {count(counts['tombstones'])} tombstones" if counts["tombstones"] else ""
-        yield f"  slot {slot}: {count(counts['rows'])} rows{gone}"
+        deleted = f", {count(counts['tombstones'])} tombstones" if counts["tombstones"] else ""
+        yield f"  slot {slot}: {count(counts['rows'])} rows{deleted}"
 
 
 def _format_damage(damage: Mapping[str, str]) -> Iterator[str]:

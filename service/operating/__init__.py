@@ -1,1 +1,1 @@
-"""What is done to a running job: settings, days, rows that go; and what it knows of one key."""
+"""Changes and shows the rows and tables of a job: settings, days, shrinks, deletions, explanations."""

@@ -14,7 +14,7 @@ from trainer.commits import Commits, order_of
 def make_commit(store: Path, deadline: Deadline) -> str:
     """Have a commit made of all passes closed by now; return its name once it exists.
 
-    If the job restarts meanwhile, the new rank 0 is asked again. Raises MillraceError where the commit fails,
+    If the job restarts meanwhile, the new rank 0 is asked again. Raises MillraceError if the commit fails,
     NotRunning, and DeadlineExceeded.
     """
     wanted: int | None = None

@@ -86,8 +86,8 @@ def _problem_of_table(folder: Path, num_rows: int, part: ShardPart, scratch: Pat
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if counted != num_rows:
-        return f"holds {counted:,} rows, and the manifest says {num_rows:,}"
-    return None if inside == counted else f"holds {counted - inside:,} rows of buckets that belong to other shards"
+        return f"has {counted:,} rows, but the manifest says {num_rows:,}"
+    return None if inside == counted else f"has {counted - inside:,} rows of buckets that belong to other shards"
 
 
 def sharing(commit: Commit, file: str, others: Iterable[Commit]) -> Iterator[str]:

@@ -231,7 +231,7 @@ def _encoded(body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> tupl
     try:
         return json.dumps(body, allow_nan=False).encode(), {"Content-Type": "application/json", **headers}
     except (TypeError, ValueError) as error:  # a date, or a number that is infinite or none
-        raise SpecError(f"what is asked for cannot be said in JSON: {error}") from None
+        raise SpecError(f"the request cannot be written as JSON: {error}") from None
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

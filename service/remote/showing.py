@@ -81,9 +81,9 @@ def output_lines(client: "Client", job: str, worker: str | None, last: int | Non
         page = client.get(path, worker=worker, limit=PAGE, after=page["next"])
 
 
-def as_status(told: Json) -> Status:
+def as_status(job: Json) -> Status:
     """A job's figures from the API, in the form of rank 0's status."""
-    return Status({**told, "tables": told.get("table_rows", {}), "operations": {"exporting": told.get("exports", {})}})
+    return Status({**job, "tables": job.get("table_rows", {}), "operations": {"exporting": job.get("exports", {})}})
 
 
 def _trouble(job: Json) -> str:

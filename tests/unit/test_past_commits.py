@@ -184,7 +184,7 @@ def test_rows_that_the_manifest_does_not_count_are_told(past, said):
     past.write_manifest(found.name, 3, parts, found.files)
     with pytest.raises(CommitDamaged):
         commit_output.verify_commits(past.store, "3", as_json=False)
-    assert "  shard-0/default holds 300 rows, and the manifest says 299" in said()
+    assert "  shard-0/default has 300 rows, but the manifest says 299" in said()
 
 
 # What is kept, what goes

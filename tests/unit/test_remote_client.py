@@ -248,7 +248,7 @@ def test_a_stream_that_is_refused_or_never_comes_back_is_an_error(naps):
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), date(2026, 11, 21)])
 def test_what_no_json_carries_is_refused_and_not_sent(service, value):
     service.answers = [(200, {})]
-    with pytest.raises(SpecError, match="cannot be said in JSON"):
+    with pytest.raises(SpecError, match="cannot be written as JSON"):
         service.client.post("/v1/jobs", {"spec": {"seed": value}})
     assert not service.asked
 
