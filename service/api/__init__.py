@@ -1,1 +1,1 @@
-"""The HTTP API, /v1: what jobs are doing, and what is done to them, for people, programs and Prometheus."""
+"""The HTTP API, /v1: the state of jobs and the actions on them, for users, programs and Prometheus."""

@@ -1,4 +1,4 @@
-"""/v1/audit and /v1/tokens: who did what, and who may."""
+"""/v1/audit and /v1/tokens: the audit log, and the tokens of callers."""
 
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -23,23 +23,23 @@ ROLES: dict[Role, RoleName] = {Role.VIEWER: "viewer", Role.OPERATOR: "operator",
 
 
 class AuditEntry(Described):
-    """Something that somebody asked for."""
+    """A request that changed something, or tried to."""
 
     id: int
     at: datetime
     who: str
     role: str | None
     method: str
-    """HTTP's, or a word for what came by no request."""
+    """The HTTP method, or a word for an action without a request."""
     path: str
     job: str | None
     status: int | None
-    """What it was answered."""
+    """The status of the answer."""
     detail: dict[str, Any]
 
 
 class TokenEntry(Described):
-    """A token, without what opens anything."""
+    """A token, without its secret."""
 
     id: str
     name: str
@@ -51,29 +51,29 @@ class TokenEntry(Described):
 
 
 class NewToken(TokenEntry):
-    """A token that was just made."""
+    """A token that was just created."""
 
     token: str
-    """What opens: it is told this once, and kept nowhere."""
+    """The text that authenticates. It is shown only here, and not stored."""
 
 
 class CreateToken(Asked):
-    """A token to be made."""
+    """A token to create."""
 
     name: str = Field(max_length=64)
     role: RoleName
     days: float | None = Field(default=None, gt=0, le=36_500, allow_inf_nan=False)
-    """How long it opens; unless given, for ever."""
+    """Days until it expires. Default: never."""
 
 
-@router.get("/audit", **door(Role.ADMIN), operation_id="listAudit", summary="Who did what")
+@router.get("/audit", **door(Role.ADMIN), operation_id="listAudit", summary="Read the audit log")
 def audit(
     host: HostOf,
     paging: Paged,
-    job: Annotated[str | None, Query(max_length=64, description="What was done to this job only.")] = None,
-    who: Annotated[str | None, Query(max_length=128, description="What this caller did only.")] = None,
+    job: Annotated[str | None, Query(max_length=64, description="Only actions on this job.")] = None,
+    who: Annotated[str | None, Query(max_length=128, description="Only actions of this caller.")] = None,
 ) -> Page[AuditEntry]:
-    """Every request that changed something or tried to, the newest first; kept 400 days."""
+    """Every request that changed something or tried to, newest first. Entries are kept for 400 days."""
     newest = select(AuditRow).order_by(AuditRow.id.desc()).limit(paging.limit + 1)
     if paging.after is not None:
         newest = newest.where(AuditRow.id < number_after(paging))
@@ -103,8 +103,8 @@ def _entry(row: AuditRow) -> AuditEntry:
 
 @router.get("/tokens", **door(Role.ADMIN), operation_id="listTokens", summary="List tokens")
 def list_tokens(request: Request, paging: Paged) -> Page[TokenEntry]:
-    """All tokens in the order of their making, the revoked ones too."""
-    return page([_told(token) for token in _tokens(request).rows.all()], paging, lambda each: each.id)
+    """All tokens in order of creation, also revoked ones."""
+    return page([_token_entry(token) for token in _tokens(request).rows.all()], paging, lambda each: each.id)
 
 
 @router.post(
@@ -112,15 +112,15 @@ def list_tokens(request: Request, paging: Paged) -> Page[TokenEntry]:
     **door(Role.ADMIN),
     status_code=HTTPStatus.CREATED,
     operation_id="createToken",
-    summary="Make a token",
+    summary="Create a token",
 )
 def create_token(request: Request, asked: CreateToken, response: Response) -> NewToken:
-    """Make a token. It is told this once, so a request that is repeated makes another one, or is refused."""
+    """Create a token. Its text is shown once, so repeating the request creates another token, or is refused."""
     note(request, name=asked.name, role=asked.role, days=asked.days)
     lifetime = None if asked.days is None else timedelta(days=asked.days)
     token, text = _tokens(request).create(asked.name, Role.of(asked.role), lifetime)
     response.headers["Location"] = f"/v1/tokens/{token.id}"
-    return NewToken(**dict(_told(token)), token=text)
+    return NewToken(**dict(_token_entry(token)), token=text)
 
 
 @router.delete(
@@ -128,10 +128,10 @@ def create_token(request: Request, asked: CreateToken, response: Response) -> Ne
     summary="Revoke a token",
 )  # fmt: skip
 def revoke_token(request: Request, token: str) -> TokenEntry:
-    """Let a token, by its id or name, open nothing any more."""
+    """Revoke a token, by its id or name."""
     tokens = _tokens(request)
     try:
-        return _told(tokens.revoke(token))
+        return _token_entry(tokens.revoke(token))
     except SpecError as error:
         raise refused(HTTPStatus.NOT_FOUND, str(error)) from error
 
@@ -143,7 +143,7 @@ def _tokens(request: Request) -> Tokens:
     return tokens
 
 
-def _told(token: Token) -> TokenEntry:
+def _token_entry(token: Token) -> TokenEntry:
     return TokenEntry(
         id=token.id,
         name=token.name,

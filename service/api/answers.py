@@ -16,19 +16,19 @@ from millrace.errors import SpecError
 
 
 class Described(BaseModel):
-    """Base of answers: fields are described by their docstrings."""
+    """Base of responses. Fields are described by their docstrings."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class Asked(BaseModel):
-    """Base of what is asked: likewise, and a key that is not known is a mistake."""
+    """Base of request bodies. Fields are described by their docstrings; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def finite(value: Any) -> Any:
-    """`value` for JSON: numbers that are none become null."""
+    """`value` for JSON: numbers that are not finite become null."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -51,21 +51,21 @@ class Page(Described, Generic[Item]):
 
     items: list[Item]
     next: str | None
-    """What `after` is for the next page; null: this is the last one."""
+    """The value of `after` for the next page; null on the last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Which page a request wants."""
+    """The page that a request wants."""
 
     limit: int = DEFAULT_LIMIT
     after: str | None = None
-    """The place in the list after which it begins; None: at its begin."""
+    """The position in the list after which the page begins; None: at the start."""
 
 
 async def _paging(
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries at most.")] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of the page.")] = DEFAULT_LIMIT,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the previous page.")] = None,
 ) -> Paging:
     return Paging(limit, None if after is None else decoded(after))
 
@@ -74,31 +74,31 @@ Paged = Annotated[Paging, Depends(_paging)]
 
 
 def encoded(place: str) -> str:
-    """A place in a list as a cursor: nothing for clients to make sense of."""
+    """A position in a list as a cursor. Clients must not interpret it."""
     return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
 
 
 def decoded(cursor: str) -> str:
-    """The place that a cursor means. Raises SpecError."""
+    """The position that a cursor stands for. Raises SpecError."""
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise SpecError(f"{cursor!r} is no cursor; take `next` of the page before", "query.after") from None
+        raise SpecError(f"{cursor!r} is not a cursor; use `next` of the previous page", "query.after") from None
 
 
 def number_after(paging: Paging, default: int = 0) -> int:
-    """The number that the cursor means. Raises SpecError."""
+    """The number that the cursor stands for. Raises SpecError."""
     if paging.after is None:
         return default
     if not paging.after.removeprefix("-").isdecimal() or len(paging.after) > 18:
-        raise SpecError("this cursor is another list's; take `next` of the page before", "query.after")
+        raise SpecError("this cursor is of another list; use `next` of the previous page", "query.after")
     return int(paging.after)
 
 
 def page(items: Sequence[Item], paging: Paging, place_of: Callable[[Item], str]) -> Page[Item]:
-    """The page of `items`, which are in the order of the list; `place_of` is unique, and stays an entry's own.
+    """The page of `items`, which are in list order. `place_of` gives an entry's position: unique and constant.
 
-    Where the entry that the page before ended with is gone, the list begins anew.
+    If the last entry of the previous page no longer exists, the list starts over.
     """
     begin = 0
     if paging.after is not None:
@@ -108,7 +108,7 @@ def page(items: Sequence[Item], paging: Paging, place_of: Callable[[Item], str])
 
 
 def cut(found: Sequence[Item], paging: Paging, place_of: Callable[[Item], str]) -> Page[Item]:
-    """The page of what was found: one more than the limit, where there are more."""
+    """The page of `found`, which has one entry more than the limit if there are further pages."""
     items = list(found[: paging.limit])
     more = len(found) > paging.limit
     return Page(items=items, next=encoded(place_of(items[-1])) if more and items else None)

@@ -1,4 +1,4 @@
-"""The application: every resource's routes, who may, and what holds for every request. Nothing is done here."""
+"""The application: composes the routes of all resources, authorization, and the checks of every request."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,38 +28,38 @@ from service.hosting.config import LimitsSection
 from service.hosting.host import Host
 from service.past.closes import Moment
 
-DESCRIPTION = """Jobs that train on event streams, what they are doing, and what is done to them.
+DESCRIPTION = """Jobs that train on event streams: their state, and actions on them.
 
-Errors are problems (RFC 9457). Lists come in pages: `next` is what `after` is for the following one. What takes long
-answers 202 with an operation. A POST sent again with the same `Idempotency-Key` is done once. `x-role` says who may:
-a viewer, an operator, who may what a viewer may, or an admin, who may everything."""
+Errors are problems (RFC 9457). Lists have pages: pass `next` of a page as `after` for the next page. Long actions are
+answered with 202 and an operation. A POST that is repeated with the same `Idempotency-Key` is carried out once.
+`x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
 ROUTERS = (health, jobs, commits, exports, metrics, tables, output, predictions, operations, feed, admin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the service's owner has written about its API."""
+    """Settings of the API."""
 
     guard: Guard
     tokens: Tokens | None = None
-    """None: a foreground run, which has none."""
+    """None for a foreground run, which has no tokens."""
     limits: LimitsSection = LimitsSection()
     allow: AllowSection = AllowSection()
     private: tuple[Path, ...] = ()
-    """What no spec may reach, be it below an allowed root."""
+    """Paths that no spec may reach, even below an allowed root."""
     predicting: Path | None = None
-    """Folder for private files of predictions' workers; unless given, where temporary files are."""
+    """Folder for private files of the workers of predictions. Default: the folder for temporary files."""
     names: tuple[str, ...] = ()
-    """Under which it answers, beside 127.0.0.1 and localhost."""
+    """Host names under which it answers, besides the local ones."""
 
     @classmethod
     def of_a_run(cls) -> "Terms":
-        """Of a foreground run."""
+        """The settings of a foreground run."""
         return cls(guard=Guard.of_a_run())
 
 
 def app(host: Host, terms: Terms) -> FastAPI:
-    """The application that tells of the jobs of `host`."""
+    """The application that serves the jobs of `host`."""
     api = FastAPI(
         title="Millrace",
         version=millrace.__version__,
@@ -86,21 +86,21 @@ def app(host: Host, terms: Terms) -> FastAPI:
 
 
 def looker(statuses: Statuses) -> Any:
-    """How streams look at a job."""
+    """The function by which event streams read a job."""
 
     def look(job: str, since: Moment | None) -> Look:
         closes = statuses.closes(job)
         at = closes.placed(since or Moment(0, 0))
         found = closes.newest(1) if since is None else closes.newest(MAX_CAUGHT_UP, at.version)
         figures = figures_of(statuses.of(job)).model_dump_json(by_alias=True)
-        told = [(close.moment, metrics.close_entry(close).model_dump_json()) for close in found]
-        return Look(statuses.job(job).phase, figures, told, found[-1].moment if found else at)
+        entries = [(close.moment, metrics.close_entry(close).model_dump_json()) for close in found]
+        return Look(statuses.job(job).phase, figures, entries, found[-1].moment if found else at)
 
     return look
 
 
 def _document(api: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with how tokens are sent, and problems as what they are."""
+    """FastAPI's OpenAPI document, plus the security scheme and the schema of problems."""
     if api.openapi_schema:
         return api.openapi_schema
     found = get_openapi(

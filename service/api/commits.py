@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/commits: a job's commits, and what is done to them. The work is service.past's."""
+"""/v1/jobs/{job}/commits: a job's commits, and actions on them. The work is in service.past."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from service.access.roles import Caller, Role
 from service.api.answers import Asked, Described, Page, Paged, page
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, said
+from service.api.operations import OperationEntry, begins, begun, one_step
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.hosting.errors import NotNow
@@ -35,10 +35,10 @@ router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_clas
 
 CommitName = Annotated[str, InPath(description="A commit's name, or its version.", max_length=128)]
 Holder = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Who keeps it; each may. Unless given, who asks.")
+    str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Who holds it. Several may. Default: the caller.")
 ]
 READ_S = 86_400.0
-"""How long reading a commit back may take: as long as it does."""
+"""How long reading a commit back may take: practically unlimited."""
 GONE = (HTTPStatus.NOT_FOUND,)
 
 
@@ -47,25 +47,25 @@ class CommitEntry(Described):
 
     name: str
     version: int
-    """The last closed pass that it holds."""
+    """The last closed pass that it contains."""
     timeline: str
     generation: int
     made_at: str | None
     rows: int | None
     bytes: int | None
-    """Of all its files."""
+    """Size of all its files."""
     own_bytes: int | None
-    """What its removal would free: of files that no other commit shares."""
+    """Size of the files that no other commit shares: removing the commit frees as much."""
     held_by: list[str]
-    """Who keeps it from being pruned."""
+    """Holders that keep it from being pruned."""
     damaged: str | None
-    """What is wrong with its manifest; its files are not read for this."""
+    """The damage of its manifest; null if none. Other files are not read for this."""
     next: bool
-    """Whether a restart begins here, if it is sound."""
+    """Whether a restart begins with this commit, if it is sound."""
 
 
 class Skipped(Described):
-    """Positions that the job went past."""
+    """Positions that the job skipped."""
 
     partition: str
     begin: int
@@ -73,45 +73,45 @@ class Skipped(Described):
 
 
 class ShardPart(Described):
-    """What one shard holds of a commit."""
+    """The part of a commit that one shard wrote."""
 
     folder: str
     buckets: list[int]
-    """The first, and the one after the last."""
+    """The first bucket, and the one after the last."""
     rows: dict[str, int]
-    """By table."""
+    """Rows by table."""
 
 
 class CommitDetails(CommitEntry):
-    """What a commit holds."""
+    """The content of a commit."""
 
     job: str
     parent: str | None
     trainers: int
-    """How many made it."""
+    """Number of trainers that wrote it."""
     log_from: int
-    """The first record of the log that going on from it needs."""
+    """The first log record that a restart from it needs."""
     progress: dict[str, int]
     """"num_events", "num_samples", "skipped_steps"."""
     rejected: dict[str, int]
-    """Events that gave no sample, by reason."""
+    """Rejected events, by reason."""
     positions: dict[str, int]
     """By partition: the position after the last event trained on."""
     skips: list[Skipped]
     parts: list[ShardPart]
     files: int
     made_with: dict[str, str]
-    """Libraries and hardware."""
+    """Versions of libraries, and the hardware, that it was made with."""
 
 
 class Pin(Asked):
-    """Who keeps a commit."""
+    """A request to hold a commit, or to release it."""
 
     holder: Holder | None = None
 
 
 class Pinned(Described):
-    """Who keeps a commit now."""
+    """The present holders of a commit."""
 
     name: str
     held_by: list[str]
@@ -119,7 +119,7 @@ class Pinned(Described):
 
 @contextmanager
 def named() -> Iterator[None]:
-    """What is called by a name in the address, and is not there, is a 404."""
+    """Answer 404 for an object that the address names and that does not exist."""
     try:
         yield
     except SpecError as error:
@@ -127,32 +127,32 @@ def named() -> Iterator[None]:
 
 
 def must_rest(job: HostedJob) -> None:
-    """Raises NotNow while the job runs."""
+    """Raise NotNow while the job runs."""
     if in_use(job.store):
-        raise NotNow(f"job {job.name!r} runs; stop it, and ask again once its phase is stopped, ended or failed")
+        raise NotNow(f"job {job.name!r} is running; stop it, and retry once its phase is stopped, ended or failed")
 
 
 @router.get("", **door(Role.VIEWER, *GONE), operation_id="listCommits", summary="List a job's commits")
 def list_commits(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[CommitEntry]:
-    """A job's commits, in order of time."""
+    """A job's commits, oldest first."""
     return page([CommitEntry(**each) for each in statuses.commits(job)], paging, lambda each: each.name)
 
 
-@router.post("", **begins(Role.OPERATOR, act="commit"), operation_id="makeCommit", summary="Have a commit made")
+@router.post("", **begins(Role.OPERATOR, act="commit"), operation_id="makeCommit", summary="Request a commit")
 def make(host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, response: Response) -> OperationEntry:
-    """Have a running job make a commit of what it has learnt by now; the result has its `name`."""
+    """Have a running job commit its present state. The result has the `name` of the commit."""
     loaded = statuses.loaded(job)
 
     def work(deadline: Deadline) -> dict[str, Any]:
         return {"name": make_commit(loaded.store, deadline)}
 
-    act = said("waiting for the chief to write it", loaded.spec.commit.deadline, work)
+    act = one_step("waiting for rank 0 to write the commit", loaded.spec.commit.deadline, work)
     return begun(host, "commit", job, caller, act, response)
 
 
-@router.get("/{name}", **door(Role.VIEWER, *GONE), operation_id="getCommit", summary="What a commit holds")
+@router.get("/{name}", **door(Role.VIEWER, *GONE), operation_id="getCommit", summary="Get a commit")
 def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDetails:
-    """What a commit's manifest says of it."""
+    """A commit, as described by its manifest."""
     store = statuses.job(job).store
     with named():
         return CommitDetails(**work.details_of(store, name))
@@ -166,7 +166,7 @@ def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDe
     summary="Remove a commit",
 )
 def delete_commit(host: HostOf, statuses: StatusesOf, _caller: CallerOf, job: JobName, name: CommitName) -> None:
-    """Remove a commit of a job that does not run, unless somebody keeps it, or the next run begins at it."""
+    """Remove a commit of a stopped job, unless it has holders, or the next run begins with it."""
     found = host.job(job)
     with named():
         commit = chosen(found.store, name)
@@ -175,13 +175,11 @@ def delete_commit(host: HostOf, statuses: StatusesOf, _caller: CallerOf, job: Jo
     statuses.forget(job)
 
 
-@router.post(
-    "/{name}/verify", **begins(Role.OPERATOR), operation_id="verifyCommit", summary="Read a commit back and check it"
-)
+@router.post("/{name}/verify", **begins(Role.OPERATOR), operation_id="verifyCommit", summary="Verify a commit")
 def verify(
     host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
 ) -> OperationEntry:
-    """Read every file back, open every table, count its rows; the result has `sound`, and what is wrong by file."""
+    """Read every file, open every table, count its rows. The result has `sound`, and the damage by file."""
     store = statuses.job(job).store
     with named():
         found = chosen(store, name).name
@@ -190,13 +188,13 @@ def verify(
         verdict = check_commit(store, found)
         return asdict(verdict) | {"sound": verdict.sound}
 
-    return begun(host, "verify", job, caller, said(f"reading {found} back", READ_S, check), response)
+    return begun(host, "verify", job, caller, one_step(f"reading {found} back", READ_S, check), response)
 
 
-def _keeping(word: str, act: Callable[[Path, str, str], object], summary: str, told: str) -> None:
-    """The route of one act of holders."""
+def _add_hold_route(word: str, act: Callable[[Path, str, str], object], summary: str, description: str) -> None:
+    """Add the route that adds or removes a holder."""
 
-    def kept(
+    def change_holder(
         statuses: StatusesOf,
         caller: CallerOf,
         job: JobName,
@@ -212,10 +210,10 @@ def _keeping(word: str, act: Callable[[Path, str, str], object], summary: str, t
         statuses.forget(job)
         return Pinned(name=found, held_by=Commits(store).holders().get(found, []))
 
-    kept.__doc__ = told
+    change_holder.__doc__ = description
     router.add_api_route(
         f"/{{name}}/{word}",
-        kept,
+        change_holder,
         methods=["POST"],
         **door(Role.OPERATOR, *GONE, repeatable=True),
         operation_id=f"{word}Commit",
@@ -223,24 +221,27 @@ def _keeping(word: str, act: Callable[[Path, str, str], object], summary: str, t
     )
 
 
-_keeping(
+_add_hold_route(
     "pin",
     work.pin,
     "Keep a commit from being pruned",
-    "Keep a commit from being pruned until it is unpinned by the same holder.",
+    "Keep a commit from being pruned until the same holder unpins it.",
 )
-_keeping("unpin", work.unpin, "Let a pinned commit go", "Let a commit go, when its turn comes to be pruned.")
+_add_hold_route(
+    "unpin",
+    work.unpin,
+    "Release a pinned commit",
+    "Release a commit: it may be pruned again once it has no other holder.",
+)
 
 
-@router.post(
-    "/{name}/rewind", **begins(Role.OPERATOR), operation_id="rewindJob", summary="Have a job go on from a commit"
-)
+@router.post("/{name}/rewind", **begins(Role.OPERATOR), operation_id="rewindJob", summary="Rewind a job to a commit")
 def rewind(
     host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
 ) -> OperationEntry:
-    """Have a job that does not run go on from a commit, on a new timeline; what came after it is trained anew.
+    """Let a stopped job continue from a commit, on a new timeline. It trains again on everything after the commit.
 
-    The commit is read back first. The result has the `timeline`, and in `left` the way back.
+    The commit is verified first. The result has the new `timeline`, and in `left` the state to return to.
     """
     found, loaded = host.job(job), statuses.loaded(job)
     with named():
@@ -251,11 +252,11 @@ def rewind(
         done = asdict(rewind_job(loaded, commit))
         return done | {"aside": None if done["aside"] is None else str(done["aside"])}
 
-    return begun(host, "rewind", job, caller, said(f"reading {commit} back", READ_S, steer), response)
+    return begun(host, "rewind", job, caller, one_step(f"reading {commit} back", READ_S, steer), response)
 
 
 def _holder(asked: Pin | None, caller: Caller) -> str:
-    """The holder meant: the one given, else the caller, as far as their name is a plain word."""
+    """The holder in the request, else the caller's name with special characters replaced."""
     if asked is not None and asked.holder is not None:
         return asked.holder
     return re.sub(r"[^A-Za-z0-9_-]", "-", caller.name)[:64]

@@ -1,6 +1,6 @@
-"""The way into every route: who may, what is written down of it, and requests that are repeated.
+"""Authorization of every route, its audit log, and the replay of repeated requests.
 
-A route says its role by `door`; that is what its callers are asked for, and what the OpenAPI document says of it.
+A route declares its role by `door`. The role is enforced, and documented in the OpenAPI document.
 """
 
 import logging
@@ -26,12 +26,12 @@ from service.hosting.host import Host
 log = logging.getLogger(__name__)
 
 ROLE, ACT, REPEATABLE = "x-role", "x-act", "x-repeatable"
-"""What a route's part of the OpenAPI document says of it."""
+"""Keys of a route in the OpenAPI document."""
 SCHEME = "bearer"
 MAX_DETAIL = 2000
-"""Characters of what the audit log keeps of one value."""
+"""Most characters of one value in the audit log."""
 MAX_PATH = 200
-"""And of the path that somebody asked for in vain: they choose it."""
+"""Most characters of the path of a refused request, which its sender chooses."""
 
 GENERAL = (
     HTTPStatus.BAD_REQUEST,
@@ -47,23 +47,24 @@ GUARDED = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.INSUFFICIENT_STORAGE,
 )
-"""And of those that ask who is there: what is behind them may be in any state."""
+"""Further problems of routes that need a role: a job behind them may be in any state."""
 KEY_PARAMETER = {
     "name": repeats.HEADER,
     "in": "header",
     "required": False,
-    "description": "A text of your own: sent again with it, the request is answered alike and done once. Kept a day.",
+    "description": "Any text. A repeated request with the same key gets the same answer and is carried out once. "
+    "Keys are kept for a day.",
     "schema": {"type": "string", "minLength": 1, "maxLength": repeats.MAX_KEY, "pattern": "^[ -~]+$"},
 }
 REPLAYED_HEADER = {
-    repeats.REPLAYED: {"description": "true: the answer to an earlier request.", "schema": {"type": "string"}}
+    repeats.REPLAYED: {"description": "true: this is the answer to an earlier request.", "schema": {"type": "string"}}
 }
 
 
 def door(role: Role | None, *statuses: HTTPStatus, act: str = "", repeatable: bool = False) -> dict[str, Any]:
-    """What a route says of who may: its callers have `role`, or were granted `act`; None: everybody.
+    """The keyword arguments of a route whose callers need `role`, or were granted `act`; None: no role.
 
-    `statuses` are those of its own problems; those that every route has are added.
+    `statuses` are those of its own problems; those of every route are added.
     """
     if role is None:
         return {"responses": described([*GENERAL, *statuses]), "openapi_extra": {ROLE: "none", "security": []}}
@@ -76,7 +77,7 @@ def door(role: Role | None, *statuses: HTTPStatus, act: str = "", repeatable: bo
 
 
 def downloads(role: Role, media_type: str, *statuses: HTTPStatus) -> dict[str, Any]:
-    """What a route says that answers a file."""
+    """The keyword arguments of a route that answers with a file."""
     found = door(role, *statuses)
     binary = {"schema": {"type": "string", "format": "binary"}}
     found["responses"][int(HTTPStatus.OK)] = {"description": "The file.", "content": {media_type: binary}}
@@ -86,13 +87,12 @@ def downloads(role: Role, media_type: str, *statuses: HTTPStatus) -> dict[str, A
 class Door(APIRoute):
     """A route behind the guard; see module docstring.
 
-    1. Who asks is known, and may; whoever may not is written down. 2. Is it a repeated request, it has the answer of
-    the first. 3. The route answers. 4. The answer is kept for repetitions. 5. What changed something is written down,
-    with its status.
+    1. Authenticate the caller and check the role; log a refusal. 2. Replay the answer of a repeated request. 3. Call
+    the route. 4. Store the answer for repetitions. 5. Log a request that may have changed something, with its status.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What FastAPI calls for each request."""
+        """The handler that FastAPI calls for each request."""
         inner, extra = super().get_route_handler(), self.openapi_extra or {}
         if extra.get(ROLE, "none") == "none":
             return inner
@@ -119,7 +119,7 @@ class Door(APIRoute):
 
 
 async def _entered(request: Request, role: Role, act: str) -> Caller:
-    """Step 1; on a thread only where something is to be waited for: that costs two waits for a core beside training."""
+    """Step 1. It uses a thread only where it may block: a thread costs two waits for a core beside training."""
     known = entered_at_once(request, role)
     return known if known is not None else await run_in_threadpool(entered, request, role, act)
 
@@ -149,7 +149,7 @@ async def _once(
 
 
 async def _refused(request: Request, refusal: Refusal) -> None:
-    """Who may not is written down, too, however they ask; of many alike, few."""
+    """Write a refusal to the audit log; of many like ones only some."""
     guard: Guard = request.app.state.guard
     detail = guard.audit_detail(refusal, address_of(request))
     if detail is not None:
@@ -180,16 +180,16 @@ class _Line:
 
 
 def _write(request: Request, line: _Line) -> None:
-    """What cannot be written down has happened all the same: the log says so. Tokens are written down nowhere."""
+    """Write to the audit log, without tokens. If that fails, the request took effect all the same: log an error."""
     host: Host = request.app.state.host
     path, job, detail = without_tokens(line.path), without_tokens(line.job), without_tokens(line.detail)
     try:
         host.records.audit(line.who, line.method, job, detail, role=line.role, path=path, status=line.status)
     except MillraceError as error:
-        log.error("%s %s by %s cannot be written down: %s", line.method, path, line.who, error)
+        log.error("%s %s by %s cannot be written to the audit log: %s", line.method, path, line.who, error)
 
 
-# What takes no time is async: FastAPI has a thread do what is not.
+# Dependencies that do not block are async: FastAPI runs others on threads.
 
 
 async def _caller(request: Request) -> Caller:
@@ -202,9 +202,9 @@ async def _host(request: Request) -> Host:
     return host
 
 
-def note(request: Request, **what: Any) -> None:
-    """Have the audit log say this, too, of the request."""
-    request.state.noted = {name: finite(_short(value)) for name, value in what.items()}
+def note(request: Request, **details: Any) -> None:
+    """Set the details of the request in the audit log."""
+    request.state.noted = {name: finite(_short(value)) for name, value in details.items()}
 
 
 def _short(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/exports: a job's exports, one more, and which one is pointed to. The work is service.exports'."""
+"""/v1/jobs/{job}/exports: list, request and download exports, and choose the current one. See service.exports."""
 
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ from service.api.answers import Asked, Described, Page, Paged, finite, page
 from service.api.commits import named
 from service.api.doors import CallerOf, Door, HostOf, door, downloads, note
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, said
+from service.api.operations import OperationEntry, begins, begun, one_step
 from service.api.problems import refused
 from service.api.statuses import Statuses, StatusesOf
 from service.exports import listing
@@ -28,9 +28,9 @@ router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_clas
 
 FILES = "application/octet-stream"
 LIST_S = 2.0
-"""How long a list may be old: it may have to be asked of an object store."""
+"""Greatest age of a cached list, which may come from an object store."""
 EXPORT_S = 3_600.0
-"""How long an export that was asked for may take."""
+"""How long a requested export may take."""
 StreamName = Annotated[str, InPath(description="A stream of exports.", max_length=128)]
 Timeline = Annotated[str, InPath(description='As in "t1".', max_length=32)]
 ExportName = Annotated[str, InPath(description='As in "0000000012-base".', max_length=64)]
@@ -44,58 +44,58 @@ class ExportEntry(Described):
     name: str
     timeline: str
     version: int
-    """Of the state that it gives."""
+    """Version of the exported state."""
     kind: Literal["base", "delta"]
     complete: bool
     current: bool
-    """Whether serving is pointed to it."""
+    """Whether `current.json` names it."""
     damaged: str | None
-    """What is wrong with its manifest; its files are not read for this."""
+    """The damage of its manifest; null if none. Other files are not read for this."""
     made_at: str | None
     rows: int | None
     tombstones: int | None
     pending: int | None
-    """Rows that wait for their vector."""
+    """Rows that have no vector yet."""
     bytes: int | None
     why: str | None
-    """Why it was made, and why it is a base."""
+    """Reason for the export, and for a base."""
     failed_gates: list[str]
 
 
 class ExportDetails(Described):
-    """What an export holds."""
+    """The content of an export."""
 
     path: str
     """"t1/0000000012-base"."""
     url: str
-    """Where it lies."""
+    """Its address."""
     current: bool
     manifest: dict[str, Any]
-    """All that it says of itself: tables, gates, files with their hashes, its parent."""
+    """Its manifest: tables, gates, files with their hashes, its parent."""
 
 
 class MakeExport(Asked):
-    """An export to be made."""
+    """An export to make."""
 
     stream: str = Field(max_length=128)
     kind: Literal["base", "delta"] | None = None
-    """Unless given, a delta where the stream has them."""
+    """Default: a delta if the stream has deltas."""
 
 
 class PointTo(Asked):
-    """An export to be pointed to."""
+    """An export to make current."""
 
     name: str = Field(max_length=128)
     """Its path, name or version."""
 
 
 class Pointed(Described):
-    """What serving is pointed to now."""
+    """The export that is current now."""
 
     path: str
     url: str
     failed_gates: list[str]
-    """Gates that it failed."""
+    """Gates that it did not pass."""
 
 
 def _entries(statuses: Statuses, job: str, loaded: LoadedJob) -> list[dict[str, Any]]:
@@ -111,15 +111,15 @@ def list_exports(
     statuses: StatusesOf,
     job: JobName,
     paging: Paged,
-    stream: Annotated[str | None, Query(max_length=128, description="Of this stream only.")] = None,
+    stream: Annotated[str | None, Query(max_length=128, description="Only exports of this stream.")] = None,
 ) -> Page[ExportEntry]:
-    """A job's exports by stream, in order of time; those that are not complete, too."""
+    """A job's exports by stream, oldest first, also incomplete ones."""
     found = _entries(statuses, job, statuses.loaded(job))
     entries = [ExportEntry(**each) for each in found if stream in (None, each["stream"])]
     return page(entries, paging, lambda each: f"{each.stream}/{each.timeline}/{each.name}")
 
 
-@router.post("", **begins(Role.OPERATOR), operation_id="makeExport", summary="Have an export made")
+@router.post("", **begins(Role.OPERATOR), operation_id="makeExport", summary="Request an export")
 def make(
     host: HostOf,
     statuses: StatusesOf,
@@ -129,7 +129,7 @@ def make(
     request: Request,
     response: Response,
 ) -> OperationEntry:
-    """Have a running job export its state at the next close; the result has its `name`, and whether it is `current`."""
+    """Have a running job export its state at the next close. The result has its `name`, and whether it is `current`."""
     note(request, stream=asked.stream, kind=asked.kind)
     loaded = statuses.loaded(job)
     _check_stream(loaded, asked.stream)
@@ -139,17 +139,17 @@ def make(
         return {"stream": asked.stream, "name": made.name, "current": made.current, "said": str(made)}
 
     return begun(
-        host, "export", job, caller, said("waiting for the close, and for the export", EXPORT_S, work), response
+        host, "export", job, caller, one_step("waiting for the next close and the export", EXPORT_S, work), response
     )
 
 
 @router.get(
-    "/{stream}/{timeline}/{name}", **door(Role.VIEWER, *GONE), operation_id="getExport", summary="What an export holds"
+    "/{stream}/{timeline}/{name}", **door(Role.VIEWER, *GONE), operation_id="getExport", summary="Get an export"
 )
 def get_export(
     statuses: StatusesOf, job: JobName, stream: StreamName, timeline: Timeline, name: ExportName
 ) -> ExportDetails:
-    """A complete export's manifest."""
+    """A complete export and its manifest."""
     found = _shown(statuses.loaded(job), stream, timeline, name)
     return ExportDetails(path=found.path, url=found.url, current=found.current, manifest=finite(dict(found.manifest)))
 
@@ -166,18 +166,18 @@ def get_file(
     stream: StreamName,
     timeline: Timeline,
     name: ExportName,
-    file: Annotated[str, InPath(description="As the manifest names it.", max_length=256)],
+    file: Annotated[str, InPath(description="Name of the file in the manifest.", max_length=256)],
 ) -> FileResponse:
-    """One file of a complete export that lies in a folder; of an object store, fetch it there."""
+    """One file of a complete export in a folder. Files in an object store must be fetched from there."""
     found = _shown(statuses.loaded(job), stream, timeline, name)
     if file not in (*found.manifest["files"], MANIFEST, *MARKERS) or PurePosixPath(file).name != file:
         raise refused(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
     if "://" in found.url:
-        raise refused(HTTPStatus.CONFLICT, f"this export lies at {found.url}; fetch {file} there")
+        raise refused(HTTPStatus.CONFLICT, f"this export is stored at {found.url}; fetch {file} from there")
     folder = Path(found.url).resolve()
     path = (folder / file).resolve()
     if path.parent != folder or not path.is_file():
-        raise refused(HTTPStatus.NOT_FOUND, f"{file} of export {found.path} is not there")
+        raise refused(HTTPStatus.NOT_FOUND, f"{file} of export {found.path} does not exist")
     return FileResponse(path, media_type=FILES, filename=file)
 
 
@@ -185,12 +185,12 @@ def get_file(
     "/{stream}/current",
     **door(Role.OPERATOR, *GONE, repeatable=True),
     operation_id="pointToExport",
-    summary="Point serving to an export",
+    summary="Make an export current",
 )
 def point(
     statuses: StatusesOf, _caller: CallerOf, job: JobName, stream: StreamName, asked: PointTo, request: Request
 ) -> Pointed:
-    """Have `current.json` name an export, whatever its gates said, until the job points to its next one."""
+    """Write an export to `current.json`, also if it failed its gates, until the job writes its next one."""
     note(request, stream=stream, name=asked.name)
     loaded = statuses.loaded(job)
     _check_stream(loaded, stream)
@@ -203,7 +203,7 @@ def point(
 def _check_stream(job: LoadedJob, stream: str) -> None:
     if stream not in job.spec.exports:
         streams = ", ".join(job.spec.exports) or "none"
-        raise refused(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; it has: {streams}")
+        raise refused(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; its streams: {streams}")
 
 
 def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> listing.ExportDetails:

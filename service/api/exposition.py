@@ -1,4 +1,4 @@
-"""Jobs' statuses as Prometheus reads them. Names and labels are frozen by tests/golden/metrics.txt."""
+"""Statuses of jobs in the text format of Prometheus. tests/golden/metrics.txt fixes names and labels."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,20 +64,20 @@ TASK_METRICS = {
 
 
 def exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
-    """The text of /metrics, of jobs by name and what each said; of one that makes no sense, only that it is broken."""
+    """The text of /metrics for jobs by name and status. A job whose status is malformed is only shown as broken."""
     try:
         return _exposition(statuses)
-    except Exception as error:  # of whatever kind: one job's must not hide the others'
-        log.debug("figures of some job cannot be told", exc_info=error)
+    except Exception as error:  # of any kind: a job's bad figures must not hide those of other jobs
+        log.debug("the figures of a job cannot be exported", exc_info=error)
         return _exposition([(job, status if _is_sound(job, status) else BROKEN) for job, status in statuses])
 
 
 def _is_sound(job: str, status: Status) -> bool:
-    """Whether the figures of one job can be told."""
+    """Whether the figures of one job can be exported."""
     try:
         _exposition([(job, status)])
     except Exception as error:
-        log.debug("figures of job %s cannot be told", job, exc_info=error)
+        log.debug("the figures of job %s cannot be exported", job, exc_info=error)
         return False
     return True
 
@@ -93,7 +93,7 @@ class _JobCollector(Collector):
         self._statuses = list(statuses)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, each with the samples of every job that has the figure."""
+        """All metric families, each with a sample of every job that has the figure."""
         statuses = self._statuses
         yield from _counters(statuses)
         yield from _gauges(statuses)
@@ -166,9 +166,9 @@ def _learning_delay(statuses: list[tuple[str, Status]]) -> Metric:
         "millrace_learning_delay_seconds", "From events' times to their being learnt", labels=["job"]
     )
     for job, status in statuses:
-        told = status.part("learning_delay")
-        if (sum_s := told.number("sum_s")) is not None:
-            family.add_metric([job], [(str(bound), upto) for bound, upto in told.raw["buckets"]], sum_s)
+        delay = status.part("learning_delay")
+        if (sum_s := delay.number("sum_s")) is not None:
+            family.add_metric([job], [(str(bound), upto) for bound, upto in delay.raw["buckets"]], sum_s)
     return family
 
 
@@ -194,18 +194,18 @@ def _durability(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 
 
 def _exports(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
-    streams = [(job, stream, told) for job, status in statuses for stream, told in status.exports().items()]
+    streams = [(job, stream, export) for job, status in statuses for stream, export in status.exports().items()]
     for key, (name, text) in EXPORT_GAUGES.items():
         family = GaugeMetricFamily(name, text, labels=["job", "stream"])
-        for job, stream, told in streams:
-            if (value := told.number(key)) is not None:
+        for job, stream, export in streams:
+            if (value := export.number(key)) is not None:
                 family.add_metric([job, stream], value)
         yield family
     failing = GaugeMetricFamily("millrace_export_failing", "1 while a stream's exports fail", labels=["job", "stream"])
     gates = GaugeMetricFamily("millrace_export_failed_gates", "Gates the last export failed", labels=["job", "stream"])
-    for job, stream, told in streams:
-        failing.add_metric([job, stream], float(bool(told.text("failing"))))
-        gates.add_metric([job, stream], len(told.raw.get("failed_gates") or ()))
+    for job, stream, export in streams:
+        failing.add_metric([job, stream], float(bool(export.text("failing"))))
+        gates.add_metric([job, stream], len(export.raw.get("failed_gates") or ()))
     yield from (failing, gates)
 
 

@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/feed: where a replica subscribes to a job's rows as they change."""
+"""/v1/jobs/{job}/feed: the addresses where a replica subscribes to changes of a job's rows."""
 
 from http import HTTPStatus
 from typing import Any
@@ -20,7 +20,7 @@ ANSWER_S = 5.0
 
 
 class Feed(Described):
-    """Where a job's rows are told as they change. The secret opens the feed alone, and with these workers it goes."""
+    """Addresses of a job's live feed. The secret gives access to the feed only, and ends with these workers."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -28,17 +28,17 @@ class Feed(Described):
     generation: int
     secret: str
     chief: str
-    """Address of what is not in rows: dense weights, versions."""
+    """Address of rank 0, which sends dense weights and versions."""
     shards: list[Any]
-    """Addresses of the rows."""
+    """Addresses of the shards, which send rows."""
 
 
 @router.get(
     "/feed",
     **door(Role.OPERATOR, HTTPStatus.NOT_FOUND),
     operation_id="getFeed",
-    summary="Where a replica subscribes",
+    summary="Get the addresses of the live feed",
 )
 def feed(statuses: StatusesOf, job: JobName) -> Feed:
-    """Addresses and the secret by which a replica follows a running job; ask again after its workers restart."""
+    """Addresses and secret by which a replica follows a running job. Get them again after its workers restart."""
     return Feed(**JobClient(statuses.job(job).store).answer({"do": "feed"}, Deadline.after(ANSWER_S)))

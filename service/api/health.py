@@ -1,4 +1,4 @@
-"""/v1/health, /v1/ready, /metrics: whether the service answers, whether it can work, and figures for Prometheus."""
+"""/v1/health, /v1/ready, /metrics: liveness and readiness of the service, and figures for Prometheus."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,7 +16,7 @@ router = APIRouter(tags=["health"], route_class=Door)
 
 
 class Health(Described):
-    """That this process answers."""
+    """The process answers."""
 
     status: str = "ok"
     version: str
@@ -24,26 +24,26 @@ class Health(Described):
 
 
 class Ready(Described):
-    """That the service can work."""
+    """The service is ready."""
 
     status: str = "ready"
 
 
 class Exposition(Response):
-    """Prometheus' text."""
+    """A response in the text format of Prometheus."""
 
     media_type = CONTENT_TYPE_LATEST
 
 
 @router.get("/v1/health", **door(None), operation_id="getHealth", summary="Whether this process answers")
 def health() -> Health:
-    """Whether this process answers: asks nothing and nobody."""
+    """Whether this process answers. It checks nothing else."""
     return Health(version=millrace.__version__)
 
 
-@router.get("/v1/ready", **door(None), operation_id="getReady", summary="Whether the service can work")
+@router.get("/v1/ready", **door(None), operation_id="getReady", summary="Whether the service is ready")
 def ready(host: HostOf) -> Ready:
-    """Whether the records can be read: 503 where they cannot."""
+    """Whether the database of the service can be read; 503 if not."""
     with host.records.reading() as session:
         session.execute(text("SELECT 1"))
     return Ready()
@@ -57,11 +57,11 @@ def ready(host: HostOf) -> Ready:
     response_class=Exposition,
 )
 def metrics(statuses: StatusesOf) -> Exposition:
-    """Figures of all jobs, as Prometheus reads them."""
+    """Figures of all jobs, in the text format of Prometheus."""
     found = []
     for job in statuses.jobs():
         try:
             found.append((job.name, statuses.of(job.name)))
-        except MillraceError:  # deleted since, or away now: the other jobs are told of all the same
+        except MillraceError:  # it was deleted, or does not answer: the other jobs are still reported
             continue
     return Exposition(exposition(found))

@@ -1,4 +1,4 @@
-"""/v1/jobs: the jobs, how each is, and what is done to one as a whole."""
+"""/v1/jobs: the jobs, their status, and actions on a whole job."""
 
 import tomllib
 from datetime import datetime
@@ -27,69 +27,69 @@ from trainer.respec import after_set
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Door)
 
 JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
-ETAG = {"ETag": {"description": "For If-Match: another one after every change.", "schema": {"type": "string"}}}
+ETAG = {"ETag": {"description": "For If-Match. It differs after every change.", "schema": {"type": "string"}}}
 GONE = (HTTPStatus.NOT_FOUND,)
 FORBIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED)
 
 
 class OutcomeEntry(Described):
-    """How a job's processes ended."""
+    """How a job ended."""
 
     code: int
-    """0: well; 1: an error that would come again; 2: the spec is wrong; 70: a bug; 75: something was away."""
+    """0: success; 1: a permanent error; 2: the spec is wrong; 70: a bug; 75: something was unavailable."""
     reason: str
     lines: list[str]
-    """The last lines of output of the worker that was to blame."""
+    """The last lines of output of the worker that failed."""
     at: datetime
 
 
 class JobEntry(Described):
-    """A job, what is wanted of it, and where it stands."""
+    """A job, its desired state and its phase."""
 
     name: str
     phase: Phase
-    """Where it stands."""
+    """Its present phase."""
     desired: Desired
-    """What is wanted of it, until somebody asks for something else."""
+    """Its desired state, until another one is requested."""
     trouble: str
-    """What is wrong with a broken one, or what it waits for; empty: nothing."""
+    """Why it is broken, or what it waits for; else empty."""
     revision: int
-    """Counts the changes by people; the ETag."""
+    """Number of changes by users; the ETag."""
     created: datetime
     created_by: str
     changed: datetime
     outcome: OutcomeEntry | None
-    """How it ended, where it did."""
+    """How it ended; null if it has not."""
 
 
 class JobStatus(JobEntry, Figures):
-    """A job with all that it says of itself. A figure that is not known yet is null."""
+    """A job with all its figures. A figure that is not known yet is null."""
 
 
 class JobSpec(Described):
-    """What a job was made of."""
+    """A job's spec."""
 
     spec: dict[str, Any]
-    """As its user wrote it, with "***" in place of passwords."""
+    """The spec as its user wrote it, with "***" in place of passwords."""
     base: str
     """The folder where its relative paths start."""
     store: str
-    """The folder of its store."""
+    """The folder of the store."""
 
 
 class CreateJob(Asked):
-    """A job to be made: `spec` or `toml`."""
+    """A job to create, by `spec` or `toml`."""
 
     spec: dict[str, JsonValue] | None = None
     """The spec as JSON."""
     toml: str | None = Field(default=None, max_length=1 << 20)
     """The spec as TOML text."""
     name: str | None = Field(default=None, max_length=64)
-    """Stands before the spec's name."""
+    """Overrides the name in the spec."""
     base: FolderPath | None = Field(default=None, max_length=4096)
-    """The folder where relative paths start: below an allowed root. Unless given, the job's own folder."""
+    """The folder where relative paths start, below an allowed root. Default: the job's own folder."""
     start: bool = True
-    """Whether it begins at once."""
+    """Whether the job starts at once."""
 
     @model_validator(mode="after")
     def _one_of(self) -> "CreateJob":
@@ -104,19 +104,19 @@ class CreateJob(Asked):
         check_lines(self.toml or "")
         try:
             return tomllib.loads(self.toml or "")
-        except (ValueError, RecursionError) as error:  # no TOML, or a number or depth that Python has a bound for
+        except (ValueError, RecursionError) as error:  # not TOML, or a number or a depth beyond Python's bounds
             raise SpecError(f"not TOML: {error}", "toml") from None
 
 
 class SetKeys(Asked):
-    """Settings to be changed while the job runs."""
+    """Settings to change while the job runs."""
 
     keys: dict[Annotated[str, Field(max_length=500)], JsonValue] = Field(min_length=1, max_length=100)
-    """By key, as in "tables.default.optimizer.lr": 0.02; null takes a threshold away."""
+    """By key, as in "tables.default.optimizer.lr": 0.02; null removes a threshold."""
 
 
 def job_entry(job: HostedJob) -> dict[str, Any]:
-    """What JobEntry holds."""
+    """The fields of JobEntry."""
     ended = job.outcome
     outcome = None if ended is None else OutcomeEntry(
         code=ended.code, reason=ended.reason, lines=list(ended.lines), at=ended.at
@@ -146,7 +146,7 @@ def _with_etag(described: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) ->
 
 @router.get("", **door(Role.VIEWER), operation_id="listJobs", summary="List the jobs")
 def list_jobs(statuses: StatusesOf, paging: Paged) -> Page[JobEntry]:
-    """All jobs by name, and where each stands."""
+    """All jobs by name, with their phases."""
     return page([JobEntry(**job_entry(job)) for job in statuses.jobs()], paging, lambda each: each.name)
 
 
@@ -154,14 +154,14 @@ def list_jobs(statuses: StatusesOf, paging: Paged) -> Page[JobEntry]:
     "",
     **_with_etag(door(Role.ADMIN, repeatable=True), HTTPStatus.CREATED),
     operation_id="createJob",
-    summary="Make a job",
+    summary="Create a job",
 )
 def create_job(
     host: HostOf, statuses: StatusesOf, caller: CallerOf, asked: CreateJob, request: Request, response: Response
 ) -> JobEntry:
-    """Make a job of a spec, and begin it unless `start` is false.
+    """Create a job from a spec, and start it unless `start` is false.
 
-    The spec is refused where it names a command, a model or a place that this service does not allow.
+    A spec that names a command, a model or a path that this service does not allow is refused.
     """
     note(request, name=asked.name, base=asked.base, start=asked.start)
     new = NewJob(spec=asked.raw(), name=asked.name, base=Path(asked.base) if asked.base else None, start=asked.start)
@@ -172,9 +172,9 @@ def create_job(
     return _tagged(job, response)
 
 
-@router.get("/{job}", **_with_etag(door(Role.VIEWER, *GONE)), operation_id="getJob", summary="What a job is doing")
+@router.get("/{job}", **_with_etag(door(Role.VIEWER, *GONE)), operation_id="getJob", summary="Get a job")
 def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus:
-    """Where a job stands, with all that it says of itself."""
+    """A job's phase and all its figures."""
     found = statuses.job(job)
     response.headers["ETag"] = etags.etag(found)
     return JobStatus(**job_entry(found), **dict(figures_of(statuses.of(job))))
@@ -195,9 +195,9 @@ def delete_job(
     job: JobName,
     request: Request,
     if_match: etags.Precondition = None,
-    keep_store: Annotated[bool, Query(description="Whether its store stays on disk.")] = False,
+    keep_store: Annotated[bool, Query(description="Keep the store on disk.")] = False,
 ) -> None:
-    """Forget a job that does not run, with its folder, and its store unless that is to be kept."""
+    """Delete a stopped job and its folder, and its store unless `keep_store` is true."""
     note(request, keep_store=keep_store)
     with turns.changing(host, job, if_match, needed=True):
         host.delete(job, caller.name, keep_store)
@@ -221,9 +221,9 @@ def set_keys(
     response: Response,
     if_match: etags.Precondition = None,
 ) -> OperationEntry:
-    """Change learning rates, decays and thresholds: they act at the close of a pass, which the operation waits for.
+    """Change learning rates, decays and thresholds. They take effect at the next close, which the operation awaits.
 
-    They stand before the spec, also after a restart. What no running job would take is refused at once.
+    They override the spec, also after a restart. Invalid settings are refused at once.
     """
     note(request, keys=asked.keys)
     with turns.changing(host, job, if_match, needed=True):
@@ -234,8 +234,8 @@ def set_keys(
     return accepted(operation, response)
 
 
-def _action(action: Action, summary: str, told: str) -> None:
-    """The route of one action."""
+def _add_action_route(action: Action, summary: str, description: str) -> None:
+    """Add the route of one action."""
 
     def act(
         host: HostOf,
@@ -251,7 +251,7 @@ def _action(action: Action, summary: str, told: str) -> None:
         statuses.forget(job)
         return _tagged(done, response)
 
-    act.__doc__ = told
+    act.__doc__ = description
     router.add_api_route(
         f"/{{job}}/{action.value}",
         act,
@@ -262,15 +262,17 @@ def _action(action: Action, summary: str, told: str) -> None:
     )
 
 
-_action(Action.PAUSE, "Pause a job", "Have it train no new pass; its workers stay. The phase follows.")
-_action(Action.RESUME, "Go on with a job", "Have it train on; one that has ended begins again where it was.")
-_action(Action.DRAIN, "Have a job end", "Have it finish its pass, commit, complete its exports and end.")
-_action(Action.STOP, "Stop a job", "As drain, but killed where that takes long; it goes on from its log later.")
-_action(Action.RESTART, "Restart a job", "Stop it, then have it begin again where it was.")
+_add_action_route(Action.PAUSE, "Pause a job", "Train no new pass; the workers stay. The phase changes later.")
+_add_action_route(Action.RESUME, "Resume a job", "Train again. A job that has ended continues where it was.")
+_add_action_route(Action.DRAIN, "Drain a job", "Finish the pass, commit, complete the exports and end.")
+_add_action_route(
+    Action.STOP, "Stop a job", "As drain, but kill the job if that takes too long. It can continue from its log later."
+)
+_add_action_route(Action.RESTART, "Restart a job", "Stop the job, then start it again where it was.")
 
 
-@router.get("/{job}/spec", **door(Role.VIEWER, *GONE), operation_id="getSpec", summary="A job's spec")
+@router.get("/{job}/spec", **door(Role.VIEWER, *GONE), operation_id="getSpec", summary="Get a job's spec")
 def get_spec(statuses: StatusesOf, job: JobName) -> JobSpec:
-    """What the job was made of, without its passwords."""
+    """The spec of the job, without its passwords."""
     found = statuses.job(job)
     return JobSpec(spec=finite(dict(found.spec)), base=str(found.base), store=str(found.store))

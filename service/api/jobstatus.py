@@ -1,4 +1,4 @@
-"""What a job says of itself, as the API gives it: pure, from its chief's status."""
+"""A job's figures in the API, from the status that rank 0 reports. Pure."""
 
 from typing import Any
 
@@ -10,33 +10,33 @@ from service.status import Number, Status
 
 
 class LastCommit(Described):
-    """How a job's commits go."""
+    """The state of a job's commits."""
 
     version: Number | None
-    """What a restart goes on from: nothing up to here can be lost."""
+    """Version of the last commit. A restart continues from it: nothing up to it can be lost."""
     age_s: Number | None
-    """Since it was made, or since the start."""
+    """Seconds since it was made, or since the start."""
     writing: bool
-    """Whether the next one is being written."""
+    """Whether the next commit is being written."""
     rows: Number | None
-    """Rows that the last one wrote."""
+    """Rows that the last commit wrote."""
     pause_s: Number | None
     """How long training waited for it."""
     write_s: Number | None
-    """How long it was written for, while training went on."""
+    """How long it was written while training went on."""
     failing: str | None
-    """Why the last try failed, until one succeeds."""
+    """Why the last attempt failed; null after a success."""
     failing_s: Number | None
-    """For how long they have failed."""
+    """For how long commits have failed."""
 
 
 class LastMirrored(Described):
-    """How the copies in the store's mirror go."""
+    """The state of the store's mirror."""
 
     version: Number | None
-    """What an empty machine could go on from; null until one is copied by this generation."""
+    """Version that an empty machine could continue from; null until this generation has copied a commit."""
     behind_s: Number | None
-    """How long a newer commit has waited."""
+    """How long a newer commit has waited to be copied."""
     trouble: str | None
 
 
@@ -44,7 +44,7 @@ class Figures(Described):
     """A job's figures. One that is not known yet is null."""
 
     state: str
-    """"starting", "replaying", "training", "paused", "draining", "restarting", "done" or "failed": of its workers."""
+    """Of the workers: "starting", "replaying", "training", "paused", "draining", "restarting", "done" or "failed"."""
     pass_number: Number | None = Field(serialization_alias="pass")
     """The pass in training."""
     version: Number | None
@@ -54,58 +54,58 @@ class Figures(Described):
     samples: Number | None
     """Samples trained on."""
     rejected: dict[str, Number]
-    """Events that gave no sample, by reason."""
+    """Rejected events, by reason."""
     events_per_s: Number | None
     samples_per_s: Number | None
     positions: dict[str, Number]
     """By partition: the position after the last event trained on."""
     lag: dict[str, Number]
-    """By partition: events that wait."""
+    """By partition: events not yet read."""
     metrics: dict[str, dict[str, dict[str, Number]]]
-    """"window", "life" and "pass": by task, by name of the metric; taken before the samples were learnt."""
+    """"window", "life" and "pass": by task and metric, of predictions made before training on the samples."""
     loss: Number | None
     """Mean loss of the last steps."""
     freshness_s: Number | None
-    """From an event's time to its being learnt; null where that says nothing, as in a replay of the past."""
+    """Seconds from an event's time until it is trained on; null where this is meaningless, as in a replay."""
     event_span_s: dict[str, Number]
-    """How far apart event times lay: in the "last" pass, and at most in any ("max"); {} without event time."""
+    """Range of event times in the "last" pass, and the greatest of any pass ("max"); {} without event time."""
     late: Number | None
-    """Partitions found since the start that come before one of their stream that was begun already."""
+    """Partitions found since the start that precede one of their stream that was already begun."""
     time_s: dict[str, Number]
-    """Where the time of training went, by part: "events" (waiting for some), "pipe", "loader", "forward", "backward",
-    "exchange", "close", "commit", "other"."""
+    """Training time by part: "events" (waiting for events), "pipe", "loader", "forward", "backward", "exchange",
+    "close", "commit", "other"."""
     advice: str | None
-    """What to do where one part takes most of the time."""
+    """Advice if one part takes most of the time."""
     learning: bool
     """False: the job only predicts."""
     table_rows: dict[str, Number]
     """Rows by table."""
     restarts: Number
-    """How often the workers were started again since the launcher was."""
+    """Restarts of the workers since the launcher started."""
     last_death: str | None
-    """Why they were started again last."""
+    """Reason for the last restart."""
     generation: Number | None
-    """How many times the workers were started in the job's life."""
+    """Number of starts of the workers in the job's life."""
     timeline: str | None
-    """The branch of the job's history that the versions are of."""
+    """The branch of the job's history that the versions belong to."""
     commit: LastCommit | None
     mirror: LastMirrored | None
     """Null without a mirror."""
     restored: str | None
-    """The commit that these workers began from; null: from the beginning."""
+    """The commit that these workers started from; null: from the beginning."""
     day: Number | None
-    """The job's day, by which rows age."""
+    """The job's day, which ages rows."""
     overrides: dict[str, Any]
-    """What was set while it ran, and stands before its spec."""
+    """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
-    """By stream: how its exports go."""
+    """By stream: the state of its exports."""
     alarms: dict[str, str]
-    """What is wrong although the job goes on: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
+    """Problems of a job that keeps running: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
     "exports", "gates"."""
 
 
 def figures_of(status: Status) -> Figures:
-    """A chief's status as the API gives it."""
+    """The figures of a status."""
     return Figures(
         state=status.text("state", "starting"),
         pass_number=status.number("pass"),
@@ -135,7 +135,7 @@ def figures_of(status: Status) -> Figures:
         restored=status.text("restored") or None,
         day=status.number("day"),
         overrides=finite(dict(status.part("overrides").raw)),
-        exports={stream: finite(dict(told.raw)) for stream, told in status.exports().items()},
+        exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},
     )
 

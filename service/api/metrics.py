@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/metrics: how well a job predicts what it has not learnt yet; now, over time, and as it comes."""
+"""/v1/jobs/{job}/metrics: metrics of predictions made before training on the samples: now, over time, and live."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -23,63 +23,63 @@ router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_clas
 MAX_LAST = 2_000
 SPANS = ("life", "window", "pass")
 TIMELINE = r"^t[0-9]{1,9}$"
-OF_SINCE = "Of `since`; where the job was rewound behind it, closes after that commit. Without: the present."
+OF_SINCE = "The timeline of `since`. If the job was rewound to before `since`: closes after that commit."
 GONE = (HTTPStatus.NOT_FOUND,)
 Measures = dict[str, dict[str, Number]]
 
 
 class JobMetrics(Described):
-    """Metrics of predictions made before their samples were learnt: by task, by name. None that is not known yet."""
+    """Metrics of predictions made before training on their samples, by task and name, as far as known."""
 
     version: Number | None
     """The last closed pass."""
     life: Measures
-    """Since the job began."""
+    """Since the start of the job."""
     window: Measures
     """Over `metrics.window`."""
     last_pass: Measures
     """Of the last pass."""
     slices: dict[str, Any]
-    """"life" and "window": by task, by slot, by value; see `metrics.slices`."""
+    """"life" and "window": by task, slot and value; see `metrics.slices`."""
     tensors: dict[str, Any]
-    """"pass", "window" and "life": of each tensor that the model returns, mean and more."""
+    """"pass", "window" and "life": mean and more of each tensor that the model returns."""
     infer_first: dict[str, Measures]
-    """"life", "window" and "pass", where `metrics.infer_first` is set: each pass predicted as a whole, then learnt."""
+    """"life", "window" and "pass", if `metrics.infer_first` is set: a whole pass is predicted before training on it."""
 
 
 class CloseEntry(Described):
-    """A pass that was closed."""
+    """A closed pass."""
 
     version: int
     timeline: str
     event_time: datetime | None
-    """The newest event learnt by then; null without event time."""
+    """Time of the newest event trained on; null without event time."""
     day: int
     """The job's day."""
     events: int
     samples: int
     rejected: dict[str, int]
-    """Events that gave no sample, by reason."""
+    """Rejected events, by reason."""
     window: Measures
-    """Metrics over the window, as they stood: auc, gauc, logloss, calibration, rmse. Empty: nothing was predicted."""
+    """Window metrics at the close: auc, gauc, logloss, calibration, rmse. Empty if nothing was predicted."""
 
 
 @router.get("", **door(Role.VIEWER, *GONE), operation_id="getMetrics", summary="A job's metrics")
 def metrics(statuses: StatusesOf, job: JobName) -> JobMetrics:
-    """Metrics over the job's life, the window and the last pass, and by slice."""
+    """Metrics of the job's life, the window and the last pass, and by slice."""
     return job_metrics(statuses.of(job))
 
 
 def job_metrics(status: Status) -> JobMetrics:
-    """A chief's metrics as the API gives them."""
-    told = status.part("metrics")
+    """The metrics in a status."""
+    found = status.part("metrics")
     slices = {
-        span: {task: finite(dict(part.part("slices").raw)) for task, part in told.parts(span).items()}
+        span: {task: finite(dict(part.part("slices").raw)) for task, part in found.parts(span).items()}
         for span in ("life", "window")
     }
     life, window, last_pass = (status.metrics(span) for span in SPANS)
-    tensors = finite(dict(told.part("tensors").raw))
-    first = Status({"metrics": told.part("infer_first").raw})
+    tensors = finite(dict(found.part("tensors").raw))
+    first = Status({"metrics": found.part("infer_first").raw})
     return JobMetrics(
         version=status.number("version"),
         life=life,
@@ -96,11 +96,11 @@ def history(
     statuses: StatusesOf,
     job: JobName,
     paging: Paged,
-    since: Annotated[int, Query(ge=0, le=2**53, description="Only versions behind this one.")] = 0,
+    since: Annotated[int, Query(ge=0, le=2**53, description="Only versions after this one.")] = 0,
     timeline: Annotated[str | None, Query(pattern=TIMELINE, description=OF_SINCE)] = None,
-    last: Annotated[int | None, Query(ge=1, le=MAX_LAST, description="Only so many, the newest, in one page.")] = None,
+    last: Annotated[int | None, Query(ge=1, le=MAX_LAST, description="Only the newest so many, in one page.")] = None,
 ) -> Page[CloseEntry]:
-    """What the job's log says of each close, the oldest first, as far back as the log goes."""
+    """The closes in the job's log, oldest first."""
     closes = statuses.closes(job)
     begin = closes.placed(_begin(paging, since, timeline)).version
     if last is not None:
@@ -111,16 +111,16 @@ def history(
 
 
 def _begin(paging: Paging, since: int, timeline: str | None) -> Moment:
-    """The moment behind which a page begins. Raises SpecError."""
+    """The moment after which a page begins. Raises SpecError."""
     if paging.after is None:
         return Moment(int(timeline[1:]) if timeline else 0, since)
     if (begin := Moment.of(paging.after)) is None:
-        raise SpecError("this cursor is another list's; take `next` of the page before", "query.after")
+        raise SpecError("this cursor is of another list; use `next` of the previous page", "query.after")
     return begin
 
 
 def close_entry(close: Close) -> CloseEntry:
-    """A close as the API gives it."""
+    """A close as an entry of the API."""
     body, at_s = close.body, close.body.get("event_time_s")
     return CloseEntry(
         version=close.version,
@@ -138,7 +138,7 @@ def close_entry(close: Close) -> CloseEntry:
     "/stream",
     **door(Role.VIEWER, *GONE),
     operation_id="streamMetrics",
-    summary="Metrics as they come",
+    summary="Metrics as a live stream",
     response_class=EventStream,
     status_code=HTTPStatus.OK,
 )
@@ -147,15 +147,15 @@ async def stream(
     caller: CallerOf,
     job: JobName,
     last_event_id: Annotated[
-        str | None, Header(description="The last event seen: closes since are told first.", max_length=64)
+        str | None, Header(description="The last event received. Closes since then are sent first.", max_length=64)
     ] = None,
 ) -> EventStream:
     """A stream of server-sent events, until the job ends.
 
-    `close`: a pass was closed, as in the history; its id is its timeline and version, as t2-23. A job that was rewound
-    closes versions again, on a new timeline: they are told from the commit on that the rewind was to. `figures`: a
-    job's figures, at each close and at least each second while they change. `end`: the job's phase, at its end.
-    Comments keep the line open.
+    `close`: a closed pass, as in the history. Its id has timeline and version, as in t2-23. A job that was rewound
+    closes versions again, on a new timeline; they are sent from the commit of the rewind on. `figures`: a job's
+    figures, at each close and at least once a second while they change. `end`: the phase at the job's end. Comments
+    keep the connection open.
     """
     streams: Streams = request.app.state.streams
     return await streams.open(job, last_event_id, sharer(caller, address_of(request)))

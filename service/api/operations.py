@@ -1,4 +1,4 @@
-"""/v1/operations: long work that somebody asked for. And the answer of every route that begins such work."""
+"""/v1/operations: long actions that callers requested; and helpers for the routes that start them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -23,31 +23,31 @@ router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=Doo
 
 
 class OperationEntry(Described):
-    """Long work that somebody asked for."""
+    """A long action that a caller requested."""
 
     id: str
     kind: str
-    """What it does: "commit", "export", "set"."""
+    """The action: "commit", "export", "set" and so on."""
     job: str | None
-    """Of which job."""
+    """The job that it acts on."""
     who: str
-    """Who asked for it."""
+    """The caller that requested it."""
     state: State
-    """"waiting", "running"; then for good "done", "failed", "cancelled", "interrupted": the service ended meanwhile."""
+    """"waiting" or "running"; finally "done", "failed", "cancelled" or "interrupted" (the service ended meanwhile)."""
     progress: float | None
-    """From 0 to 1, where that can be said."""
+    """From 0 to 1, if known."""
     said: str
-    """What it is doing, in words."""
+    """Its present step, as text."""
     result: Any
-    """What came of it, once it is done."""
+    """Its result, once it is done."""
     problem: dict[str, Any] | None
-    """Why it failed: a problem."""
+    """Why it failed, as a problem."""
     created: datetime
     ended: datetime | None
 
 
 def entry(operation: Operation) -> OperationEntry:
-    """An operation as the API tells of it."""
+    """An operation as an entry of the API."""
     return OperationEntry(
         id=operation.id,
         kind=operation.kind,
@@ -64,30 +64,30 @@ def entry(operation: Operation) -> OperationEntry:
 
 
 def begun(host: Host, kind: str, job: str | None, who: Caller, act: Act, response: Response) -> OperationEntry:
-    """Have `act` done as an operation; the answer 202 that tells where to ask for it. Raises TooMany."""
+    """Start `act` as an operation; the answer 202, with its address. Raises TooMany."""
     return accepted(host.work.start(kind, job, who.name, act), response)
 
 
 def accepted(operation: Operation, response: Response) -> OperationEntry:
-    """The answer 202 that tells of an operation."""
+    """The answer 202 for an operation."""
     response.headers["Location"] = f"/v1/operations/{operation.id}"
     return entry(operation)
 
 
-def said(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
-    """An act of one step: it says `words`, and gives what `work` does until time is up, or nobody wants it any more."""
+def one_step(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
+    """An operation of one step, described by `words`: `work` until its deadline or its cancellation."""
 
     def act(progress: Progress, cancelled: threading.Event) -> Any:
         progress(None, words)
-        with called_off(cancelled):
+        with as_cancelled(cancelled):
             return work(UntilCancelled.within(within_s, cancelled))
 
     return act
 
 
 @contextmanager
-def called_off(cancelled: threading.Event) -> Iterator[None]:
-    """Whatever ends work that nobody wants any more, is that."""
+def as_cancelled(cancelled: threading.Event) -> Iterator[None]:
+    """Raise Cancelled in place of any error of ours once the operation is cancelled."""
     try:
         yield
     except MillraceError:
@@ -96,14 +96,14 @@ def called_off(cancelled: threading.Event) -> Iterator[None]:
         raise
 
 
-LOCATION = {"Location": {"description": "Where to ask how it goes.", "schema": {"type": "string"}}}
+LOCATION = {"Location": {"description": "Address of the operation.", "schema": {"type": "string"}}}
 
 
 def begins(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
-    """What a POST route says that begins an operation."""
+    """The keyword arguments of a route that starts an operation."""
     found = door(role, HTTPStatus.NOT_FOUND, *statuses, act=act, repeatable=True)
     found["responses"][int(HTTPStatus.ACCEPTED)] = {
-        "description": "It is begun; ask for it at `Location`.",
+        "description": "The operation has started; get it at `Location`.",
         "headers": LOCATION,
     }
     return found | {"status_code": HTTPStatus.ACCEPTED, "response_model": OperationEntry}
@@ -111,18 +111,18 @@ def begins(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
 
 @router.get("", **door(Role.VIEWER), operation_id="listOperations", summary="List operations")
 def operations(
-    host: HostOf, paging: Paged, job: str | None = Query(default=None, max_length=64, description="Of this job only.")
+    host: HostOf,
+    paging: Paged,
+    job: str | None = Query(default=None, max_length=64, description="Only operations on this job."),
 ) -> Page[OperationEntry]:
-    """Operations, the newest first; those that ended are forgotten after 7 days."""
+    """Operations, newest first. They are removed 7 days after their end."""
     found = host.work.list(job=job, after=paging.after, limit=paging.limit + 1)
     return cut([entry(each) for each in found], paging, lambda each: each.id)
 
 
-@router.get(
-    "/{id}", **door(Role.VIEWER, HTTPStatus.NOT_FOUND), operation_id="getOperation", summary="How an operation stands"
-)
+@router.get("/{id}", **door(Role.VIEWER, HTTPStatus.NOT_FOUND), operation_id="getOperation", summary="Get an operation")
 def operation(host: HostOf, id: str) -> OperationEntry:
-    """How an operation stands, and what came of it."""
+    """The state of an operation, and its result."""
     return entry(host.work.get(id))
 
 
@@ -130,11 +130,11 @@ def operation(host: HostOf, id: str) -> OperationEntry:
     "/{id}/cancel",
     **door(Role.OPERATOR, HTTPStatus.NOT_FOUND, repeatable=True),
     operation_id="cancelOperation",
-    summary="Ask an operation to end",
+    summary="Cancel an operation",
 )
 def cancel(host: HostOf, _caller: CallerOf, id: str) -> OperationEntry:
-    """Ask that it end: one that waits never begins, one that runs ends soon, one that is over stays as it is.
+    """Cancel an operation: if it waits, it never starts; if it runs, it ends soon; if it is over, nothing changes.
 
-    What it has already asked of a job happens all the same.
+    A request that it has already sent to a job is still carried out.
     """
     return entry(host.work.cancel(id))

@@ -1,4 +1,4 @@
-"""What holds for every request before any route sees it: the host's name, the body's length, the headers of answers."""
+"""Middleware for every request: checks the Host header and the length of the body, and adds headers to answers."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -10,7 +10,7 @@ from millrace.front_door import bounded, is_known_host, is_too_long, served_name
 from service.api.problems import answer, problem, refused
 
 OURS = ("/v1", "/metrics")
-"""Paths whose answers are data: no page of them is ever shown."""
+"""Paths whose answers are data, which a browser must not show as a page."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -24,7 +24,7 @@ HSTS = "max-age=31536000"
 
 
 class Outer:
-    """See module docstring."""
+    """The middleware; see module docstring."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str], max_body: int) -> None:
         """Answer under `names` and those of this machine; read no body of more than `max_body` bytes."""

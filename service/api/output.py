@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/log, /output, /deadletters: what happened, what its processes printed, what it could not learn."""
+"""/v1/jobs/{job}/log, /output, /deadletters: a job's log, the output of its processes, and its rejected events."""
 
 import re
 from datetime import UTC, datetime
@@ -24,10 +24,10 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
 
 LINES = "application/x-ndjson"
 LOG_S = 1.0
-"""How long the words of a log may be old: it is read as a whole."""
+"""Greatest age of a cached log, which is always read whole."""
 FILE = re.compile(r"pass-(\d{12})-rank-(\d+)\.jsonl")
 GONE = (HTTPStatus.NOT_FOUND,)
-WorkerName = Annotated[str | None, Query(max_length=64, description='Of this process only, as in "trainer-0".')]
+WorkerName = Annotated[str | None, Query(max_length=64, description='Only lines of this process, as in "trainer-0".')]
 
 
 class LogLine(Described):
@@ -35,9 +35,9 @@ class LogLine(Described):
 
     number: int
     when: str
-    """Where the record says it; else empty."""
+    """Time of the record, if it has one; else empty."""
     kind: str
-    """"claim", "plan", "operation", "close" or "void"; "damage" at the end of a log that is damaged."""
+    """"claim", "plan", "operation", "close" or "void"; "damage" at the end of a damaged log."""
     words: str
 
 
@@ -55,11 +55,11 @@ class Output(Described):
 
     items: list[OutputLine]
     next: str
-    """What `after` is for the lines behind these, be there any yet or not."""
+    """The value of `after` for the lines that follow, also if there are none yet."""
 
 
 class LettersFile(Described):
-    """Dead letters of one pass, as one process read it: events that gave no sample, a JSON line each."""
+    """Rejected events of one pass and one process, a JSON line each."""
 
     name: str
     pass_number: int
@@ -68,16 +68,16 @@ class LettersFile(Described):
     written: datetime
 
 
-@router.get("/log", **door(Role.VIEWER, *GONE), operation_id="getLog", summary="What happened to a job")
+@router.get("/log", **door(Role.VIEWER, *GONE), operation_id="getLog", summary="Read a job's log")
 def log(
     statuses: StatusesOf,
     job: JobName,
     paging: Paged,
-    last: Annotated[int | None, Query(ge=1, le=1000, description="Only so many, the newest, in one page.")] = None,
+    last: Annotated[int | None, Query(ge=1, le=1000, description="Only the newest so many, in one page.")] = None,
 ) -> Page[LogLine]:
-    """Every claim, plan, operation and close of the job's log in words, the oldest first.
+    """Every claim, plan, operation and close in the job's log as text, oldest first.
 
-    Of a damaged log, what is good, and then what is wrong.
+    A damaged log is read up to the damage, which is the last entry.
     """
     folder = check_no_link(statuses.job(job).store / "log")
     lines = statuses.kept.get(("log", job, str(folder)), LOG_S, lambda: _lines(folder))
@@ -98,15 +98,17 @@ def _lines(folder: Path) -> list[LogLine]:
     return lines
 
 
-@router.get("/output", **door(Role.VIEWER, *GONE), operation_id="getOutput", summary="What a job's processes printed")
+@router.get(
+    "/output", **door(Role.VIEWER, *GONE), operation_id="getOutput", summary="Read the output of a job's processes"
+)
 def output(
     host: HostOf,
     job: JobName,
     paging: Paged,
     worker: WorkerName = None,
-    last: Annotated[bool, Query(description="The newest lines, where `after` is not given.")] = False,
+    last: Annotated[bool, Query(description="Only the newest lines, without `after`.")] = False,
 ) -> Output:
-    """Lines that a job's processes printed; the newest `limits.max_output` bytes are kept. Ask again with `next`."""
+    """Lines that a job's processes printed. The newest `limits.max_output` bytes are kept. Continue with `next`."""
     begin = number_after(paging, -1 if last else 0)
     lines = host.log_lines(job, worker, begin, paging.limit)
     after = lines[-1].after if lines else max(begin, 0)
@@ -118,7 +120,7 @@ def output(
     "/deadletters", **door(Role.OPERATOR, *GONE), operation_id="listDeadLetters", summary="List files of dead letters"
 )
 def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[LettersFile]:
-    """Files of events that gave no sample, by pass; they hold what the events held."""
+    """Files of rejected events, by pass. They contain the data of the events."""
     folder = check_no_link(statuses.job(job).store / LETTERS)
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     found = [(path, match) for path in paths if (match := FILE.fullmatch(path.name)) and _is_plain(path)]
@@ -126,7 +128,7 @@ def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[Lett
     for path, match in found:
         try:
             stat = path.stat()
-        except FileNotFoundError:  # retired since
+        except FileNotFoundError:  # removed meanwhile
             continue
         written = datetime.fromtimestamp(stat.st_mtime, UTC)
         entries.append(
@@ -146,9 +148,9 @@ def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[Lett
 def dead_letter_file(
     statuses: StatusesOf,
     job: JobName,
-    file: Annotated[str, InPath(max_length=64, description="As the list names it.")],
+    file: Annotated[str, InPath(max_length=64, description="Name of the file in the list.")],
 ) -> FileResponse:
-    """One file: a JSON line for each event, with its partition, position, reason and bytes."""
+    """One file, with a JSON line for each event: its partition, position, reason and bytes."""
     path = check_no_link(statuses.job(job).store / LETTERS) / file
     if FILE.fullmatch(file) is None or not _is_plain(path):
         raise refused(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
@@ -156,5 +158,5 @@ def dead_letter_file(
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether this is a file here, and no link to one elsewhere."""
+    """Whether this is a file, and no symbolic link to one."""
     return path.is_file() and not path.is_symlink()

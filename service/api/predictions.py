@@ -1,4 +1,4 @@
-"""/v1/predictions, and of a job: predictions of a fixed version over many events. The work is service.predicting's."""
+"""/v1/predictions and /v1/jobs/{job}/predictions: batch predictions with one version. See service.predicting."""
 
 import threading
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from service.access.sizes import check_size
 from service.api.answers import Page, Paged, cut
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, called_off, entry
+from service.api.operations import OperationEntry, as_cancelled, begins, begun, entry
 from service.api.statuses import StatusesOf
 from service.hosting.host import Host, HostedJob
 from service.hosting.work import Act, Progress
@@ -37,7 +37,7 @@ KIND = "predict"
     summary="List a job's predictions",
 )
 def list_predictions(host: HostOf, job: JobName, paging: Paged) -> Page[OperationEntry]:
-    """Predictions that were asked for, as operations, the newest first."""
+    """The requested predictions of a job as operations, newest first."""
     name = host.job(job).name
     found = host.work.list(job=name, kind=KIND, after=paging.after, limit=paging.limit + 1)
     return cut([entry(each) for each in found], paging, lambda each: each.id)
@@ -58,9 +58,9 @@ def predict_by_job(
     request: Request,
     response: Response,
 ) -> OperationEntry:
-    """Predict many events with a version of the job's model, beside its training; writes Parquet to `output`.
+    """Predict many events with a version of the job's model, while it trains; write Parquet to `output`.
 
-    The result is the manifest. The same request goes on where an earlier one was interrupted.
+    The result is the manifest. A repeated request continues an interrupted one.
     """
     note(request, version=asked.version, output=asked.output)
     if asked.spec is not None or asked.base is not None:
@@ -76,10 +76,10 @@ def predict_by_job(
 def predict_by_export(
     host: HostOf, caller: CallerOf, asked: PredictionRequest, request: Request, response: Response
 ) -> OperationEntry:
-    """Predict many events with an export of any job: `version` is its address, `spec` says how events are read."""
+    """Predict many events with an export of any job. `version` is its address; `spec` defines how events are read."""
     note(request, version=asked.version, output=asked.output)
     if asked.base is None or not Path(asked.base).is_absolute():
-        raise SpecError("must be an absolute path: relative ones of the spec start there", "base")
+        raise SpecError("must be an absolute path: relative paths of the spec start there", "base")
     check_size(asked.spec or {})
     loaded = job_of(asked)
     act = _act(request, host, loaded, placed(asked, loaded.folder), None)
@@ -87,9 +87,9 @@ def predict_by_export(
 
 
 def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest, hosted: HostedJob | None) -> Act:
-    """The work. What it names is checked now, and once more when it begins, with the files that its input is then.
+    """The operation. The request is checked now, and again when the operation starts, with the files of its input.
 
-    Raises SpecError where this service does not allow it.
+    Raises SpecError where this service does not allow the request.
     """
     ground: Ground = request.app.state.ground
     private: Path | None = request.app.state.predicting
@@ -102,7 +102,7 @@ def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest,
             for file in files:
                 allowed.confines.check_match(file, job.folder, "input.paths")
 
-        with called_off(cancelled):
+        with as_cancelled(cancelled):
             return predict(job, asked, progress, cancelled, private=private, check_files=check_files)
 
     return act

@@ -1,6 +1,6 @@
-"""Errors as RFC 9457 problems: which status an error of ours has, and its body.
+"""Translates errors to RFC 9457 problems: the status of each error of ours, and the body of the answer.
 
-Errors are translated here and nowhere else; an operation that fails has a problem of the same form.
+This is the only place of translation. A failed operation has a problem of the same form.
 """
 
 import re
@@ -20,9 +20,9 @@ from service.hosting.errors import TooMany, UnknownJob, UnknownOperation
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 1
-"""What `Retry-After` says where the same request may do later."""
+"""Value of `Retry-After` where the same request may succeed later."""
 MAX_MISTAKES = 20
-"""Mistakes of one request that are told; of the others it says how many."""
+"""Mistakes of one request that are listed; the others are counted."""
 STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
     (UnknownJob, HTTPStatus.NOT_FOUND),
     (UnknownOperation, HTTPStatus.NOT_FOUND),
@@ -33,33 +33,33 @@ STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
     (NotYet, HTTPStatus.SERVICE_UNAVAILABLE),
     (Unwritable, HTTPStatus.INSUFFICIENT_STORAGE),
 )
-"""By error, the first that fits; every other one for people means that the job's state forbids it: 409."""
+"""The first error class that fits counts. Any other MillraceError gets 409: the state of the job forbids the action."""
 AGAIN = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
 
 class Problem(Described):
-    """What went wrong, as RFC 9457 has it."""
+    """An error, in the form of RFC 9457."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"title": "Not Found", "status": 404}]})
 
     type: str = "about:blank"
     title: str
-    """The status in words."""
+    """The status as text."""
     status: int
     detail: str
-    """What is wrong, for people, and what to do."""
+    """The error and its remedy, as text."""
     path: str | None = None
-    """The key that is wrong, as in "spec.tables.default.dim", where it is one."""
+    """The wrong key, if there is one, as in "spec.tables.default.dim"."""
 
 
 class ProblemResponse(JSONResponse):
-    """A problem over the wire."""
+    """A problem as an HTTP response."""
 
     media_type = MEDIA_TYPE
 
 
 def described(statuses: Iterable[HTTPStatus]) -> dict[int | str, dict[str, Any]]:
-    """These statuses as FastAPI's `responses`: what they mean, and that they are problems."""
+    """FastAPI's `responses` for these statuses: their meanings and the schema of problems."""
     ref = {"$ref": "#/components/schemas/Problem"}
     return {
         int(status): {"description": MEANINGS.get(status, status.phrase), "content": {MEDIA_TYPE: {"schema": ref}}}
@@ -68,16 +68,16 @@ def described(statuses: Iterable[HTTPStatus]) -> dict[int | str, dict[str, Any]]
 
 
 KEY = re.compile(r"([A-Za-z_][\w-]*(?:\.[\w-]+)*): ")
-"""How a mistake in a spec begins."""
+"""The start of an error message about a key."""
 MEANINGS = {
-    HTTPStatus.BAD_REQUEST: "The request is none that HTTP knows, or is for another host.",
-    HTTPStatus.UNAUTHORIZED: "A token is needed, or this one is not known.",
-    HTTPStatus.FORBIDDEN: "The token's role may not do this, or a page of another site asks.",
-    HTTPStatus.NOT_FOUND: "There is none of this name.",
-    HTTPStatus.CONFLICT: "The state that the job is in forbids it; the detail says what to do.",
-    HTTPStatus.PRECONDITION_FAILED: "Somebody changed the job since; get it again.",
+    HTTPStatus.BAD_REQUEST: "The request is malformed, or for another host.",
+    HTTPStatus.UNAUTHORIZED: "A token is needed, or this token is not valid.",
+    HTTPStatus.FORBIDDEN: "The role of the token is too low, or a page of another site sent the request.",
+    HTTPStatus.NOT_FOUND: "No object has this name.",
+    HTTPStatus.CONFLICT: "The state of the job forbids the action; the detail says what to do.",
+    HTTPStatus.PRECONDITION_FAILED: "The job has changed since; get it again.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `limits.max_body`.",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "A value is wrong; `path` names it.",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "A value is wrong; `path` names its key.",
     HTTPStatus.PRECONDITION_REQUIRED: "`If-Match` is missing.",
     HTTPStatus.TOO_MANY_REQUESTS: "A limit is reached, or there were too many wrong tokens; see `Retry-After`.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The job or the records cannot answer now; see `Retry-After`.",
@@ -86,7 +86,7 @@ MEANINGS = {
 
 
 def status_of(error: MillraceError) -> HTTPStatus:
-    """The status of an error for people."""
+    """The status of an error of ours."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), HTTPStatus.CONFLICT)
 
 
@@ -96,7 +96,7 @@ def problem(status: HTTPStatus, detail: str, path: str | None = None) -> Problem
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """An error as a problem, as an operation keeps it: what it says where it is for people, else that it is a bug."""
+    """An error as the problem of an operation: its message if it is an error of ours, else that it is a bug."""
     if isinstance(error, MillraceError):
         return problem(status_of(error), str(error), path_of(error)).model_dump(exclude_none=True)
     detail = f"{type(error).__name__}: {error}; this is a bug, see the service's log"
@@ -110,7 +110,7 @@ def answer(found: Problem, headers: dict[str, str] | None = None) -> ProblemResp
 
 
 def on_error(request: Request, error: Exception) -> Response:
-    """The answer to an error; for a method that is none here, with those that are."""
+    """The answer to an error. For a method that is not allowed it lists the allowed ones."""
     response = response_to(error)
     if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         paths = request.app.openapi()["paths"].items()
@@ -127,7 +127,7 @@ def _matches(template: str, path: str) -> bool:
 
 
 def response_to(error: Exception) -> ProblemResponse:
-    """The response that tells of `error`; 500 where it is a bug."""
+    """The response for `error`; 500 for a bug."""
     match error:
         case RequestValidationError():
             return answer(_of_validation(error))
@@ -137,12 +137,12 @@ def response_to(error: Exception) -> ProblemResponse:
         case MillraceError():
             return answer(problem(status_of(error), str(error), path_of(error)))
         case _:
-            told = "something here is broken, the service's log says what; nothing of yours is wrong"
-            return answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, told))
+            detail = "an internal error of the service, see its log; your request is not the cause"
+            return answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
 
 
 def path_of(error: MillraceError) -> str | None:
-    """The key that is wrong, of several the first; None where the error is about none."""
+    """The wrong key, the first of several; None where the error is not about a key."""
     if not isinstance(error, SpecError):
         return None
     begins = KEY.match(str(error))
@@ -150,15 +150,15 @@ def path_of(error: MillraceError) -> str | None:
 
 
 def refused(status: HTTPStatus, detail: str) -> HTTPException:
-    """An error of this status, to be raised."""
+    """An exception with this status."""
     return HTTPException(status, detail)
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """Every mistake by the key's path; `path` is that of the first."""
-    if isinstance(error.body, bytes) and error.errors()[0]["loc"] == ("body",):  # nobody tried to read it
-        told = 'the body must be JSON, and be said to be: send it with the header "Content-Type: application/json"'
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, told)
+    """A problem that lists every mistake with its key; `path` is that of the first."""
+    if isinstance(error.body, bytes) and error.errors()[0]["loc"] == ("body",):  # it was not parsed
+        detail = 'the body must be JSON, sent with the header "Content-Type: application/json"'
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
     mistakes = [
         ("" if each["type"] == "json_invalid" else _path(each["loc"]), str(each["msg"])) for each in error.errors()
     ]
@@ -169,5 +169,5 @@ def _of_validation(error: RequestValidationError) -> Problem:
 
 
 def _path(place: tuple[int | str, ...]) -> str:
-    """ "spec.name" of ("body", "spec", "name"); parameters keep where they stand: "query.limit"."""
+    """ "spec.name" of ("body", "spec", "name"). Parameters keep their source: "query.limit"."""
     return ".".join(map(str, place[1:] if place and place[0] == "body" else place))

@@ -1,7 +1,7 @@
-"""Idempotency-Key: a request that is sent again, for its answer was lost, has the answer of the first, and no effect.
+"""Idempotency-Key: a request that is repeated because its answer was lost gets the first answer, and has no effect.
 
-Only what succeeded is kept, for a day and at most MAX_REPEATS of them: a request that was refused did nothing, and may
-be sent again under its key.
+Only successful answers are stored, for a day, and at most MAX_REPEATS: a refused request had no effect, and may be
+repeated with its key.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 MAX_KEY = 200
 MAX_BODY = 64 << 10
-"""Of an answer that is kept: none of ours is as long."""
+"""Longest stored answer; none of ours is as long."""
 MAX_REPEATS, MAX_REPEATS_EACH = 10_000, 2_000
-"""In all and of one caller. Beyond it the oldest are forgotten: of the caller who has so many, else of all."""
+"""In total and for one caller. Beyond it the oldest are deleted: those of that caller, else of all."""
 UNANSWERED = timedelta(minutes=5)
-"""After so long a request that has no answer is taken for one that never will."""
+"""After this time a request without an answer counts as lost."""
 KEPT_HEADERS = ("location", "etag", "content-type")
 
 
@@ -41,14 +41,14 @@ class Request:
 
     @property
     def body_hash(self) -> str:
-        """Of method, path and body."""
-        said = f"{self.method} {self.path}\n".encode() + self.body
-        return hashlib.blake2b(said, digest_size=32).hexdigest()
+        """Hash of method, path and body."""
+        content = f"{self.method} {self.path}\n".encode() + self.body
+        return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered."""
+    """The answer to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -56,15 +56,15 @@ class Answer:
 
 
 class Repeats:
-    """See module docstring. Any thread."""
+    """Stored answers by key and caller; see module docstring. Any thread."""
 
     def __init__(self, records: Records) -> None:
         self._records, self._begun = records, utc_now()
 
     def begin(self, request: Request) -> Answer | None:
-        """The answer that the request had; None: it is new, and is to be answered and `ended`.
+        """The stored answer; None for a new request: answer it, then call `end`.
 
-        Raises SpecError where the key was another request's, NotYet while the first is being answered.
+        Raises SpecError where the key belongs to another request, NotYet while the first one is being answered.
         """
         if not request.key.isascii() or not request.key.isprintable() or not 0 < len(request.key) <= MAX_KEY:
             raise SpecError(f"must be 1 to {MAX_KEY} characters of printable ASCII", HEADER)
@@ -91,12 +91,12 @@ class Repeats:
                         at=now,
                     )
                 )
-        except IntegrityError:  # somebody sent the same at the very same time, to another service on these records
-            raise NotYet("the same request is being answered; ask again") from None
+        except IntegrityError:  # the same request arrived at the same time at another service with this database
+            raise NotYet("the same request is being answered; retry") from None
         return None
 
     def end(self, request: Request, answer: Answer | None) -> None:
-        """Keep the answer; None: the request did nothing, and may be sent again."""
+        """Store the answer; None: the request had no effect, and may be repeated."""
         with self._records.session() as session:
             row = session.get(RepeatRow, (request.key, request.who))
             if row is None:
@@ -107,14 +107,14 @@ class Repeats:
                 row.status, row.headers, row.body = answer.status, dict(answer.headers), answer.body
 
     def _forgotten(self, row: RepeatRow, now: datetime) -> bool:
-        """Whether a row counts no more: too old, or left without an answer by a service that died."""
+        """Whether a row has expired: it is too old, or a service that died left it without an answer."""
         if row.at < now - KEEP_REPEATS:
             return True
         return row.status is None and (row.at < self._begun or row.at < now - UNANSWERED)
 
 
 def _make_room(session: Session, who: str) -> None:
-    """Forget the oldest ones where there are as many as there may be."""
+    """Delete the oldest rows where a limit is reached."""
     theirs = select(RepeatRow).where(RepeatRow.who == who)
     for rows, most in ((theirs, MAX_REPEATS_EACH), (select(RepeatRow), MAX_REPEATS)):
         if (session.scalar(select(func.count()).select_from(rows.subquery())) or 0) >= most:
@@ -124,7 +124,7 @@ def _make_room(session: Session, who: str) -> None:
 
 def _answer_of(row: RepeatRow, request: Request) -> Answer:
     if row.body_hash != request.body_hash:
-        raise SpecError(f"{request.key!r} was the key of another request; take a new one for this", HEADER)
+        raise SpecError(f"{request.key!r} is the key of another request; use a new one", HEADER)
     if row.status is None:
-        raise NotYet("the same request is being answered; ask again")
+        raise NotYet("the same request is being answered; retry")
     return Answer(row.status, {str(name): str(value) for name, value in row.headers.items()}, row.body or "")

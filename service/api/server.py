@@ -1,4 +1,4 @@
-"""Serves the API from a thread of a foreground run. Loopback only, until requests are authenticated."""
+"""Serves the API on a thread; and the address of a foreground run, on loopback only, as it has no tokens."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,22 +16,22 @@ MAX_MESSAGE = 1 << 20
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "127.0.0.1:8080". Raises SpecError for what is no address of this machine alone."""
+    """Host and port of "127.0.0.1:8080". Raises SpecError for an address that other machines can reach."""
     try:
         host, port = address.parse_address(text)
     except ValueError as error:
         raise SpecError(str(error), OPTION) from None
     if ":" in host or not address.is_loopback(host):
         raise SpecError(
-            f"{host!r} is not this machine's loopback; the API has no passwords yet, so only 127.0.0.1 is served: "
-            "reach it from elsewhere through a tunnel or a proxy that asks who is calling",
+            f"{host!r} is not this machine's loopback; a foreground run has no tokens, so it serves 127.0.0.1 only: "
+            "use `millrace serve`, or a tunnel or a proxy that authenticates",
             OPTION,
         )
     return (address.LOOPBACK if host == "localhost" else host), port
 
 
 def bound(text: str) -> Listener:
-    """A socket that listens at the address `text`; port 0 takes a free one. Raises SpecError where it is taken."""
+    """A socket that listens at the address `text`; port 0 chooses a free port. Raises SpecError where it is taken."""
     return listen(*parse_address(text), OPTION)
 
 

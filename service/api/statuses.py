@@ -17,7 +17,7 @@ from service.spec import LoadedJob
 from service.status import Status
 
 MAX_KEPT = 2_000
-"""Things at a time; beyond it the one is forgotten that was made first."""
+"""Most entries; beyond it the oldest one is dropped."""
 Found = TypeVar("Found")
 
 
@@ -29,7 +29,7 @@ class _One:
 
 
 class TimedCache:
-    """See module docstring. Any thread; who comes while a thing is looked up waits for that answer."""
+    """Values with a time to live. Any thread; a value is computed by one thread at a time, others wait for it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, max_kept: int = MAX_KEPT) -> None:
         self._now, self._max_kept = now, max_kept
@@ -37,7 +37,7 @@ class TimedCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, ...], keep_s: float, look: Callable[[], Found]) -> Found:
-        """What `look` gives, or gave at most `keep_s` seconds ago. What it raises is not kept."""
+        """The result of `look`, or that of at most `keep_s` seconds ago. Errors are not cached."""
         with self._lock:
             one = self._known.setdefault(key, _One())
             if len(self._known) > self._max_kept:
@@ -55,7 +55,7 @@ class TimedCache:
             return found
 
     def drop(self, start: tuple[str, ...]) -> None:
-        """Look anew the next time for all whose key begins so."""
+        """Drop all entries whose key begins with `start`."""
         with self._lock:
             for key in [key for key in self._known if key[: len(start)] == start]:
                 del self._known[key]
@@ -66,7 +66,7 @@ COMMITS_S = 1.0
 LOADED_S = 60.0
 CLOSES_S = 3_600.0
 ALL = "*"
-"""In place of a job's name: which no job has."""
+"""In place of a job's name; no job has this name."""
 
 
 class Statuses:
@@ -76,7 +76,7 @@ class Statuses:
         self._host, self.kept = host, kept or TimedCache()
 
     def of(self, name: str) -> Status:
-        """What the job said. Raises UnknownJob."""
+        """A job's status. Raises UnknownJob."""
         return self.kept.get(("status", name), KEEP_S, lambda: self._host.status(name))
 
     def jobs(self) -> Sequence[HostedJob]:
@@ -88,24 +88,24 @@ class Statuses:
         return self.kept.get(("job", name), KEEP_S, lambda: self._host.job(name))
 
     def loaded(self, name: str) -> LoadedJob:
-        """A job's spec, checked. Raises UnknownJob, SpecError."""
+        """A job's validated spec. Raises UnknownJob, SpecError."""
         job = self.job(name)
         return self.kept.get(("loaded", name, str(job.revision), job.created.isoformat()), LOADED_S, job.loaded)
 
     def commits(self, name: str) -> list[dict[str, Any]]:
-        """What a list says of each of a job's commits."""
+        """A job's commits, as entries of a list."""
         store = self.job(name).store
         return self.kept.get(("commits", name), COMMITS_S, lambda: entries_of(store))
 
     def closes(self, name: str) -> Closes:
-        """The closes of a job's log, followed; another job's that had the name before are none of them."""
+        """The closes in a job's log, not those of an earlier job of the same name."""
         job = self.job(name)
         folder: Path = job.store / "log"
         key = ("closes", name, str(folder), job.created.isoformat())
         return self.kept.get(key, CLOSES_S, lambda: Closes(folder))
 
     def forget(self, name: str) -> None:
-        """Ask anew the next time: something was done to the job."""
+        """Drop what is cached of a job that has changed."""
         for each in ("status", "jobs", "job", "commits", "exports", "log"):
             self.kept.drop((each, ALL if each == "jobs" else name))
 

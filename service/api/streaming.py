@@ -1,7 +1,7 @@
-"""Server-sent events of a job: one task asks for each job that somebody listens to, and hands on to all listeners.
+"""Server-sent events of jobs: one task polls each job that has listeners, and passes its news on to all of them.
 
-A listener holds what it has not sent yet, within bounds: figures that nobody has fetched are replaced by newer ones;
-a client that does not read what was sent is cut off. No listener has a thread of its own.
+A listener queues a bounded number of events. Figures that were not sent yet are replaced by newer ones. A client that
+does not read is disconnected. Listeners need no threads of their own.
 """
 
 import asyncio
@@ -26,50 +26,50 @@ from service.past.closes import Moment
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often a job is looked at."""
+"""Time between two polls of a job."""
 TELL_S = 1.0
-"""How often its figures are told, where no pass is closed."""
+"""Shortest time between two `figures` events while no pass closes."""
 HEARTBEAT_S = 10.0
-"""How long a line may be silent; then a comment keeps it open."""
+"""Longest time without an event; then a comment keeps the connection open."""
 SLOW_S = 15.0
-"""How long a client may take to read what was sent; then it is dropped."""
+"""How long a client may take to read an event; then it is disconnected."""
 MAX_WAITING = 256
-"""Closes that wait to be sent to a client; one that falls behind farther is dropped, and may come again."""
+"""Most closes queued for a client; a client that falls farther behind is disconnected, and may reconnect."""
 MAX_CAUGHT_UP = 500
-"""Closes that are told to who comes again; of more, the newest."""
+"""Most closes replayed to a client that reconnects; older ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event, made once for all who hear it."""
+    """One event, encoded once for all listeners."""
 
     text: bytes
-    """As it is sent."""
+    """The encoded event."""
 
     @classmethod
     def of(cls, kind: str, data: str, number: str = "") -> "Event":
-        """With its kind, its data on one line, and its id, if any."""
+        """An event of a kind, with one line of data, and an id or none."""
         head = f"id: {number}\n" if number else ""
         return cls(f"{head}event: {kind}\ndata: {data}\n\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is seen of a job at once."""
+    """The result of one poll of a job."""
 
     phase: Phase
     figures: str
     """As JSON."""
     closes: Sequence[tuple[Moment, str]]
-    """Passes closed since the last look, each as JSON; the oldest first."""
+    """Passes closed since the last poll, each as JSON, oldest first."""
     at: Moment
-    """The last of them; without any, where the job's present timeline was when it was last looked at."""
+    """The moment of the last close; without closes, that of the last poll on the job's present timeline."""
 
 
 Looker = Callable[[str, Moment | None], Look]
-"""Looks at a job: closes behind that moment, or, without one, the newest only. Blocks. Raises MillraceError.
+"""Polls a job: its closes after a moment, or without one only the newest. Blocks. Raises MillraceError.
 
-Where the job was rewound since, those of the present timeline from there on are behind it.
+If the job was rewound since, the closes of its present timeline from the rewind on are after the moment.
 """
 
 
@@ -78,14 +78,16 @@ class _Listener:
     """One client."""
 
     at: Moment
-    """The last close that it was told."""
+    """The last close that it was sent."""
     waiting: deque[Event] = field(default_factory=deque)
     figures: Event | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
-    def tell(self, closes: Sequence[tuple[Moment, Event]], figures: Event | None, last: Sequence[Event] = ()) -> None:
-        """Have it sent: closes that it has not had, figures in place of older ones."""
+    def enqueue(
+        self, closes: Sequence[tuple[Moment, Event]], figures: Event | None, last: Sequence[Event] = ()
+    ) -> None:
+        """Queue closes that it has not got yet, and figures in place of older ones."""
         self.waiting.extend(event for moment, event in closes if moment > self.at)
         self.at = max([self.at, *(moment for moment, _ in closes)])
         self.waiting.extend(last)
@@ -94,7 +96,7 @@ class _Listener:
         self.woken.set()
 
     def take(self) -> bytes:
-        """All that waits, to be sent at once."""
+        """All queued events."""
         found = b"".join(event.text for event in (*self.waiting, *([self.figures] if self.figures else [])))
         self.waiting.clear()
         self.figures = None
@@ -104,16 +106,16 @@ class _Listener:
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """A job that somebody listens to."""
+    """A job with listeners."""
 
     at: Moment
-    """The last close that all its listeners were told."""
+    """The last close that all its listeners were sent."""
     listeners: list[_Listener] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
 
 class Streams:
-    """See module docstring. On the event loop, but for `close`."""
+    """The open streams; see module docstring. On the event loop, except `close`."""
 
     def __init__(self, look: Looker, max_streams: int, max_each: int) -> None:
         self._look, self._max_streams, self._shares = look, max_streams, Shares(max_each)
@@ -122,11 +124,11 @@ class Streams:
         self._closing = False
 
     async def open(self, job: str, last_id: str | None, who: str) -> "EventStream":
-        """A stream of one job's events for `who`. Raises 429 where there, or theirs, are too many, UnknownJob."""
+        """A stream of one job's events for `who`. Raises UnknownJob, and 429 where a limit is reached."""
         if self._closing or self._num_streams >= self._max_streams:
             raise refused(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{self._num_streams} streams are open, limits.max_streams = {self._max_streams} may be",
+                f"{self._num_streams} streams are open, as many as limits.max_streams = {self._max_streams} allows",
             )
         if not self._shares.take(who):
             raise refused(
@@ -144,7 +146,7 @@ class Streams:
         return EventStream(self._events(job, begin, first, _Listener(first.at)), lambda: self._release(who))
 
     def close(self) -> None:
-        """End all streams soon; from any thread."""
+        """End all streams soon. Any thread."""
         self._closing = True
 
     def _release(self, who: str) -> None:
@@ -176,7 +178,7 @@ class Streams:
 
     def _listen(self, job: str, listener: _Listener) -> None:
         watched = self._watched.setdefault(job, _Watched(listener.at))
-        watched.at = min(watched.at, listener.at)  # a close since it looked is told
+        watched.at = min(watched.at, listener.at)  # so that a close since its first poll is sent
         watched.listeners.append(listener)
         if watched.task is None:
             watched.task = asyncio.create_task(self._watch(job, watched))
@@ -192,8 +194,8 @@ class Streams:
                 watched.task.cancel()
 
     async def _watch(self, job: str, watched: _Watched) -> None:
-        """Look at a job as long as somebody listens, and tell all what is new."""
-        told, told_s, now_s = "", 0.0, asyncio.get_running_loop().time
+        """Poll a job while it has listeners, and pass news on to them."""
+        sent, sent_s, now_s = "", 0.0, asyncio.get_running_loop().time
         last: list[Event] = []
         try:
             while not self._closing:
@@ -201,26 +203,26 @@ class Streams:
                 since = watched.at
                 seen = await run_in_threadpool(self._look, job, since)
                 if watched.at != since:
-                    continue  # meanwhile somebody came who was told less
-                news = seen.figures != told and (bool(seen.closes) or now_s() - told_s >= TELL_S)
+                    continue  # a listener that was sent less has joined meanwhile
+                news = seen.figures != sent and (bool(seen.closes) or now_s() - sent_s >= TELL_S)
                 if news:
-                    told, told_s = seen.figures, now_s()
+                    sent, sent_s = seen.figures, now_s()
                 closes = [(moment, _close(moment, data)) for moment, data in seen.closes]
                 figures = Event.of("figures", seen.figures) if news else None
                 for listener in watched.listeners if figures or closes else ():
-                    listener.tell(closes, figures)
+                    listener.enqueue(closes, figures)
                 watched.at = seen.at
                 if seen.phase in AT_REST:
                     last = [Event.of("figures", seen.figures), _end(seen.phase)]
                     return
-        except MillraceError as error:  # it is away now, or was deleted: its listeners may come again
-            log.info("nobody is told of job %s any more: %s", job, error)
+        except MillraceError as error:  # the job does not answer, or was deleted: its listeners may reconnect
+            log.info("the event streams of job %s end: %s", job, error)
         finally:
             if self._watched.get(job) is watched:
                 del self._watched[job]
             for listener in watched.listeners:
                 listener.over = True
-                listener.tell((), None, last)
+                listener.enqueue((), None, last)
 
 
 def _close(moment: Moment, data: str) -> Event:
@@ -232,7 +234,7 @@ def _end(phase: Phase) -> Event:
 
 
 class EventStream(Response):
-    """Sends events as they come, until there are no more, the client goes, or it does not read for SLOW_S."""
+    """Sends events as they arrive, until the last one, or until the client leaves or does not read for SLOW_S."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is service.operating's."""
+"""/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is in service.operating."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from service.access.roles import Role
 from service.api.answers import Asked, Described, Page, Paged, finite, page
 from service.api.doors import CallerOf, Door, HostOf, door, note
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, said
+from service.api.operations import OperationEntry, begins, begun, one_step
 from service.api.problems import refused
 from service.api.statuses import StatusesOf
 from service.begun import as_begun
@@ -32,10 +32,10 @@ from service.status import Number, Status
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=Door)
 
 ACT_S = 600.0
-"""How long an operation waits until it has acted."""
+"""How long an operation waits until it has taken effect."""
 EXPLAIN_S = 20.0
 MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
-"""Explanations at a time, in all and of one caller: each asks shards, and may fetch from an object store."""
+"""Explanations at a time, in total and for one caller: each queries shards, and may read from an object store."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
 _explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), Shares(MAX_EXPLAINING_EACH)
@@ -47,61 +47,61 @@ class TableEntry(Described):
     name: str
     rows: Number | None
     bytes: Number | None
-    """In memory, over all shards."""
+    """Memory on all shards."""
     new_rows: Number | None
-    """Made in the newest pass."""
+    """Rows created in the newest pass."""
     unadmitted: Number | None
     """Records of keys that were not admitted, in the newest pass."""
     dirty_rows: Number | None
-    """Rows changed since the newest commit, of the fullest shard: they cannot leave memory."""
+    """Rows changed since the newest commit, on the shard with most of them: they cannot be evicted from memory."""
     dim: int
     """Length of a row's vector."""
     slots: dict[str, dict[str, Any]]
-    """By slot: its `rows`, which slots of one `share` have together, and what was seen of its values over the job's
+    """By slot: its `rows`, which slots of one `share` have in common, and statistics of its values over the job's
     life."""
     held: dict[str, Any] | None
-    """A shrink that would take too many rows and waits for an operator, or null."""
+    """A shrink that would delete too many rows and waits for an operator, or null."""
 
 
 class Shrink(Asked):
-    """Rows that are to go: by the table's own rule, unless another is given."""
+    """Rows to delete: by the table's own rule, unless another is given."""
 
     delete_below: NotNegative | None = None
-    """Those whose score is below."""
+    """Delete rows whose score is lower."""
     delete_after_days: Days | None = None
-    """Those that were not seen for longer."""
+    """Delete rows that were not seen for more days."""
     dry_run: bool = False
-    """Only count what would go, by slot, and why."""
+    """Only count the rows, by slot and reason."""
     allow: bool = False
-    """Also where it is more than `max_shrink_fraction`."""
+    """Delete also more than `max_shrink_fraction` of the rows."""
 
 
 class Forget(Asked):
-    """A value whose row is to go."""
+    """A feature value whose row is to be deleted."""
 
     slot: str = Field(max_length=128)
     value: str = Field(max_length=4096)
-    """A sign, or the text of one."""
+    """A feature id, or the text that it is made from."""
 
 
 class DayTick(Asked):
-    """The day that is to begin."""
+    """The day to begin."""
 
     to: int | None = Field(default=None, ge=0, le=LAST_DAY)
-    """Unless given, the next."""
+    """Default: the next day."""
 
 
 class Explanation(Described):
-    """All that a job knows of one sign; where it does not run, by its newest commit."""
+    """Everything that a job knows of one feature id; by its newest commit if the job does not run."""
 
     lines: list[str]
-    """In words."""
+    """The explanation as text."""
     known: dict[str, Any]
-    """As data: key, bucket, shard, admission, statistics, weights, when it goes, which exports hold it."""
+    """The data: key, bucket, shard, admission, statistics, weights, time of deletion, exports that contain it."""
 
 
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
-    if not status.part("tables").raw:  # it does not run, and its launcher left nothing to read
+    if not status.part("tables").raw:  # it does not run, and its launcher left no status
         with suppress(MillraceError):
             status = tables.committed_status(job, newest(job))
     return [TableEntry(**finite(entry)) for entry in tables.entries_of(job, status)]
@@ -109,19 +109,21 @@ def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
 
 @router.get("/tables", **door(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
 def list_tables(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[TableEntry]:
-    """A job's tables, with what is in them, by slot."""
+    """A job's tables, with their rows by slot."""
     return page(_entries(as_begun(statuses.loaded(job)), statuses.of(job)), paging, lambda each: each.name)
 
 
-@router.get("/tables/{table}", **door(Role.VIEWER, *GONE), operation_id="getTable", summary="What is in a table")
+@router.get("/tables/{table}", **door(Role.VIEWER, *GONE), operation_id="getTable", summary="Get a table")
 def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntry:
-    """What is in a table, by slot."""
+    """A table, with its rows by slot."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
     return next(each for each in _entries(as_begun(loaded), statuses.of(job)) if each.name == table)
 
 
-@router.post("/tables/{table}/shrink", **begins(Role.OPERATOR), operation_id="shrinkTable", summary="Have rows go")
+@router.post(
+    "/tables/{table}/shrink", **begins(Role.OPERATOR), operation_id="shrinkTable", summary="Delete rows by a rule"
+)
 def shrink(
     host: HostOf,
     statuses: StatusesOf,
@@ -132,7 +134,7 @@ def shrink(
     request: Request,
     response: Response,
 ) -> OperationEntry:
-    """Have rows go that meet a rule, or with `dry_run` only count them; refused where they are too many."""
+    """Delete the rows that meet a rule, or with `dry_run` only count them. Refused if they are too many."""
     note(request, table=table, **asked.model_dump())
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
@@ -144,15 +146,15 @@ def shrink(
         [shrunk] = tables.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
-    kind, words = ("shrink-dry-run", "rows are being counted") if asked.dry_run else ("shrink", "until a pass closes")
-    return begun(host, kind, job, caller, said(words, ACT_S, work), response)
+    kind, words = ("shrink-dry-run", "counting rows") if asked.dry_run else ("shrink", "waiting for the next close")
+    return begun(host, kind, job, caller, one_step(words, ACT_S, work), response)
 
 
 @router.get(
     "/tables/{table}/explain",
     **door(Role.VIEWER, *GONE),
     operation_id="explainSign",
-    summary="What is known of a sign",
+    summary="Explain a feature id",
 )
 def explain(
     request: Request,
@@ -161,20 +163,20 @@ def explain(
     job: JobName,
     table: TableName,
     slot: Annotated[str, Query(max_length=128, description="A sparse slot of the table.")],
-    sign: Annotated[str, Query(max_length=4096, description="A sign, or the text of one.")],
+    sign: Annotated[str, Query(max_length=4096, description="A feature id, or the text that it is made from.")],
 ) -> Explanation:
-    """Where its row is, why it has one or none, what it holds, when it goes, which exports hold it."""
+    """Where its row is, why it has one or none, its values, when it is deleted, which exports contain it."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
     explaining.sign_of(loaded.spec, slot, sign)
     with _one_of_few(sharer(caller, address_of(request))):
         known = finite(explaining.explain(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
     if known["table"] != table:
-        raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} is of table {known['table']!r}")
+        raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} belongs to table {known['table']!r}")
     return Explanation(lines=list(explaining.format_explanation(known)), known=known)
 
 
-@router.post("/forget", **begins(Role.OPERATOR), operation_id="forgetValue", summary="Have a value's row go")
+@router.post("/forget", **begins(Role.OPERATOR), operation_id="forgetValue", summary="Delete the row of a value")
 def forget(
     host: HostOf,
     statuses: StatusesOf,
@@ -184,19 +186,19 @@ def forget(
     request: Request,
     response: Response,
 ) -> OperationEntry:
-    """Have one value's row go, and, after a commit, dead letters that hold it; the result says what holds it still."""
-    note(request, slot=asked.slot)  # not the value: it is to be forgotten
+    """Delete one value's row, and after a commit its dead letters. The result lists what still contains the value."""
+    note(request, slot=asked.slot)  # not the value, which must be forgotten
     loaded = statuses.loaded(job)
     explaining.sign_of(loaded.spec, asked.slot, asked.value)
 
     def work(deadline: Deadline) -> dict[str, Any]:
         return {"lines": list(explaining.forget(loaded, asked.slot, asked.value, deadline))}
 
-    act = said("until a pass closes, and a commit is made", ACT_S, work)
+    act = one_step("waiting for the next close and a commit", ACT_S, work)
     return begun(host, "forget", job, caller, act, response)
 
 
-@router.post("/day-tick", **begins(Role.OPERATOR), operation_id="tickDay", summary="Have the next day begin")
+@router.post("/day-tick", **begins(Role.OPERATOR), operation_id="tickDay", summary="Begin the next day")
 def day_tick(
     host: HostOf,
     statuses: StatusesOf,
@@ -206,7 +208,7 @@ def day_tick(
     response: Response,
     asked: DayTick | None = None,
 ) -> OperationEntry:
-    """Have the next day begin for a running job whose events have no time."""
+    """Begin the next day of a running job whose events have no time."""
     to = None if asked is None else asked.to
     note(request, to=to)
     store = statuses.job(job).store
@@ -215,17 +217,17 @@ def day_tick(
         day, version = tables.begin_day(store, to, deadline)
         return {"day": day, "version": version}
 
-    return begun(host, "day-tick", job, caller, said("until a pass closes", ACT_S, work), response)
+    return begun(host, "day-tick", job, caller, one_step("waiting for the next close", ACT_S, work), response)
 
 
 @contextmanager
 def _one_of_few(who: str) -> Iterator[None]:
-    """Room for one more explanation. Nobody waits for it: who waits keeps a thread from all others."""
+    """Take one of the places for explanations. It does not wait: a waiting request would block a thread."""
     if not _shares.take(who):
-        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations that you asked for are being looked up; ask again")
+        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations that you requested are running; retry")
     try:
         if not _explaining.acquire(blocking=False):
-            raise NotYet(f"{MAX_EXPLAINING} explanations are being looked up; ask again")
+            raise NotYet(f"{MAX_EXPLAINING} explanations are running; retry")
         try:
             yield
         finally:
@@ -236,4 +238,4 @@ def _one_of_few(who: str) -> Iterator[None]:
 
 def _check_table(job: LoadedJob, table: str) -> None:
     if table not in job.spec.tables:
-        raise refused(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; there are: {', '.join(job.spec.tables)}")
+        raise refused(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; known: {', '.join(job.spec.tables)}")

@@ -1,1 +1,1 @@
-"""Jobs that outlive a command: each with a launcher of its own, which the service finds again after its death."""
+"""Jobs that outlive the service: each has a launcher of its own, which a restarted service finds again."""

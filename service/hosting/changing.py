@@ -1,4 +1,4 @@
-"""Hot settings of a running job, changed as `millrace set` does: an operation that ends when they act."""
+"""Changes hot settings of a running job, as `millrace set` does: an operation that ends when they take effect."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from millrace.job_client import JobClient
 from service.hosting.work import Operation, Progress, Work
 
 CHANGE_S = 600.0
-"""How long the close of a pass may be waited for."""
+"""How long to wait for the close of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class UntilCancelled(Deadline):
-    """A deadline that has passed, too, once an operation is cancelled."""
+    """A deadline that also passes when an operation is cancelled."""
 
     cancelled: threading.Event
 
     @classmethod
     def within(cls, seconds: float, cancelled: threading.Event) -> "UntilCancelled":
-        """Seconds from now, or until `cancelled`."""
+        """A deadline in so many seconds, or at `cancelled`."""
         return cls(Deadline.after(seconds).at_s, cancelled)
 
     def left_s(self) -> float:
@@ -37,10 +37,13 @@ class UntilCancelled(Deadline):
 def change(
     work: Work, job: str, store: Path, keys: Mapping[str, Any], who: str, changed: Callable[[], object]
 ) -> Operation:
-    """The operation that sets `keys`; `changed` is called once they act. Its result: {"version": from which on}."""
+    """Start the operation that sets `keys`; `changed` is called when they take effect.
+
+    Its result has the `version` from which on they count.
+    """
 
     def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
-        progress(None, "waits for the close of a pass")
+        progress(None, "waiting for the next close")
         operation = {"op": "set", "keys": dict(keys)}
         version = JobClient(store).carry_out(operation, UntilCancelled.within(CHANGE_S, cancelled))
         changed()

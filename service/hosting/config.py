@@ -1,4 +1,4 @@
-"""What a service's owner writes: where it keeps its jobs, where it listens, what it allows, and its bounds."""
+"""The configuration of a service: the folder of its jobs, its address, what specs may name, and its limits."""
 
 from pathlib import Path
 from typing import Self
@@ -13,51 +13,51 @@ SQLITE = "sqlite:///"
 
 
 class LimitsSection(Section):
-    """Bounds; beyond one, a request is refused with words."""
+    """Limits. A request beyond a limit is refused with an explanation."""
 
     max_jobs: int = Field(default=64, ge=1, le=10_000)
-    """Jobs that are kept, ended ones too."""
+    """Jobs of the service, also those that have ended."""
     max_body: PositiveSize = 1 << 20
-    """Of a request."""
+    """Longest body of a request."""
     max_streams: int = Field(default=64, ge=0, le=10_000)
-    """Server-sent event streams at a time, and as many pages."""
+    """Open streams of server-sent events, and likewise open pages."""
     max_streams_each: int = Field(default=16, ge=1, le=10_000)
-    """Of these, what one caller may have open: one token, or, without one, one address."""
+    """Of these for one caller: one token, or one address without a token."""
     max_operations: int = Field(default=64, ge=1, le=10_000)
     """Operations that wait or run at a time."""
     operations: int = Field(default=4, ge=1, le=64)
     """Operations that run at a time."""
     max_output: Size = 32 << 20
-    """Of what a job's processes print, the newest so much is kept."""
+    """Output of a job's processes that is kept; older output is deleted."""
     stop: Duration = 60.0
-    """How long a job that is stopped may take to finish its pass and commit; then it is killed."""
+    """How long a stopping job may take to finish its pass and commit; then it is killed."""
     prediction_workers: int = Field(default=8, ge=1, le=128)
-    """Processes of one prediction that somebody asks for: trainers and shards together."""
+    """Processes of one prediction over the API: trainers and shards together."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
-    """How often a job's launcher is started again after a death within `restart_window`; then the job has failed."""
+    """Restarts of a job's launcher within `restart_window` after which the next death fails the job."""
     restart_window: Duration = 600.0
     """The time over which such restarts are counted."""
 
 
 class ServiceConfig(Section):
-    """A service, as its owner writes it. Relative paths start at the file's folder."""
+    """A service. Relative paths start at the folder of the file."""
 
     root: Path
-    """Folder of the records and of the jobs' folders; made if absent."""
+    """Folder of the database and of the jobs' folders; created if absent."""
     listen: str = "127.0.0.1:8080"
     """Address of the API."""
     database: str | None = None
-    """Address of the records, as SQLAlchemy has it; unless set: SQLite, below `root`."""
+    """Database URL of SQLAlchemy. Default: SQLite, below `root`."""
     tls: TlsSection = TlsSection()
     """Encryption."""
     access: AccessSection = AccessSection()
-    """Who may ask."""
+    """Who may call the API."""
     allow: AllowSection = AllowSection()
-    """What specs may name."""
+    """What job specs may name."""
     limits: LimitsSection = LimitsSection()
-    """Bounds."""
+    """Limits."""
     _file: Path | None = PrivateAttr(None)
-    """Where it was read."""
+    """The file that it was read from."""
 
     @field_validator("listen")
     @classmethod
@@ -67,24 +67,24 @@ class ServiceConfig(Section):
 
     @property
     def database_url(self) -> str:
-        """Where the records are."""
+        """URL of the database."""
         return self.database or f"sqlite:///{self.root / 'records.db'}"
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """What no spec may reach, be it below an allowed root: jobs, records, key, and the file that allows things."""
+        """Paths that no spec may reach, even below an allowed root: jobs, database, key, and this configuration."""
         of_tls = (path for path in (self.tls.cert, self.tls.key) if path is not None)
         secrets = (Path(file) for file in self.allow.secret_files)
         return (self.root, *of_tls, *secrets, *self._records(), *([] if self._file is None else [self._file]))
 
     def read_from(self, file: Path) -> Self:
-        """The same, as that file's."""
+        """A copy that records the file it was read from."""
         found = self.model_copy()
-        found._file = file  # noqa: SLF001  # one of us
+        found._file = file  # noqa: SLF001  # of this class
         return found
 
     def _records(self) -> list[Path]:
-        """SQLite's files, where a database of it lies elsewhere than below `root`."""
+        """The files of an SQLite database that `database` names."""
         if self.database is None or not self.database.startswith(SQLITE):
             return []
         name = self.database.removeprefix(SQLITE).partition("?")[0]
@@ -92,22 +92,22 @@ class ServiceConfig(Section):
 
     @property
     def predicting(self) -> Path:
-        """Where private files of predictions' workers lie while these run."""
+        """Folder for private files of the workers of predictions."""
         return self.root / "predicting"
 
     @property
     def jobs(self) -> Path:
-        """Where the jobs' folders are."""
+        """Folder of the jobs' folders."""
         return self.root / "jobs"
 
 
 def load_service(path: Path) -> ServiceConfig:
-    """The service described at `path`, all its paths absolute. Raises SpecError."""
+    """The configuration at `path`, with absolute paths. Raises SpecError."""
     return placed(validate(ServiceConfig, load_toml(path)), path.resolve().parent).read_from(path.resolve())
 
 
 def placed(config: ServiceConfig, folder: Path) -> ServiceConfig:
-    """`config` with relative paths begun at `folder`."""
+    """`config`, with paths relative to `folder` made absolute."""
     tls = config.tls
     if tls.cert is not None and tls.key is not None:
         tls = tls.model_copy(update={"cert": folder / tls.cert, "key": folder / tls.key})

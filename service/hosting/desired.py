@@ -1,6 +1,6 @@
-"""What is to be done about a job, given what is wanted and what is seen: pure decisions, each with its reason in words.
+"""Decides the next action for a job, from its desired and its observed state. Pure; each decision has a reason.
 
-Looking is service.hosting.observing's, carrying out service.hosting.supervisor's. Times are seconds since the epoch.
+service.hosting.observing observes, service.hosting.supervisor acts. Times are seconds since the epoch.
 """
 
 from collections.abc import Mapping
@@ -20,37 +20,37 @@ DIED = "its launcher died"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What people asked for."""
+    """The requests of users."""
 
     desired: Desired
     ask: int
-    """How often the job was asked to begin, or to begin anew."""
+    """Number of requests to start or restart the job."""
     asked_s: float
-    """When either changed last."""
+    """Time of the last change of either."""
     deaths: tuple[Death, ...] = ()
-    """Of launchers since the last ask, that were followed by another one."""
+    """Deaths of launchers since the last such request that were followed by a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What is seen of the job now."""
+    """The present state of the job."""
 
     alive: bool = False
     """Whether a launcher runs."""
     ask: int | None = None
-    """The ask that the living, or the last, launcher was started for; None: none ever was."""
+    """The value of `Wanted.ask` that the present or last launcher was started for; None: none was started."""
     ending: Ending | None = None
-    """How the job ended after the present ask."""
+    """How the job ended after the present start request."""
     paused: bool = False
     """Whether the store has the file that pauses a job."""
     draining: bool = False
-    """Whether the living launcher was asked to end."""
+    """Whether the running launcher was told to drain."""
     dead_since_s: float | None = None
-    """When it was first seen that no launcher runs."""
+    """When the supervisor first saw that no launcher runs."""
     broken: str = ""
-    """What is wrong with the job's folder."""
+    """Damage of the job's folder."""
     foreign: str = ""
-    """Who else uses the store, so that no launcher can be started now."""
+    """Another user of the store, which prevents the start of a launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Start:
 
     reason: str
     death: Death | None = None
-    """Of the one before, which is to be remembered."""
+    """The death of the previous launcher, to be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskToDrain:
-    """Ask the launcher to end after the pass in training."""
+    """Tell the launcher to end after the present pass."""
 
     reason: str
 
@@ -78,28 +78,28 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Have the job pause."""
+    """Pause the job."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """Have the job go on."""
+    """Resume the job."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Write down that the job has failed."""
+    """Record that the job has failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Leave it as it is."""
+    """Do nothing."""
 
     reason: str
 
@@ -108,11 +108,11 @@ Act = Start | AskToDrain | Kill | Hold | LetGo | GiveUp | Nothing
 
 
 def decide(wanted: Wanted, observed: Observed, now_s: float, stop_s: float, limits: RestartLimits) -> Act:
-    """The next thing to do; `stop_s`: how long a job that is stopped may take to end."""
+    """The next action. `stop_s` is how long a stopping job may take to end."""
     if observed.broken:
         return Nothing(observed.broken)
     if observed.alive:
-        return _of_a_living_one(wanted, observed, now_s, stop_s)
+        return _decide_alive(wanted, observed, now_s, stop_s)
     if observed.ending is not None:
         return Nothing("it has ended")
     if wanted.desired in (Desired.DRAINED, Desired.STOPPED):
@@ -121,10 +121,10 @@ def decide(wanted: Wanted, observed: Observed, now_s: float, stop_s: float, limi
         return Nothing(observed.foreign)
     if observed.ask != wanted.ask:
         return Start("asked to begin")
-    return _of_a_dead_one(wanted, observed, now_s, limits)
+    return _decide_dead(wanted, observed, now_s, limits)
 
 
-def _of_a_living_one(wanted: Wanted, observed: Observed, now_s: float, stop_s: float) -> Act:
+def _decide_alive(wanted: Wanted, observed: Observed, now_s: float, stop_s: float) -> Act:
     match wanted.desired:
         case _ if observed.ask != wanted.ask:
             return _end("asked to begin anew", observed, now_s - wanted.asked_s, stop_s)
@@ -145,8 +145,8 @@ def _end(why: str, observed: Observed, waited_s: float, stop_s: float) -> Act:
     return Nothing("it is ending") if observed.draining else AskToDrain(why)
 
 
-def _of_a_dead_one(wanted: Wanted, observed: Observed, now_s: float, limits: RestartLimits) -> Act:
-    """Its launcher died without a word: start another one, after a pause, unless too many died."""
+def _decide_dead(wanted: Wanted, observed: Observed, now_s: float, limits: RestartLimits) -> Act:
+    """The launcher died without an outcome: start another one after a pause, unless too many died."""
     died_s = now_s if observed.dead_since_s is None else observed.dead_since_s
     died = Outcome(ExitCode.BUG, DIED)
     decision = restarts.decide(died, wanted.deaths, died_s, limits)
@@ -168,16 +168,16 @@ STATES: Mapping[str, Phase] = {
     "done": Phase.DRAINING,
     "failed": Phase.DRAINING,
 }
-"""By the state that a living launcher tells: of an end, until how it ended is written down, it puts things away."""
+"""By the state that a running launcher reports. After an end it drains until it has written its outcome."""
 
 
 def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:
-    """Where the job stands, by what its launcher says is its `state`."""
+    """The phase of the job, given the `state` that its launcher reports."""
     if observed.broken:
         return Phase.BROKEN
     ends = wanted.desired in (Desired.DRAINED, Desired.STOPPED)
     if observed.alive:
-        if observed.ending is not None:  # its launcher puts things away
+        if observed.ending is not None:  # its launcher is cleaning up
             return Phase.DRAINING
         if observed.ask != wanted.ask:
             return Phase.DRAINING if ends else Phase.RESTARTING
@@ -194,14 +194,14 @@ def phase_of(wanted: Wanted, observed: Observed, state: str) -> Phase:
 
 
 def asked(wanted: Wanted, observed: Observed, action: Action, now: datetime) -> dict[str, Any]:
-    """What of the job's record `action` changes; nothing, where it was asked for already. Raises NotNow."""
+    """Changes of the job's record for `action`; none if it was requested already. Raises NotNow."""
     ended = observed.ending is not None
     over = ended or wanted.desired in (Desired.DRAINED, Desired.STOPPED)
     anew = {"desired": Desired.RUNNING, "ask": wanted.ask + 1, "asked_at": now, "deaths": ()}
     match action:
         case Action.PAUSE:
             if over:
-                raise NotNow("it has ended, or is to end, so there is nothing to pause; `resume` begins it again")
+                raise NotNow("the job has ended or is ending, so it cannot be paused; `resume` starts it again")
             return _unless(wanted, Desired.PAUSED, now)
         case Action.RESUME:
             return anew if over else _unless(wanted, Desired.RUNNING, now)

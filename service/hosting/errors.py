@@ -3,13 +3,13 @@
 MillraceError
 +-- HostingError
     +-- UnknownJob         there is no job of that name
-    +-- UnknownOperation   there is no operation of that id, or it is forgotten
-    +-- JobExists          there is a job of that name
-    +-- StillRunning       it must end first
-    +-- NotNow             what is asked for makes no sense in the state the job is in
-    +-- NotHosted          what is asked for, the service does, and not a foreground run
-    +-- TooMany            a limit of the service's configuration is reached; later there may be room
-    +-- Cancelled          an operation ended because somebody asked for that
+    +-- UnknownOperation   there is no operation with that id (any more)
+    +-- JobExists          there is already a job of that name
+    +-- StillRunning       the job must end first
+    +-- NotNow             the action is not possible in the present state of the job
+    +-- NotHosted          only the service can do this, not a foreground run
+    +-- TooMany            a limit of the service's configuration is reached; a later attempt may succeed
+    +-- Cancelled          an operation was cancelled by a user
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from millrace.errors import MillraceError
 
 
 class HostingError(MillraceError):
-    """What is asked of the host cannot be done."""
+    """The host cannot carry out a request."""
 
 
 class UnknownJob(HostingError):
@@ -32,7 +32,7 @@ class UnknownOperation(HostingError):
     """There is no such operation."""
 
     def __init__(self, id: str) -> None:
-        super().__init__(f"there is no operation {id!r}; those that ended are forgotten after some days")
+        super().__init__(f"there is no operation {id!r}; operations are deleted some days after their end")
 
 
 class JobExists(HostingError):
@@ -40,8 +40,8 @@ class JobExists(HostingError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"there is a job {name!r} already; choose another name, or delete that one first "
-            "(--keep-store leaves what it has learnt)"
+            f"there is a job {name!r} already; choose another name, or delete that job first "
+            "(--keep-store keeps its store)"
         )
 
 
@@ -49,11 +49,11 @@ class StillRunning(HostingError):
     """The job must end first."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"job {name!r} {why}; stop it, and ask again once it has ended")
+        super().__init__(f"job {name!r} {why}; stop it, and retry once it has ended")
 
 
 class NotNow(HostingError):
-    """The job is in a state in which this makes no sense."""
+    """The action is not possible in the present state of the job."""
 
 
 class NotHosted(HostingError):
@@ -61,8 +61,8 @@ class NotHosted(HostingError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what}: the job is run in the foreground by `millrace run`; `millrace serve` hosts jobs that can be"
-            " created, deleted and started again"
+            f"{what}: the job runs in the foreground by `millrace run`; jobs of `millrace serve` can be created,"
+            " deleted and restarted"
         )
 
 
@@ -71,7 +71,7 @@ class TooMany(HostingError):
 
 
 class Cancelled(HostingError):
-    """Somebody asked that the operation end."""
+    """A user cancelled the operation."""
 
     def __init__(self) -> None:
         super().__init__("cancelled")

@@ -1,6 +1,6 @@
-"""A job's own folder: what the service and the job's launcher tell each other there, a file each, each with one writer.
+"""A job's own folder: the files by which the service and the job's launcher communicate; each file has one writer.
 
-Nothing about a launcher is in the service's memory alone: a service that is started again finds all of it here.
+All facts about a launcher are stored here, so a restarted service finds them.
 """
 
 import json
@@ -22,12 +22,12 @@ from service.records.database import utc_now
 
 
 class Broken(HostingError):
-    """A job's folder is not what the service left there."""
+    """A job's folder is damaged, or was changed by others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the service told the launcher that it started last."""
+class Assignment:
+    """Identity that the service assigned to the launcher that it started last."""
 
     id: str
     ask: int
@@ -35,49 +35,49 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the launcher says of itself."""
+class LauncherProcess:
+    """The launcher's report of its own process."""
 
     id: str
     pid: int
     claimed: bool
-    """Whether it has claimed the store: from then on that holds the job's run."""
+    """Whether it has claimed the store, which holds the job's run from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """See module docstring; the folder is for its owner's eyes only. Readers raise Broken."""
+    """See module docstring. Only its owner can read the folder. Readers raise Broken."""
 
     path: Path
 
     @property
     def lock(self) -> Path:
-        """Held by the launcher as long as it lives, from its first instant on."""
+        """The lock that the launcher holds from its start to its end."""
         return self.path / "launcher.lock"
 
     @property
     def address(self) -> Path:
-        """Where the launcher serves its Role."""
+        """The file with the address of the launcher's Role service."""
         return self.path / "launcher.address"
 
     @property
     def printed(self) -> Path:
-        """What the launcher prints itself: nothing, unless by a bug."""
+        """Output of the launcher itself: empty, except after a bug."""
         return self.path / "launcher.out"
 
     @property
     def own_store(self) -> Path:
-        """The store of a spec that names none."""
+        """The store if the spec names none."""
         return self.path / "store"
 
     @property
     def workers(self) -> Path:
-        """What the launcher tells its workers, secrets among it."""
+        """Files from the launcher to its workers, with secrets."""
         return self.path / "workers"
 
     @property
     def private(self) -> tuple[Path, ...]:
-        """What no spec may reach, not even the job's own."""
+        """Paths that no spec may reach, not even the job's own."""
         names = ("job.json", "launcher.json", "launcher.pid", "launcher.lock", "outcome.json")
         return (*(self.path / name for name in names), self.address, self.printed, self.workers)
 
@@ -85,17 +85,17 @@ class JobFolder:
         """Whether a launcher runs here."""
         return is_locked(self.lock)
 
-    # -- what is to be run
+    # -- the job to run
 
     def write_job(self, spec: Mapping[str, Any], base: Path) -> None:
-        """The service: what the launcher is to run. Raises Unwritable."""
+        """Write the job that the launcher runs. Called by the service. Raises Unwritable."""
         self._write("job.json", {"spec": spec, "base": str(base)})
 
     def job(self) -> tuple[dict[str, Any], Path]:
-        """The spec, and where its paths start."""
+        """The spec, and the folder where its paths start."""
         content = self._read("job.json")
         if content is None:
-            raise Broken(f"{self.path / 'job.json'} is gone; put it back, or delete the job")
+            raise Broken(f"{self.path / 'job.json'} is missing; put it back, or delete the job")
         try:
             return dict(content["spec"]), Path(content["base"])
         except (KeyError, TypeError, ValueError) as error:
@@ -103,41 +103,43 @@ class JobFolder:
 
     # -- the launcher
 
-    def tell(self, told: Told) -> None:
-        """The service, before it starts a launcher. Raises Unwritable."""
-        self._write("launcher.json", {"id": told.id, "ask": told.ask, "secret": told.secret})
+    def assign(self, assigned: Assignment) -> None:
+        """Write the identity of a launcher before its start. Called by the service. Raises Unwritable."""
+        self._write("launcher.json", {"id": assigned.id, "ask": assigned.ask, "secret": assigned.secret})
 
-    def told(self) -> Told | None:
-        """What the last launcher was told; None before the first."""
+    def assigned(self) -> Assignment | None:
+        """The identity of the last launcher; None before the first start."""
         content = self._read("launcher.json")
         try:
-            return None if content is None else Told(str(content["id"]), int(content["ask"]), str(content["secret"]))
+            return (
+                None if content is None else Assignment(str(content["id"]), int(content["ask"]), str(content["secret"]))
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged("launcher.json", error) from error
 
-    def say(self, known: Known) -> None:
-        """The launcher, of itself. Raises Unwritable."""
-        self._write("launcher.pid", {"id": known.id, "pid": known.pid, "claimed": known.claimed})
+    def report(self, process: LauncherProcess) -> None:
+        """Write the launcher's process. Called by the launcher. Raises Unwritable."""
+        self._write("launcher.pid", {"id": process.id, "pid": process.pid, "claimed": process.claimed})
 
-    def known(self) -> Known | None:
-        """What the last launcher said of itself; None before the first did."""
+    def process(self) -> LauncherProcess | None:
+        """The process of the last launcher that reported; None before the first report."""
         content = self._read("launcher.pid")
         try:
-            return (
-                None if content is None else Known(str(content["id"]), int(content["pid"]), content["claimed"] is True)
-            )
+            if content is None:
+                return None
+            return LauncherProcess(str(content["id"]), int(content["pid"]), content["claimed"] is True)
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged("launcher.pid", error) from error
 
     def kill(self) -> bool:
-        """Kill the launcher, and with it its workers; whether it was there to be killed."""
-        told, known = self.told(), self.known()
-        if told is None or known is None or told.id != known.id:
+        """Kill the launcher, and thereby its workers; whether it was running."""
+        assigned, process = self.assigned(), self.process()
+        if assigned is None or process is None or assigned.id != process.id:
             return False
         with suppress(ProcessLookupError):
-            handle = os.pidfd_open(known.pid)
+            handle = os.pidfd_open(process.pid)
             try:
-                if self.alive():  # so the number is still its own
+                if self.alive():  # so the pid is still that of the launcher
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return True
             finally:
@@ -147,7 +149,7 @@ class JobFolder:
     # -- how it ended
 
     def write_outcome(self, ask: int, ending: Ending, status: Mapping[str, Any]) -> None:
-        """The launcher, last of all; or the service, where it gives a job up. Raises Unwritable."""
+        """Write how the job ended: the launcher as its last act, or the service for a failed job. Raises Unwritable."""
         content = {
             "ask": ask,
             "code": ending.code,
@@ -159,7 +161,7 @@ class JobFolder:
         self._write("outcome.json", content)
 
     def outcome(self, ask: int) -> tuple[Ending, dict[str, Any]] | None:
-        """How the job ended after it was asked for the `ask`-th time, and its last status; None: it has not."""
+        """How the job ended after its start request number `ask`, and its last status; None: it has not ended."""
         content = self._read("outcome.json")
         if content is None or content.get("ask") != ask:
             return None
@@ -168,8 +170,8 @@ class JobFolder:
             ending = Ending(int(content["code"]), str(content["reason"]), tuple(content["lines"]), at)
             return ending, dict(content["status"])
         except (KeyError, TypeError, ValueError) as error:
-            told = f"it ended, and how is lost: outcome.json is damaged ({error})"
-            return Ending(1, told, (), utc_now()), {}
+            reason = f"it ended, but the reason is lost: outcome.json is damaged ({error})"
+            return Ending(1, reason, (), utc_now()), {}
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         path = self.path / name

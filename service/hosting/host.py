@@ -1,6 +1,6 @@
-"""What the API is given: the jobs of a host, and what can be asked of them.
+"""The interface between the API and the jobs: a Host has jobs, and carries out actions on them.
 
-service.hosting.local_host hosts many, each with a launcher of its own; service.hosting.one_job is a foreground run's.
+service.hosting.local_host hosts many jobs, each with a launcher of its own; service.hosting.one_job a foreground run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,22 @@ from service.status import Status
 
 
 class Action(StrEnum):
-    """What can be asked of a job."""
+    """Actions on a job."""
 
     PAUSE = "pause"
     """Plan no new pass; the workers stay."""
     RESUME = "resume"
-    """Plan passes again; a job that has ended or was stopped begins again where it was."""
+    """Plan passes again. A job that has ended or was stopped continues where it was."""
     DRAIN = "drain"
     """Finish the pass, commit, complete exports, end."""
     STOP = "stop"
-    """As drain, but killed where that takes long."""
+    """As drain, but kill the job if that takes too long."""
     RESTART = "restart"
-    """Stop, then begin again where it was."""
+    """Stop, then start again where it was."""
 
 
 class Desired(StrEnum):
-    """What is wanted of a job until somebody asks for something else."""
+    """The desired state of a job, until another one is requested."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -42,7 +42,7 @@ class Desired(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where a job stands."""
+    """The phase of a job."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -51,17 +51,17 @@ class Phase(StrEnum):
     DRAINING = "draining"
     RESTARTING = "restarting"
     ENDED = "ended"
-    """Its stream is over, or it was drained."""
+    """Its stream has ended, or it was drained."""
     STOPPED = "stopped"
-    """It was stopped, or never begun."""
+    """It was stopped, or never started."""
     FAILED = "failed"
-    """It ended with an error that would come again; see its outcome."""
+    """It ended with a permanent error; see its outcome."""
     BROKEN = "broken"
-    """Its folder is damaged, or another run uses its store; see its trouble."""
+    """Its folder is damaged, or another run uses its store; see `trouble`."""
 
 
 AT_REST = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
-"""Phases of a job of which nothing runs, until somebody asks."""
+"""Phases of a job without running processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class Ending:
     """How a job's launcher ended."""
 
     code: int
-    """As its exit code: 0 drained, 1 error, 2 bad configuration, 70 a bug, 75 unavailable."""
+    """Exit code: 0 drained, 1 error, 2 bad configuration, 70 a bug, 75 unavailable."""
     reason: str
     lines: tuple[str, ...]
-    """The last lines of output of the worker that was to blame; none, where none was."""
+    """The last lines of output of the worker that failed, if one did."""
     at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedJob:
-    """A job, what is wanted of it, and where it stands."""
+    """A job, its desired state and its phase."""
 
     name: str
     spec: Mapping[str, Any]
@@ -86,38 +86,38 @@ class HostedJob:
     folder: Path
     """Its own folder."""
     base: Path
-    """Where relative paths of the spec start."""
+    """The folder where relative paths of the spec start."""
     store: Path
     desired: Desired
     phase: Phase
     trouble: str = ""
-    """What is wrong with a broken one, or what the host is waiting for."""
+    """Why it is broken, or what the host waits for."""
     revision: int
-    """Counts the changes by people."""
+    """Number of changes by users."""
     created: datetime
     created_by: str
     changed: datetime
     outcome: Ending | None = None
-    """How it ended, where it did and was not asked to begin again."""
+    """How it ended; None if it has not, or was started again."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Secrets of the spec, by the path of their key."""
 
     def loaded(self) -> LoadedJob:
-        """Its spec, checked. Raises SpecError."""
+        """Its validated spec. Raises SpecError."""
         return job_of(with_secrets(self.spec, self.secrets), self.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What a job is made of."""
+    """A request to create a job."""
 
     spec: Mapping[str, Any]
     name: str | None = None
-    """Stands before the spec's."""
+    """Overrides the name in the spec."""
     base: Path | None = None
-    """Where relative paths start; None: in the job's own folder."""
+    """The folder where relative paths start; None: the job's own folder."""
     start: bool = True
-    """Whether it begins at once."""
+    """Whether it starts at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Line:
     """One line that a process of a job printed."""
 
     after: int
-    """Asked for with this, the lines behind it come."""
+    """The position after this line: reading continues from it."""
     at: str
     """ISO 8601, UTC; empty where it is not known."""
     worker: str
@@ -133,7 +133,7 @@ class Line:
 
 
 class Host(Protocol):
-    """The jobs here. Any thread. What names a job raises UnknownJob where there is none of that name."""
+    """A set of jobs. Any thread. Methods that take a name raise UnknownJob where no job has it."""
 
     @property
     def work(self) -> Work:
@@ -142,7 +142,7 @@ class Host(Protocol):
 
     @property
     def records(self) -> Records:
-        """What is remembered."""
+        """The database."""
         ...
 
     def jobs(self) -> list[HostedJob]:
@@ -154,34 +154,37 @@ class Host(Protocol):
         ...
 
     def create(self, request: NewJob, who: str) -> HostedJob:
-        """Make a job, and begin it where that is asked for. Raises SpecError, JobExists, TooMany, NotHosted."""
+        """Create a job, and start it if requested. Raises SpecError, JobExists, TooMany, NotHosted."""
         ...
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """Forget a job that does not run, and remove its folder; its store, too, unless `keep_store`.
+        """Delete a stopped job and its folder, and its store unless `keep_store`.
 
         Raises StillRunning, NotHosted.
         """
         ...
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
-        """Have it done, soon; the job as it is now. Asked twice, it is done once. Raises NotNow, NotHosted."""
+        """Request an action, which is carried out soon; return the job as it is now. Raises NotNow, NotHosted.
+
+        Idempotent: a second request has no further effect.
+        """
         ...
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """Have hot settings of a running job changed, as `millrace set` does; the operation that waits until they act.
+        """Change hot settings of a running job; return the operation, which ends when they take effect.
 
         Raises SpecError, TooMany.
         """
         ...
 
     def status(self, name: str) -> Status:
-        """What its chief and launcher said last; of one that ended, how it ended."""
+        """The last status of its rank 0 and launcher; how it ended, if it has."""
         ...
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[Line]:
-        """What its processes printed, of all workers or one: lines behind the place `after`, 0 the oldest kept.
+        """Output lines of all processes or one, after the position `after`; 0 is the oldest kept.
 
-        Below 0: the last `limit` lines.
+        A negative position means the last `limit` lines.
         """
         ...

@@ -1,7 +1,7 @@
 """The process that runs one job of the service: `python -m service.hosting.launching FOLDER ...`.
 
-It lives in a session of its own and needs nobody: the service that started it may die, and the one that comes after it
-finds it by its folder (service.hosting.folder). That the job may be run at all, the service has checked.
+It has a session of its own and does not depend on the service: a restarted service finds it by its folder
+(service.hosting.folder). The service has checked that the job is allowed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from millrace.lifecycle import ExitCode
 from millrace.logs import setup
 from millrace.role import finite, serve_role
 from service.begun import as_begun
-from service.hosting.folder import JobFolder, Known, Told
+from service.hosting.folder import Assignment, JobFolder, LauncherProcess
 from service.hosting.host import Ending
 from service.hosting.output import Output, kept_short
 from service.launcher.local import LAUNCHER
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-output", type=int, required=True, help="bytes of workers' output that are kept")
     parser.add_argument("--paused", action="store_true", help="begin without planning a pass of events")
     given = parser.parse_args(arguments)
-    os.set_inheritable(given.lock, False)  # workers that outlive this process by a moment must not look like it
+    os.set_inheritable(given.lock, False)  # workers that outlive this process for a moment must not hold its lock
     setup(LAUNCHER)
     folder = JobFolder(given.folder)
     with kept_short(folder.printed):
@@ -52,44 +52,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     """Run the job of `folder` to its end; the exit code.
 
-    1. Say who runs it. 2. Claim the store, and say so. 3. Serve the Role: status, and a request to end. 4. Run.
-    5. Write how it ended: from here on nobody starts it again.
+    1. Report this process. 2. Claim the store, and report that. 3. Serve the Role: status and drain. 4. Run the job.
+    5. Write the outcome: from here on the service does not restart it.
     """
-    told = folder.told()
-    assert told is not None, "the service tells its launcher before it starts it"
-    folder.say(Known(told.id, os.getpid(), claimed=False))  # 1
+    assigned = folder.assigned()
+    assert assigned is not None, "the service writes the identity of a launcher before it starts it"
+    folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=False))  # 1
     try:
-        ending, status = _run(folder, told, max_output, paused)
+        ending, status = _run(folder, assigned, max_output, paused)
     except MillraceError as error:
         ending, status = Ending(error.exit_code, str(error), (), utc_now()), {"state": "failed"}
-    except Exception as error:  # the rim of the process: nothing is swallowed, the outcome says what it was
+    except Exception as error:  # the top of the process: the outcome has the error
         log.exception("a bug")
-        words = f"the launcher failed by a bug: {type(error).__name__}: {error}"
-        ending = Ending(ExitCode.BUG, words, tuple(traceback.format_exc().splitlines()[-20:]), utc_now())
+        reason = f"the launcher failed by a bug: {type(error).__name__}: {error}"
+        ending = Ending(ExitCode.BUG, reason, tuple(traceback.format_exc().splitlines()[-20:]), utc_now())
         status = {"state": "failed"}
-    folder.write_outcome(told.ask, ending, finite(status))  # 5
+    folder.write_outcome(assigned.ask, ending, finite(status))  # 5
     return ending.code
 
 
-def _run(folder: JobFolder, told: Told, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
+def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
     spec, base = folder.job()
     job = as_begun(job_of(spec, base))
     with ExitStack() as held:
         late = _Lines()
         check_run(job)
         run = held.enter_context(started(job, late.write, paused=paused, private=folder.workers))  # 2
-        folder.say(Known(told.id, os.getpid(), claimed=True))
+        folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=True))
         output = Output(run.store / OUTPUT, max_output)
         held.callback(output.close)
         late.give(output)
         both = ThenPredict(run, job, output.write)
-        held.enter_context(serve_role(both.status, both.drain, told.secret, folder.address))  # 3
+        held.enter_context(serve_role(both.status, both.drain, assigned.secret, folder.address))  # 3
         outcome = both.run()  # 4
         return _ending(outcome, run), dict(both.status())
 
 
 class _Lines:
-    """Takes lines before there is a store to write them to: what is said of its claiming comes first in its output."""
+    """Buffers lines until there is a store to write them to, so that lines about its claim come first."""
 
     def __init__(self) -> None:
         self._early: list[tuple[str, str]] = []
@@ -103,7 +103,7 @@ class _Lines:
             self._output.write(worker, text)
 
     def give(self, output: Output) -> None:
-        """What lines go to from here on."""
+        """Write the buffered lines, and all later ones, to `output`."""
         for worker, text in self._early:
             output.write(worker, text)
         self._output = output

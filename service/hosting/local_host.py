@@ -1,6 +1,6 @@
-"""The host of many jobs on this machine: each has a folder, a launcher of its own, and a record of what is wanted.
+"""The host of many jobs on this machine: each has a folder, a launcher, and a record of its desired state.
 
-What is done about a job is the supervisor's; this module takes in what people ask for, and tells how things stand.
+This module takes requests and reports states. The supervisor acts on the jobs.
 """
 
 import json
@@ -41,15 +41,15 @@ from service.store import OUTPUT, check_free, in_use, remove
 log = logging.getLogger(__name__)
 
 IN_USE_S = 1.0
-"""How long to wait for another service on the same root to end."""
+"""How long to wait for another service with the same root to end."""
 PRUNE_S = 3600.0
-"""How often what is old is forgotten."""
+"""Time between two deletions of old records."""
 TRASH, KEPT = "trash", "kept"
-"""Folders below the root: what is being removed, and folders of deleted jobs whose stores were to be kept."""
+"""Folders below the root: for folders being removed, and for folders of deleted jobs whose stores are kept."""
 
 
 class LocalHost:
-    """See service.hosting.host.Host. Made by `hosting`."""
+    """See service.hosting.host.Host. Created by `hosting`."""
 
     def __init__(self, config: ServiceConfig, records: Records, work: Work) -> None:
         self._config, self.records, self.work = config, records, work
@@ -63,23 +63,23 @@ class LocalHost:
             max_output=limits.max_output,
             limits=RestartLimits(max_restarts=limits.max_restarts, window_s=limits.restart_window),
         )
-        self._creating = threading.Lock()  # one at a time: two of the same name must not both write its folder
+        self._creating = threading.Lock()  # one at a time: two requests for one name must not both write its folder
         self._closing = threading.Event()
         self._pruning = threading.Thread(target=self._prune, name="prune", daemon=True)
 
     def start(self) -> None:
-        """Begin to look after the jobs."""
+        """Start to supervise the jobs."""
         self._supervisor.start()
         self._pruning.start()
 
     def close(self) -> None:
-        """Let the jobs go on without this host."""
+        """Stop this host; the jobs go on."""
         self._closing.set()
         self._supervisor.close()
         if self._pruning.is_alive():
             self._pruning.join()
 
-    # -- what there is
+    # -- states
 
     def jobs(self) -> list[HostedJob]:
         """See Host."""
@@ -90,41 +90,41 @@ class LocalHost:
         return self._hosted(self._register.get(name))
 
     def status(self, name: str) -> Status:
-        """See Host. "phase" is the job's; "state" its launcher's, or what is known of the end."""
+        """See Host. "phase" is that of the job, "state" that of its launcher or of its end."""
         entry = self._register.get(name)
         try:
             return self._status(entry)
-        except Exception as error:  # of whatever kind: what is wrong with one job is told as its trouble
-            log.debug("job %s cannot be looked at", name, exc_info=error)
+        except Exception as error:  # of any kind: an error of one job is reported as its trouble
+            log.debug("job %s cannot be read", name, exc_info=error)
             return Status({"job": name, "state": Phase.BROKEN.value, "phase": Phase.BROKEN.value})
 
     def _status(self, entry: Entry) -> Status:
         seen = self._supervisor.observed(entry)
-        told = self._told(entry, seen)
-        phase = phase_of(entry.wanted, seen, told.text("state"))
-        state = phase.value if phase is Phase.DRAINING or not told.text("state") else told.text("state")
+        last = self._last_status(entry, seen)
+        phase = phase_of(entry.wanted, seen, last.text("state"))
+        state = phase.value if phase is Phase.DRAINING or not last.text("state") else last.text("state")
         if not seen.alive and seen.ending is None:
-            state = phase.value  # what it said last is of a launcher that is gone
-        return Status({**told.raw, "job": entry.name, "state": state, "phase": phase.value})
+            state = phase.value  # the last status is that of a dead launcher
+        return Status({**last.raw, "job": entry.name, "state": state, "phase": phase.value})
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[Line]:
         """See Host."""
         return output.lines(check_no_link(self._register.get(name).store / OUTPUT), worker, after, limit)
 
-    def _told(self, entry: Entry, seen: Observed) -> Status:
-        """What its launcher said last, or wrote when it ended."""
+    def _last_status(self, entry: Entry, seen: Observed) -> Status:
+        """The last status of its launcher, or the one written at its end."""
         if not seen.alive and seen.ending is not None and (outcome := entry.folder.outcome(entry.ask)) is not None:
             return Status(outcome[1])
         return Status(self._supervisor.status(entry.name))
 
     def _hosted(self, entry: Entry) -> HostedJob:
-        """The job as it stands; whatever goes wrong with one is its own trouble, and no other's."""
+        """The job as it is now. An error of one job affects only that job."""
         try:
             seen = self._supervisor.observed(entry)
-            phase = phase_of(entry.wanted, seen, self._told(entry, seen).text("state"))
+            phase = phase_of(entry.wanted, seen, self._last_status(entry, seen).text("state"))
         except Exception as error:
-            log.debug("job %s cannot be looked at", entry.name, exc_info=error)
-            seen = Observed(broken=f"it cannot be looked at ({type(error).__name__}: {error}); delete it, or mend it")
+            log.debug("job %s cannot be read", entry.name, exc_info=error)
+            seen = Observed(broken=f"it cannot be read ({type(error).__name__}: {error}); repair it, or delete it")
             phase = Phase.BROKEN
         return HostedJob(
             name=entry.name,
@@ -143,13 +143,13 @@ class LocalHost:
             outcome=seen.ending,
         )
 
-    # -- what is asked for
+    # -- requests
 
     def create(self, request: NewJob, who: str) -> HostedJob:
         """See Host.
 
-        1. It is checked, and there is room. 2. Its folder holds its spec. 3. The records have it: from here on it is
-        there, and begins. A folder that was left between 2 and 3 is taken over.
+        1. Check the spec and the limits. 2. Write the spec to the job's folder. 3. Add the job to the records: from
+        here on it exists, and starts. A folder left behind between 2 and 3 is reused.
         """
         check_size(request.spec)
         loaded = in_background(lambda: self._checked(request))  # 1
@@ -157,19 +157,21 @@ class LocalHost:
             return self._create(loaded, request, who)
 
     def _checked(self, request: NewJob) -> LoadedJob:
-        """The job asked for. Raises SpecError, JobExists, TooMany."""
+        """The requested job, validated. Raises SpecError, JobExists, TooMany."""
         raw = {
             **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
             **({"name": request.name} if request.name else {}),
         }
         folder = JobFolder(self._config.jobs / str(raw.get("name", "")))
         loaded = job_of(_with_store(raw, folder), folder.path if request.base is None else request.base)
-        self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)  # its name is a folder's now
+        self._register.check_room(
+            loaded.spec.name, self._config.limits.max_jobs
+        )  # its name is valid as that of a folder by now
         self._check_apart(loaded)
         self._check(loaded, folder)
         check_free(loaded.store, loaded.spec.name, fresh=False)
         if request.base is not None and not loaded.folder.is_dir():
-            raise SpecError(f"{loaded.folder} is no folder; relative paths of the spec start there", "base")
+            raise SpecError(f"{loaded.folder} is not a folder; relative paths of the spec start there", "base")
         return loaded
 
     def _create(self, loaded: LoadedJob, request: NewJob, who: str) -> HostedJob:
@@ -196,11 +198,11 @@ class LocalHost:
         return self._hosted(entry)
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
-        """See Host. A store that cannot be removed stays where it is, and the log says so: a broken job can be deleted.
+        """See Host. A store that cannot be removed stays, with a warning, so that a broken job can be deleted.
 
-        1. Nobody starts it meanwhile. 2. What it made elsewhere goes, unless it is to be kept. 3. Its folder has
-        another name. 4. The records forget it. 5. Its folder goes. A folder that was left after 3 is broken until it is
-        deleted again.
+        1. Keep the supervisor from starting it. 2. Remove a store outside of its folder, unless it is kept. 3. Rename
+        its folder. 4. Delete its record. 5. Remove its folder. If the service dies after 3, the job is broken until it
+        is deleted again.
         """
         with self._supervisor.looking:  # 1
             entry = self._register.get(name)
@@ -212,7 +214,7 @@ class LocalHost:
             self._register.remove(name)  # 4
             self._supervisor.forget(name)
         if gone is not None and gone.parent.name == TRASH:
-            shutil.rmtree(gone, ignore_errors=True)  # 5: what is left goes at the next start
+            shutil.rmtree(gone, ignore_errors=True)  # 5: the next start removes what is left
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
         """See Host."""
@@ -224,7 +226,7 @@ class LocalHost:
         return self._hosted(entry)
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
-        """See Host. It is another revision from now on, and once more when the keys act."""
+        """See Host. The revision changes now, and again when the keys take effect."""
         entry = self._register.get(name)
         operation = change(self.work, entry.name, entry.store, keys, who, lambda: self._register.revised(name))
         self._register.revised(name)
@@ -237,18 +239,18 @@ class LocalHost:
         check_spec(job, self._config.allow, own.path, (*self._config.private, *own.private), others)
 
     def _check_entry(self, entry: Entry) -> None:
-        """Before it is started: what is allowed may have changed since it was made."""
+        """Check again before a start: the rules may have changed since the job was created."""
         self._check(job_of(entry.spec, entry.base), entry.folder)
 
     def _check_apart(self, job: LoadedJob) -> None:
         """Two jobs must not share a store. Raises SpecError."""
         for other in self._register.all():
             if job.store == other.store or job.store in other.store.parents or other.store in job.store.parents:
-                raise SpecError(f"{job.store} is of job {other.name!r}; choose another folder", "store.path")
+                raise SpecError(f"{job.store} belongs to job {other.name!r}; choose another folder", "store.path")
 
     @contextmanager
     def _still(self, entry: Entry, *, uses_store: bool) -> Iterator[None]:
-        """The job does not run, nor, with `uses_store`, anything in its store; none begins meanwhile.
+        """Keep the job, and with `uses_store` anything in its store, from running during the context.
 
         Raises StillRunning.
         """
@@ -262,14 +264,14 @@ class LocalHost:
                 held.enter_context(locked(entry.folder.lock, Deadline.after(IN_USE_S)))
             except DeadlineExceeded:
                 raise StillRunning(entry.name, "still runs") from None
-            except Unwritable as error:  # so none runs there, and `looking` is held: none begins
+            except Unwritable as error:  # so nothing runs there, and the supervisor starts nothing while locked out
                 log.warning("job %s is deleted without its lock: %s", entry.name, error)
             if uses_store and _in_use(entry.store):
                 raise StillRunning(entry.name, "has its store in use by another run")
             yield
 
     def _moved(self, entry: Entry, where: str) -> Path | None:
-        """The job's folder under another name, out of the way; None where it is gone."""
+        """The job's folder under a new name elsewhere; None where it does not exist."""
         place = self._config.root / where / f"{entry.name}-{utc_now():%Y%m%dT%H%M%S%f}"
         with writing(place):
             place.parent.mkdir(exist_ok=True)
@@ -284,7 +286,7 @@ class LocalHost:
             try:
                 self.records.prune(utc_now())
             except MillraceError as error:
-                log.warning("what is old is forgotten later: %s", error)
+                log.warning("old records are deleted later: %s", error)
             if self._closing.wait(PRUNE_S):
                 return
 
@@ -304,7 +306,7 @@ def _remove_store(entry: Entry) -> None:
 
 
 def _with_store(raw: dict[str, Any], folder: JobFolder) -> dict[str, Any]:
-    """The spec, its store in the job's own folder where it names none."""
+    """The spec; its store is in the job's own folder unless the spec names one."""
     store = raw.get("store", {})
     if not isinstance(store, dict) or "path" in store:
         return raw
@@ -312,7 +314,7 @@ def _with_store(raw: dict[str, Any], folder: JobFolder) -> dict[str, Any]:
 
 
 def _make_folder(folder: JobFolder) -> None:
-    """Raises JobExists where a folder of that name holds more than a spec, though the records have no such job."""
+    """Create the folder. Raises JobExists where it holds more than a spec, though the records have no such job."""
     with writing(folder.path):
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(not path.name.startswith("job.json") for path in folder.path.iterdir()):
@@ -321,9 +323,9 @@ def _make_folder(folder: JobFolder) -> None:
 
 @contextmanager
 def hosting(config: ServiceConfig, problem_of: ProblemOf = plain_problem) -> Iterator[LocalHost]:
-    """The host of the jobs below `config.root`, made if absent; jobs outlive the context.
+    """The host of the jobs below `config.root`, created if absent. Jobs outlive the context.
 
-    Raises SpecError where another service hosts them, and what `opened` raises.
+    Raises SpecError where another service hosts them, and the errors of `opened`.
     """
     root = config.root
     with writing(root):
@@ -335,7 +337,9 @@ def hosting(config: ServiceConfig, problem_of: ProblemOf = plain_problem) -> Ite
         except DeadlineExceeded:
             raise SpecError(f"another service hosts the jobs in {root}; end it, or choose another", "root") from None
         shutil.rmtree(root / TRASH, ignore_errors=True)
-        shutil.rmtree(config.predicting, ignore_errors=True)  # of a service that was killed, and its workers with it
+        shutil.rmtree(
+            config.predicting, ignore_errors=True
+        )  # left by a service that was killed together with its workers
         with writing(config.predicting):
             config.predicting.mkdir(mode=0o700)
         limits, records = config.limits, held.enter_context(opened(config.database_url))

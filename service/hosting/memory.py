@@ -1,4 +1,4 @@
-"""The Host's twin for tests: jobs in memory, which do nothing but what they are told; its records are real ones."""
+"""A Host in memory for tests: its jobs do no work; its database is a real one."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ FOLLOWS = {
 
 @dataclass
 class MemoryHost:
-    """See module docstring. What is asked for holds at once."""
+    """See module docstring. Actions take effect at once."""
 
     records: Records
     work: Work
     root: Path
-    """Jobs' folders are below; nothing is written."""
+    """The folder of the jobs' folders; nothing is written there."""
     statuses: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By job: what it says of itself."""
+    """Status by job."""
     lines: dict[str, list[Line]] = field(default_factory=dict)
     asked: int = 0
-    """How often a status was asked for."""
+    """Number of status requests."""
     away: MillraceError | None = None
     """Raised instead of a status."""
     _jobs: dict[str, HostedJob] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from millrace.durable import writing
 from millrace.locks import locked
 from millrace.process import unbuffered
 from service.hosting.desired import Observed
-from service.hosting.folder import Broken, JobFolder, Told
+from service.hosting.folder import Assignment, Broken, JobFolder
 from service.hosting.output import begun
 from service.hosting.register import Entry
 from service.launcher.plan import PYTHON
@@ -18,7 +18,7 @@ from service.store import PAUSED, RUN, in_use
 
 
 def observed(entry: Entry, *, draining: bool = False, dead_since_s: float | None = None) -> Observed:
-    """The job now, broken where it cannot be seen; `draining` and `dead_since_s` are what the supervisor remembers."""
+    """The present state of the job; broken if it cannot be read. The supervisor remembers the keyword arguments."""
     alive = False
     try:
         alive = entry.folder.alive()
@@ -26,19 +26,19 @@ def observed(entry: Entry, *, draining: bool = False, dead_since_s: float | None
     except Broken as error:
         return Observed(alive=alive, broken=str(error))
     except (OSError, ValueError) as error:
-        told = f"its folder {entry.folder.path} or its store {entry.store} cannot be used ({error})"
-        return Observed(alive=alive, broken=f"{told}; mend it, or delete the job")
+        problem = f"its folder {entry.folder.path} or its store {entry.store} cannot be used ({error})"
+        return Observed(alive=alive, broken=f"{problem}; repair it, or delete the job")
 
 
 def _observed(entry: Entry, alive: bool, draining: bool, dead_since_s: float | None) -> Observed:
     """Raises Broken, OSError, ValueError."""
     folder = entry.folder
-    told = folder.told()
+    assigned = folder.assigned()
     outcome = folder.outcome(entry.ask)
     broken = "" if alive else _what_is_wrong(entry, folder)
     return Observed(
         alive=alive,
-        ask=None if told is None else told.ask,
+        ask=None if assigned is None else assigned.ask,
         ending=None if outcome is None else outcome[0],
         paused=(entry.store / PAUSED).exists(),
         draining=draining,
@@ -52,35 +52,35 @@ def _what_is_wrong(entry: Entry, folder: JobFolder) -> str:
     """Why no launcher can be started now; empty where one can. Raises Broken."""
     spec, base = folder.job()
     if spec != entry.spec or base != entry.base:
-        return f"{folder.path / 'job.json'} is not what the service's records have; put it back, or delete the job"
-    told, known = folder.told(), folder.known()
-    began = told is not None and known is not None and known.id == told.id and known.claimed
+        return f"{folder.path / 'job.json'} differs from the service's records; put it back, or delete the job"
+    assigned, process = folder.assigned(), folder.process()
+    began = assigned is not None and process is not None and process.id == assigned.id and process.claimed
     if began and not (entry.store / RUN).exists():
-        return f"{_there(entry.store)}, though the job has run; put its store back, or delete the job"
+        return f"{_what_is_missing(entry.store)}, though the job has run; put its store back, or delete the job"
     return ""
 
 
 def _foreign(store: Path) -> str:
-    return f"{store} is in use by a run or a command that is not this service's; it begins once that has ended"
+    return f"{store} is in use by a run or a command outside of this service; the job starts once that has ended"
 
 
-def _there(store: Path) -> str:
-    return f"{store} holds no run" if store.exists() else f"{store} is gone"
+def _what_is_missing(store: Path) -> str:
+    return f"{store} holds no run" if store.exists() else f"{store} is missing"
 
 
 LOCK_S = 1.0
-"""How long to wait for who only looks whether a launcher runs."""
+"""How long to wait for a process that holds the lock while it checks whether a launcher runs."""
 
 
 def start_launcher(folder: JobFolder, ask: int, *, paused: bool, max_output: int) -> "subprocess.Popen[bytes]":
-    """A launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
+    """Start a launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
 
-    1. Hold the folder's lock. 2. Tell the launcher who it is. 3. Start it; it inherits the lock, so that there is no
-    instant at which it runs and does not hold it, and it holds it as long as it lives.
+    1. Take the folder's lock. 2. Write the launcher's identity. 3. Start it. It inherits the lock, so that it holds the
+    lock from its first instant to its end.
     """
     with locked(folder.lock, Deadline.after(LOCK_S)) as lock:  # 1
         folder.address.unlink(missing_ok=True)
-        folder.tell(Told(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
+        folder.assign(Assignment(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
         with writing(folder.printed):
             printed = begun(folder.printed)
         command = [*PYTHON, "service.hosting.launching", str(folder.path), "--lock", str(lock)]

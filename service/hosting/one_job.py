@@ -1,4 +1,4 @@
-"""The Host of a foreground run: one job, which nobody but its own terminal starts and ends."""
+"""The Host of a foreground run: one job, which only its own terminal starts and ends."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from service.spec import LoadedJob
 from service.status import Status
 
 PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
-"""By the state that the run tells. Nothing follows its end: there is no launcher that has yet to write it down."""
+"""By the state that the run reports. Its end is final: no launcher writes an outcome afterwards."""
 
 
 class OneJob:
@@ -36,7 +36,7 @@ class OneJob:
 
     @property
     def records(self) -> Records:
-        """See Host: they go with the run."""
+        """See Host. They are deleted with the run."""
         return self._records
 
     def jobs(self) -> list[HostedJob]:
@@ -73,7 +73,7 @@ class OneJob:
     def act(self, name: str, action: Action, who: str) -> HostedJob:
         """See Host."""
         self._check(name)
-        raise NotHosted(f"{action.value} is for its own terminal, where Ctrl-C ends it")
+        raise NotHosted(f"{action.value} is only possible on its own terminal, where Ctrl-C ends it")
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """See Host."""
@@ -88,7 +88,7 @@ class OneJob:
         return Status(self._status())
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[Line]:
-        """See Host: a foreground run prints them, and keeps none."""
+        """See Host. A foreground run prints its lines and does not store them."""
         self._check(name)
         return []
 
@@ -105,7 +105,7 @@ class OneJob:
 def hosted(
     job: LoadedJob, status: Callable[[], Mapping[str, Any]], problem_of: ProblemOf = plain_problem
 ) -> Iterator[OneJob]:
-    """A run's host, with records that last as long as it does."""
+    """The host of a run, with a temporary database."""
     with TemporaryDirectory(prefix="millrace-run-") as folder:
         records = opened(f"sqlite:///{Path(folder) / 'records.db'}")
         work = Work(records, threads=2, problem_of=problem_of)

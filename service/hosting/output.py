@@ -17,17 +17,17 @@ from millrace.repeating import repeating
 from service.hosting.host import Line
 
 FILES = 4
-"""Files kept; the oldest goes when the newest is full."""
+"""Files kept; the oldest is deleted when the newest is full."""
 SUFFIX = ".log"
 MAX_LINES = 10_000
-"""Lines of one answer."""
+"""Most lines of one answer."""
 
 
 class Output:
-    """Takes lines. Any thread. A disk that is full loses lines, and stops nobody."""
+    """Writes lines. Any thread. On a full disk lines are lost, and no error is raised."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Goes on behind what `folder` holds. Raises OSError."""
+        """Append to the files in `folder`. Raises OSError."""
         self._folder, self._max_file = folder, max(1, max_bytes // FILES)
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Output:
 
 
 def lines(folder: Path, worker: str | None, after: int, limit: int) -> list[Line]:
-    """Lines behind the place `after`, at most `limit`, of all workers or one; below 0: the last ones."""
+    """At most `limit` lines after the position `after`, of all workers or one; the last ones if `after` is negative."""
     limit = min(limit, MAX_LINES)
     files = files_of(folder)
     if after < 0:
@@ -97,19 +97,19 @@ def _last(files: list[tuple[int, Path]], worker: str | None, limit: int) -> list
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:
-    """The files by the place at which they begin."""
+    """The files with the positions where they begin."""
     named = ((path.name.removesuffix(SUFFIX), path) for path in folder.glob(f"*{SUFFIX}"))
     return sorted((int(name), path) for name, path in named if name.isdecimal())
 
 
 def _lines_of(begin: int, path: Path, after: int) -> Iterator[Line]:
-    """Whole lines of a file that begin at the place `after` or behind it."""
+    """Complete lines of a file that begin at or after the position `after`."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:  # it was the oldest
+    except FileNotFoundError:  # it was the oldest and is deleted
         return
     place = begin
-    for line in content.split(b"\n")[:-1]:  # what follows the last one is being written
+    for line in content.split(b"\n")[:-1]:  # an incomplete last line is being written
         start, place = place, place + len(line) + 1
         if start >= after:
             yield _parsed(place, line.decode(errors="replace"))
@@ -117,8 +117,8 @@ def _lines_of(begin: int, path: Path, after: int) -> Iterator[Line]:
 
 def _parsed(place: int, text: str) -> Line:
     at, _, rest = text.partition(" ")
-    worker, colon, said = rest.partition(": ")
-    return Line(place, at, worker, said) if colon else Line(place, "", "", text)
+    worker, colon, line = rest.partition(": ")
+    return Line(place, at, worker, line) if colon else Line(place, "", "", text)
 
 
 def _ends_a_line(path: Path, size: int) -> bool:
@@ -136,22 +136,22 @@ def _now() -> str:
 
 
 MAX_BYTES = 1 << 20
-"""A file longer than this is cut to its last half of it."""
+"""A longer file is cut to its last half of this size."""
 LOOK_S = 1.0
-"""How often it is looked at: more is printed meanwhile by few bugs."""
+"""Time between two checks of its size."""
 
 
 def begun(path: Path) -> FileIO:
-    """The file, empty. What is written goes to its end, wherever that is by then. Raises OSError."""
+    """The file, emptied, open for appending. Raises OSError."""
     return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
 
 
 @contextmanager
 def kept_short(path: Path, max_bytes: int = MAX_BYTES, look_s: float = LOOK_S) -> Iterator[None]:
-    """The file is shortened as long as the context lasts, by a thread."""
+    """Shorten the file on a thread while the context lasts."""
 
     def look() -> None:
-        with suppress(OSError):  # it went away, or the disk is full: it is looked at again
+        with suppress(OSError):  # the file is gone, or the disk is full: it is checked again later
             shorten(path, max_bytes)
 
     with repeating(look, look_s, "printed"):
@@ -159,13 +159,13 @@ def kept_short(path: Path, max_bytes: int = MAX_BYTES, look_s: float = LOOK_S) -
 
 
 def shorten(path: Path, max_bytes: int) -> None:
-    """Cut a longer file to the last `max_bytes` // 2, from the beginning of a line on. Raises OSError."""
+    """Cut a longer file to its last `max_bytes` // 2, from the start of a line. Raises OSError."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size <= max_bytes:
             return
         file.seek(size - max_bytes // 2)
         end = file.read()
-        file.truncate(0)  # what is printed just now is lost, and printers go on behind what follows
+        file.truncate(0)  # output of this instant is lost; writers append after the text below
     with path.open("ab") as file:
         file.write(end.partition(b"\n")[2])

@@ -1,6 +1,6 @@
-"""The jobs of a service as its records have them: read once, then kept beside them, for one service writes them.
+"""The jobs of a service and their desired states, in the database and in memory; only this service writes them.
 
-What is wanted of each is here; how each is, its folder says.
+The actual state of a job is in its folder.
 """
 
 import threading
@@ -21,7 +21,7 @@ from service.records.database import Records, utc_now
 from service.records.tables import JobRow, of_row
 
 BY_PEOPLE = ("desired", "ask")
-"""Changes of these are counted as revisions; what the service notes for itself is not."""
+"""Changes of these fields count as revisions; changes by the service itself do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Entry:
 
     name: str
     spec: Mapping[str, Any] = field(repr=False)
-    """With its secrets: for the job's launcher alone."""
+    """With its secrets, for the job's launcher only."""
     folder: JobFolder
     base: Path
     desired: Desired
@@ -44,15 +44,21 @@ class Entry:
 
     @property
     def store(self) -> Path:
-        """Its store; of a damaged record, where it would be if the spec named none."""
+        """Its store; for a damaged record the default store."""
         try:
             return (self.base / str(self.spec["store"]["path"])).resolve()
-        except (LookupError, TypeError, OSError, RuntimeError, ValueError):  # no such key; no path that can be
+        except (
+            LookupError,
+            TypeError,
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # the key is missing, or the path is invalid
             return self.folder.own_store
 
     @property
     def wanted(self) -> Wanted:
-        """What is wanted of it."""
+        """The requests of users."""
         return Wanted(desired=self.desired, ask=self.ask, asked_s=self.asked_at.timestamp(), deaths=self.deaths)
 
 
@@ -76,12 +82,12 @@ class Register:
             return self._get(name)
 
     def check_room(self, name: str, max_jobs: int) -> None:
-        """Raise JobExists or TooMany where there is no room for a job of that name."""
+        """Raise JobExists or TooMany where no job of that name can be added."""
         with self._lock:
             self._check_room(name, max_jobs)
 
     def add(self, entry: Entry, max_jobs: int) -> None:
-        """A new job. Raises JobExists, TooMany."""
+        """Add a job. Raises JobExists, TooMany."""
         with self._lock:
             self._check_room(entry.name, max_jobs)
             with self._records.session() as session:
@@ -89,7 +95,7 @@ class Register:
             self._entries[entry.name] = entry
 
     def change(self, name: str, changes: Mapping[str, Any]) -> Entry:
-        """The job with `changes` of its fields made. Raises UnknownJob."""
+        """Change fields of a job; the changed job. Raises UnknownJob."""
         with self._lock:
             entry = self._get(name)
             if not changes:
@@ -98,12 +104,12 @@ class Register:
             return self._keep(_revised(changed) if any(key in BY_PEOPLE for key in changes) else changed)
 
     def revised(self, name: str) -> Entry:
-        """The job, of which something was changed that is not in the record. Raises UnknownJob."""
+        """Count a change of a job that is not in its record; the changed job. Raises UnknownJob."""
         with self._lock:
             return self._keep(_revised(self._get(name)))
 
     def remove(self, name: str) -> None:
-        """Forget a job."""
+        """Delete a job."""
         with self._lock:
             with self._records.session() as session:
                 session.execute(delete(JobRow).where(JobRow.name == name))

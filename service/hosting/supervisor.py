@@ -1,7 +1,7 @@
-"""Sees to it that each job is as it is wanted: looks at every one, again and again, and does what is decided.
+"""Brings each job to its desired state: observes all jobs periodically, and carries out the decided actions.
 
-It is the only one that starts and kills launchers. What to do is service.hosting.desired's decision; what it remembers
-between two looks (since when a launcher is dead, that it was asked to drain) is no loss where the service dies.
+Only the supervisor starts and kills launchers. service.hosting.desired decides. The state that the supervisor keeps in
+memory (since when a launcher is dead, that it was told to drain) may be lost with the service.
 """
 
 import logging
@@ -40,15 +40,15 @@ from service.store import RUN
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""How often every job is looked at; a wish of somebody's is seen at once."""
+"""Time between two checks of every job; a request of a user is noticed at once."""
 STATUS_S = 0.5
-"""How often a launcher is asked for its status."""
+"""Time between two queries of a launcher's status."""
 CHECK_S = 60.0
-"""How long it may take to look up what a job's spec names, before it is started."""
+"""How long the check of the paths in a job's spec may take before a start."""
 SERVICE = "service"
-"""Who did what nobody asked for, in the audit log."""
+"""Name of the service in the audit log, for actions that no user requested."""
 LAST_PRINTED = 20
-"""Lines of what a dead launcher printed, as told where it is given up."""
+"""Last lines of a dead launcher's output in the outcome of a failed job."""
 
 Check = Callable[[Entry], None]
 """Raises SpecError where the service does not allow the job (any more)."""
@@ -56,25 +56,25 @@ Check = Callable[[Entry], None]
 
 @dataclass(slots=True)
 class _Watched:
-    """What is remembered of a job between two looks."""
+    """The state of a job between two checks."""
 
     id: str = ""
-    """Of the launcher that `line` goes to."""
+    """Id of the launcher that `line` is connected to."""
     line: ChiefLine | None = None
     draining: bool = False
     dead_since_s: float | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
-    """What the last launcher said last."""
+    """The last status of the last launcher."""
     process: "subprocess.Popen[bytes] | None" = None
-    """Where this service started it: to be reaped."""
-    said: str = ""
-    """The last thing that was logged of it."""
+    """The launcher's process, if this service started it and must reap it."""
+    logged: str = ""
+    """The last message about it in the log."""
     check: Background[None] | None = None
-    """Whether it may be started, while that is looked up."""
+    """The running check whether the service allows the job."""
 
 
 class Supervisor:
-    """See module docstring. A thread; its methods may be called by any."""
+    """See module docstring. It has a thread; any thread may call its methods."""
 
     def __init__(
         self,
@@ -90,20 +90,20 @@ class Supervisor:
         self._stop_s, self._max_output, self._limits = stop_s, max_output, limits
         self._watched: dict[str, _Watched] = {}
         self.looking = threading.Lock()
-        """Held while a job is looked at; who holds it is not interfered with."""
+        """Held while a job is checked. While another thread holds it, the supervisor does nothing."""
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look now."""
+        """Check all jobs now."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop looking; launchers go on."""
+        """Stop the thread; launchers go on."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -111,23 +111,23 @@ class Supervisor:
         for watched in self._watched.values():
             if watched.line is not None:
                 watched.line.close()
-            _let_go(watched)
+            _abandon(watched)
 
     def observed(self, entry: Entry) -> Observed:
-        """The job as it is now."""
+        """The present state of the job."""
         watched = self._watched.get(entry.name, _Watched())
         return observing.observed(entry, draining=watched.draining, dead_since_s=watched.dead_since_s)
 
     def status(self, name: str) -> Mapping[str, Any]:
-        """What the job's launcher said last; nothing, where none did while this service lived."""
+        """The last status of the job's launcher; empty if there was none since the start of this service."""
         watched = self._watched.get(name, _Watched())
         return watched.last if watched.line is None else watched.line.status
 
     def forget(self, name: str) -> None:
-        """The job is no more. Call it while `looking` is held."""
+        """Drop a deleted job. The caller holds `looking`."""
         watched = self._watched.pop(name, None)
         if watched is not None:
-            _let_go(watched)
+            _abandon(watched)
             if watched.line is not None:
                 watched.line.close()
 
@@ -136,26 +136,27 @@ class Supervisor:
             self._wake.clear()
             for entry in self._register.all():
                 with self.looking:
-                    self._look_after(entry.name)
+                    self._supervise(entry.name)
             self._wake.wait(TICK_S)
 
-    def _look_after(self, name: str) -> None:
-        """One look at one job; whatever is wrong with it is its own trouble."""
+    def _supervise(self, name: str) -> None:
+        """Check one job and act on it. Its errors do not affect other jobs."""
         watched = self._watched.setdefault(name, _Watched())
         try:
             entry = self._register.get(name)
-            self._listen(entry, watched)
+            self._connect(entry, watched)
             seen = self.observed(entry)
             act = decide(entry.wanted, seen, time.time(), self._stop_s, self._limits)
-            self._tell(name, watched, act)
+            if not isinstance(act, Nothing):
+                self._log(name, watched, f"{type(act).__name__}: {act.reason}")
             self._carry_out(entry, watched, act)
         except (MillraceError, OSError) as error:
-            self._say(name, watched, f"{error}")
-        except Exception:  # the other jobs must not suffer from what is a bug
+            self._log(name, watched, f"{error}")
+        except Exception:  # a bug: the other jobs must go on
             log.exception("job %s", name)
 
-    def _listen(self, entry: Entry, watched: _Watched) -> None:
-        """Have a line to the launcher that lives, and to no other."""
+    def _connect(self, entry: Entry, watched: _Watched) -> None:
+        """Keep a connection to the running launcher, and to no other."""
         if watched.process is not None and watched.process.poll() is not None:
             watched.process = None
         if not entry.folder.alive():
@@ -166,18 +167,18 @@ class Supervisor:
             watched.dead_since_s = watched.dead_since_s or time.time()
             return
         watched.dead_since_s = None
-        told = entry.folder.told()
-        if told is not None and told.id != watched.id:
+        assigned = entry.folder.assigned()
+        if assigned is not None and assigned.id != watched.id:
             before = {**watched.last, "job": entry.name, "state": "starting", "stalled": None}
             watched.line = ChiefLine(
-                before, address_in(entry.folder.address), told.secret, STATUS_S, worker="the launcher"
+                before, address_in(entry.folder.address), assigned.secret, STATUS_S, worker="the launcher"
             )
-            watched.id, watched.draining = told.id, False
+            watched.id, watched.draining = assigned.id, False
             watched.line.start()
 
     def _carry_out(self, entry: Entry, watched: _Watched, act: Act) -> None:
         if not isinstance(act, Start):
-            watched.check = None  # what was allowed then may not be later
+            watched.check = None  # its result may be outdated later
         match act:
             case Start():
                 self._start(entry, watched, act)
@@ -189,7 +190,9 @@ class Supervisor:
                 if entry.folder.kill():
                     self._audit("kill", entry, act.reason)
             case Hold() | LetGo():
-                if (entry.store / RUN).exists():  # before, the launcher would take the file for a part of another run
+                if (
+                    entry.store / RUN
+                ).exists():  # before that, the launcher would take the file for part of another run
                     hold(entry.store, isinstance(act, Hold))
             case GiveUp():
                 self._give_up(entry, ExitCode.BUG, act.reason)
@@ -199,7 +202,7 @@ class Supervisor:
                 assert_never(act)
 
     def _start(self, entry: Entry, watched: _Watched, act: Start) -> None:
-        """Start a launcher, once it is looked up, aside from other jobs, that the service (still) allows the job."""
+        """Start a launcher, once a check in the background finds that the service still allows the job."""
         if watched.check is None:
             watched.check = Background(lambda: self._check(entry), within_s=CHECK_S, at_end=self.wake)
         if not watched.check.ended():
@@ -211,9 +214,9 @@ class Supervisor:
             self._give_up(entry, error.exit_code, str(error))
             return
         except OSError as error:
-            self._give_up(entry, ExitCode.FAILED, f"what its spec names cannot be looked at: {error}")
+            self._give_up(entry, ExitCode.FAILED, f"a path in its spec cannot be checked: {error}")
             return
-        if act.death is not None:  # first: a service that dies here has counted it
+        if act.death is not None:  # first, so that the death counts even if the service dies here
             self._register.change(entry.name, {"deaths": (*entry.deaths, act.death)})
         self._audit("start", entry, act.reason)
         paused = entry.desired is Desired.PAUSED
@@ -228,25 +231,21 @@ class Supervisor:
     def _audit(self, what: str, entry: Entry, reason: str) -> None:
         self._records.audit(SERVICE, what, entry.name, {"reason": reason})
 
-    def _tell(self, name: str, watched: _Watched, act: Act) -> None:
-        if not isinstance(act, Nothing):
-            self._say(name, watched, f"{type(act).__name__}: {act.reason}")
-
-    def _say(self, name: str, watched: _Watched, words: str) -> None:
-        """Log it once, not at every look."""
-        if words != watched.said:
-            watched.said = words
-            log.warning("job %s: %s", name, words)
+    def _log(self, name: str, watched: _Watched, message: str) -> None:
+        """Log a message once, not at every check."""
+        if message != watched.logged:
+            watched.logged = message
+            log.warning("job %s: %s", name, message)
 
 
-def _let_go(watched: _Watched) -> None:
-    """A launcher outlives who started it, and is not to be waited for: Python would warn of a process forgotten."""
+def _abandon(watched: _Watched) -> None:
+    """Keep Python from warning about a launcher that this process does not wait for, as it outlives the service."""
     if watched.process is not None and watched.process.poll() is None:
         watched.process.returncode = 0
 
 
 def last_printed(folder: JobFolder) -> tuple[str, ...]:
-    """The last lines that a launcher printed itself."""
+    """The last lines of a launcher's own output."""
     try:
         return tuple(folder.printed.read_text(errors="replace").splitlines()[-LAST_PRINTED:])
     except OSError:

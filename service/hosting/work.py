@@ -1,7 +1,7 @@
-"""Operations: long work that somebody asked for, its progress, and how it ended.
+"""Operations: long actions that callers requested, their progress and their results.
 
-A few threads do it, one operation each, in the order asked for. What runs when the service dies is "interrupted" when
-it is started again: what an operation asks of a job is logged by the job, or is made again by asking again.
+A few threads carry them out in the order of the requests, one operation each. If the service dies, its next start marks
+the running operations "interrupted". A request that reached the job is in the job's log; others must be repeated.
 """
 
 import logging
@@ -25,13 +25,13 @@ from service.records.tables import OperationRow, of_row
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""How long operations may take to end when the service does."""
+"""How long operations may take to end when the service ends."""
 MAX_LISTED = 201
-"""Operations of one list: a page, and one that says that there are more."""
+"""Most operations of one list: a page, and one that shows that there are more."""
 
 
 class State(StrEnum):
-    """Where an operation stands."""
+    """The state of an operation."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -39,17 +39,17 @@ class State(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """The service died, or was ended, while it ran."""
+    """The service ended while it ran."""
 
     @property
     def over(self) -> bool:
-        """Whether it stays as it is."""
+        """Whether this state is final."""
         return self not in (State.WAITING, State.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Long work that somebody asked for."""
+    """A long action that a caller requested."""
 
     id: str
     kind: str
@@ -57,9 +57,9 @@ class Operation:
     who: str
     state: State
     progress: float | None = None
-    """From 0 to 1, where that can be said."""
+    """From 0 to 1, if known."""
     said: str = ""
-    """What it is doing, in words."""
+    """Its present step, as text."""
     result: Any = None
     """JSON, once it is done."""
     problem: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class Operation:
 
 
 class Progress(Protocol):
-    """Takes how far an operation is: from 0 to 1, or None, and in words. Raises Cancelled where it is to end."""
+    """Reports the progress of an operation: from 0 to 1 or None, and a text. Raises Cancelled after a cancellation."""
 
     def __call__(self, progress: float | None, said: str, /) -> None:
         """See above."""
@@ -77,12 +77,12 @@ class Progress(Protocol):
 
 
 Act = Callable[[Progress, threading.Event], Any]
-"""Does the work on a thread of its own; returns JSON. The event says that it is to end: it may raise Cancelled."""
+"""The work of an operation, on a thread; returns JSON. The event is set on cancellation; it may raise Cancelled."""
 ProblemOf = Callable[[Exception], dict[str, Any]]
 
 
 def plain_problem(error: Exception) -> dict[str, Any]:
-    """An error as a problem: what it says where it is for people, else that it is a bug."""
+    """An error as a problem: its message if it is an error of ours, else that it is a bug."""
     if isinstance(error, MillraceError):
         return {"type": "about:blank", "title": type(error).__name__, "detail": str(error)}
     return {"type": "about:blank", "title": "a bug", "detail": f"{type(error).__name__}: {error}"}
@@ -90,7 +90,7 @@ def plain_problem(error: Exception) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Asked:
-    """An operation that is not over."""
+    """An operation that has not ended."""
 
     operation: Operation
     act: Act
@@ -109,7 +109,7 @@ class Work:
         problem_of: ProblemOf = plain_problem,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`threads` operations at a time; with those that wait `max_operations`, three quarters of one caller."""
+        """Run `threads` operations at a time. At most `max_operations` wait or run, three quarters for one caller."""
         self._max_each = max_operations - max_operations // 4
         self._records, self._max_operations, self._problem_of, self._now = records, max_operations, problem_of, now
         self._lock = threading.Lock()
@@ -117,24 +117,24 @@ class Work:
         self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._closing = False
         self.on_end: Callable[[str], object] = lambda _job: None
-        """Told the job of an operation that has ended, before anybody else is: who is told looks at the job next."""
+        """Called with the job of an operation that has ended, before the operation shows its end."""
         self._interrupt_left_over()
-        # Daemons: an act that waits for a chief that never answers must not keep the service from ending.
+        # Daemons: an operation that waits for a rank 0 that never answers must not keep the service from exiting.
         self._threads = [threading.Thread(target=self._run, name=f"work-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def start(self, kind: str, job: str | None, who: str, act: Act) -> Operation:
-        """Have `act` done soon. Raises TooMany."""
+        """Queue an operation. Raises TooMany."""
         with self._lock:
             if self._closing or len(self._going) >= self._max_operations:
                 raise TooMany(
                     f"{len(self._going)} operations wait or run, at most {self._max_operations} may; "
-                    "ask again when some have ended"
+                    "retry when some have ended"
                 )
             if (theirs := sum(asked.operation.who == who for asked in self._going.values())) >= self._max_each:
-                told = f"{theirs} operations of {who!r} wait or run, three quarters of limits.max_operations"
-                raise TooMany(f"{told}; ask again when some have ended")
+                reason = f"{theirs} operations of {who!r} wait or run, three quarters of limits.max_operations"
+                raise TooMany(f"{reason}; retry when some have ended")
             operation = Operation(
                 id=f"{int(time.time() * 1000):011x}-{secrets.token_hex(6)}",
                 kind=kind,
@@ -154,7 +154,7 @@ class Work:
         return operation
 
     def get(self, id: str) -> Operation:
-        """How it stands. Raises UnknownOperation."""
+        """An operation by id. Raises UnknownOperation."""
         with self._lock:
             if id in self._going:
                 return self._going[id].operation
@@ -167,7 +167,7 @@ class Work:
     def list(
         self, *, job: str | None = None, kind: str | None = None, after: str | None = None, limit: int = 50
     ) -> list[Operation]:
-        """The newest operations, the last one first, of all jobs or one, of all kinds or one; `after` that id's."""
+        """Operations, newest first, of all jobs or one and all kinds or one, older than the id `after`."""
         newest = select(OperationRow).order_by(OperationRow.id.desc()).limit(min(limit, MAX_LISTED))
         if job is not None:
             newest = newest.where(OperationRow.job == job)
@@ -181,7 +181,7 @@ class Work:
             return [self._going[each.id].operation if each.id in self._going else each for each in found]
 
     def cancel(self, id: str) -> Operation:
-        """Ask that it end; one that waits never begins, one that runs ends as soon as it can, one that is over stays.
+        """Cancel an operation. A waiting one never starts, a running one ends soon, one that is over stays as it is.
 
         Raises UnknownOperation.
         """
@@ -197,7 +197,7 @@ class Work:
             return any(asked.operation.job == job for asked in self._going.values())
 
     def close(self) -> None:
-        """Ask all to end, wait a little, and call interrupted what still runs."""
+        """Cancel all operations, wait a little, and mark those that still run as interrupted."""
         with self._lock:
             self._closing = True
             for asked in self._going.values():
@@ -214,7 +214,7 @@ class Work:
             try:
                 self._do(asked)
             except MillraceError as error:  # the records cannot be written
-                log.error("operation %s: how it ended cannot be written down: %s", asked.operation.id, error)
+                log.error("operation %s: its result cannot be stored: %s", asked.operation.id, error)
             finally:
                 with self._lock:
                     self._going.pop(asked.operation.id, None)
@@ -235,7 +235,7 @@ class Work:
             result = asked.act(progress, asked.cancelled)
         except Cancelled:
             self._end(asked, state=self._given_up())
-        except Exception as error:  # the rim of an operation: nothing is swallowed, its problem says what it was
+        except Exception as error:  # the top of an operation: its problem has the error
             if isinstance(error, MillraceError) and asked.cancelled.is_set():
                 self._end(asked, state=self._given_up(), said=str(error))
                 return
@@ -253,7 +253,7 @@ class Work:
             asked.operation = replace(asked.operation, **changes)
 
     def _end(self, asked: _Asked, **changes: Any) -> None:
-        """Written first: who reads in between reads it as still running, never as gone."""
+        """Store the end first: a reader in between sees the operation as running, and never misses it."""
         ended = replace(asked.operation, ended=self._now(), **changes)
         self._update(ended)
         if ended.job is not None:

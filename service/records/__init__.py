@@ -1,1 +1,1 @@
-"""What the service remembers: its jobs, operations, tokens, and who did what."""
+"""The database of the service: jobs, operations, tokens and the audit log."""

@@ -1,6 +1,6 @@
-"""The database of the service's records: opened, migrated, and asked in sessions.
+"""The database of the service's records: opens it, migrates it, and gives sessions.
 
-SQLite unless the URL says otherwise. What the rows mean is their readers' business.
+It is SQLite unless the URL names another one. Users of the sessions interpret the rows.
 """
 
 import os
@@ -25,29 +25,29 @@ from service.records.tables import AuditRow, Base, OperationRow, RepeatRow, RowD
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_S = 5.0
-"""How long a session waits for another one that writes to SQLite; then it fails as Unavailable."""
+"""How long a session waits for another one that writes to SQLite; then it raises Unavailable."""
 KEEP_OPERATIONS = timedelta(days=7)
-"""How long an operation that has ended is remembered."""
+"""How long an operation is kept after its end."""
 KEEP_REPEATS = timedelta(hours=24)
-"""How long a request may be repeated under its Idempotency-Key."""
+"""How long the answer for an Idempotency-Key is kept."""
 KEEP_AUDIT = timedelta(days=400)
-"""How long it is remembered who did what."""
+"""How long entries of the audit log are kept."""
 DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-"""What SQLite says of a file that it cannot make out."""
+"""SQLite's error codes for a damaged file."""
 NO_TEXT = "Could not decode to UTF-8"
-"""What Python's sqlite3 says of a text whose bytes are none."""
+"""The message of Python's sqlite3 for a text that is not UTF-8."""
 VERSIONS = "alembic_version"
-"""The table that says which version of the records a database holds."""
+"""The table with the version of the schema."""
 WRITES = "millrace_writes"
-"""Option of a connection: whether what it begins may write."""
+"""Option of a connection: whether its transactions may write."""
 
 
 class RecordsUnusable(MillraceError):
-    """The database was made by a later version of Millrace, is damaged, or is none."""
+    """The database is of a later version of Millrace, is damaged, or belongs to another program."""
 
 
 class Records:
-    """The service's memory. Any thread; sessions are their thread's own."""
+    """The database. Any thread; each session belongs to one thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -56,23 +56,23 @@ class Records:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A session that may write: committed at the end, undone where it raises; those of others wait for it.
+        """A session that may write: committed at the end, rolled back on an error. Other writers wait for it.
 
-        Raises Unavailable where the database is busy, away or damaged.
+        Raises Unavailable where the database is busy, unreachable or damaged.
         """
         with self._translated(), self._write.begin() as session:
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session that only reads, beside one that writes. Raises Unavailable, as above."""
+        """A session that only reads, and does not wait for a writer. Raises Unavailable as `session` does."""
         with self._translated(), self._read.begin() as session:
             yield session
 
     def migrate(self) -> None:
-        """Bring the tables to what this version of Millrace knows; nothing, where they are.
+        """Migrate the tables to the schema of this version of Millrace.
 
-        One that migrates at the same time is waited for. Raises RecordsUnusable, Unavailable.
+        Waits for a migration by another process. Raises RecordsUnusable, Unavailable.
         """
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -97,7 +97,7 @@ class Records:
         path: str = "",
         status: int | None = None,
     ) -> None:
-        """Write down that `who` did `what`: HTTP's method, or a word for what came by no request."""
+        """Write to the audit log that `who` did `what`: an HTTP method, or a word for an action without a request."""
         row = AuditRow(
             at=utc_now(),
             who=who,
@@ -112,7 +112,7 @@ class Records:
             session.add(row)
 
     def prune(self, now: datetime) -> None:
-        """Forget what is older than it is kept for."""
+        """Delete rows that are older than their retention."""
         with self.session() as session:
             session.execute(delete(OperationRow).where(OperationRow.ended_at < now - KEEP_OPERATIONS))
             session.execute(delete(RepeatRow).where(RepeatRow.at < now - KEEP_REPEATS))
@@ -120,7 +120,7 @@ class Records:
 
     @contextmanager
     def _translated(self, damaged: type[MillraceError] = Unavailable) -> Iterator[None]:
-        """SQLAlchemy's errors as ours; `damaged` is that of a file that is no database, or none any more."""
+        """Translate SQLAlchemy's errors; `damaged` is the error for a file that is no database, or a damaged one."""
         try:
             yield
         except RowDamaged as error:
@@ -130,19 +130,19 @@ class Records:
                 raise RecordsUnusable(self._damaged(error.orig)) from error
             raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
         except DatabaseError as error:
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:  # the rest says how
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:  # the other bits give details
                 raise
             raise damaged(self._damaged(error.orig)) from error
 
     def _damaged(self, how: object) -> str:
         return (
-            f"{self._engine.url.database} is damaged, or no database of the service ({how}); put a copy of it back, or "
-            "move it away with its -wal and -shm: the service then knows no jobs and no tokens; the jobs' folders and "
-            "stores stay"
+            f"{self._engine.url.database} is damaged, or no database of the service ({how}); restore a backup, or "
+            "move it away with its -wal and -shm: the service then has no jobs and no tokens; the folders and stores "
+            "of the jobs stay"
         )
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._engine.dispose()
 
     def __enter__(self) -> "Records":
@@ -153,7 +153,7 @@ class Records:
 
 
 def opened(url: str) -> Records:
-    """The records at `url`, made if absent, brought to this version. Raises SpecError, RecordsUnusable, Unavailable."""
+    """The database at `url`, created if absent, migrated. Raises SpecError, RecordsUnusable, Unavailable."""
     try:
         parsed = make_url(url)
         engine = create_engine(parsed, json_deserializer=json_of_row)
@@ -174,7 +174,7 @@ def opened(url: str) -> Records:
 
 
 def _check_ours(database: str | None) -> None:
-    """Raise RecordsUnusable for a file of SQLite that another program made, before anything in it is changed."""
+    """Raise RecordsUnusable for an SQLite file of another program, before anything in it is changed."""
     if not database or not Path(database).is_file():
         return
     ours = set(Base.metadata.tables)
@@ -182,33 +182,33 @@ def _check_ours(database: str | None) -> None:
         with closing(sqlite3.connect(f"file:{quote(str(Path(database).absolute()))}?mode=ro", uri=True)) as file:
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error:
-        return  # the migration says what is wrong with it
+        return  # the migration reports the error
     tables -= {name for name in tables if name.startswith("sqlite_")}
     if tables and not (VERSIONS in tables and ours <= tables):
         raise RecordsUnusable(
             f"{database} is a database of another program (its tables: {', '.join(sorted(tables)[:5])}); name another "
-            "file in `database`, or put the service's own back"
+            "file in `database`, or restore that of the service"
         )
 
 
 def _keep_private(database: str | None) -> None:
-    """Have SQLite's file, which holds specs with their secrets, be its owner's alone; those beside it take its mode."""
-    if not database or ":" in database:  # in memory, or an address of SQLite's own
+    """Make SQLite's file, which holds secrets of specs, readable by its owner only; its -wal and -shm inherit this."""
+    if not database or ":" in database:  # in memory, or a URI
         return
-    with suppress(OSError):  # opening it says what is wrong
+    with suppress(OSError):  # opening it reports the error
         os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
         os.chmod(database, 0o600)
 
 
 def _set_up(connection: sqlite3.Connection, _record: object) -> None:
-    """A new connection to SQLite: it begins where we say; readers and one writer do not wait for each other."""
+    """Set up a connection to SQLite. We begin transactions; readers and one writer do not block each other."""
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={int(BUSY_S * 1000)}", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
 def _begin(connection: Connection) -> None:
-    """Who may write takes the lock at once: one that began by reading could not wait for it later."""
+    """Begin a transaction. A writer takes the lock at once: if it read first, it could not wait for the lock later."""
     writes = connection.get_execution_options().get(WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

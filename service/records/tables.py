@@ -1,6 +1,6 @@
-"""The tables of the service's records, one class each.
+"""The tables of the service's database, one class each.
 
-How they are made and changed is service.records.migrations' work; a test holds both to each other.
+service.records.migrations creates and changes them; a test compares both.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from millrace.errors import MillraceError
 
 
 class RowDamaged(MillraceError):
-    """A row of the records holds what the service never wrote."""
+    """A row holds a value that the service never wrote."""
 
 
 def _or_damaged(process: Callable[[Any], Any], value: Any) -> Any:
     try:
         return process(value)
     except (TypeError, ValueError) as error:
-        raise RowDamaged(f"{value!r} is no time") from error
+        raise RowDamaged(f"{value!r} is not a time") from error
 
 
 def json_of_row(text: str) -> Any:
-    """What a column of JSON holds. Raises RowDamaged."""
+    """The value of a JSON column. Raises RowDamaged."""
     try:
         return documents.parse(text, f"{text[:40]!r}")
     except documents.NotReadable as error:
@@ -40,7 +40,7 @@ Read = TypeVar("Read")
 
 
 def of_row(read: Callable[[Row], Read]) -> Callable[[Row], Read]:
-    """`read`, which takes a row apart; RowDamaged names the row where that holds what nobody wrote."""
+    """`read`, which converts a row; its errors become RowDamaged, which names the row."""
 
     @wraps(read)
     def reading(row: Row) -> Read:
@@ -48,13 +48,13 @@ def of_row(read: Callable[[Row], Read]) -> Callable[[Row], Read]:
             return read(row)
         except (LookupError, TypeError, ValueError) as error:
             keys = ", ".join(map(str, inspect(row).identity or ()))
-            raise RowDamaged(f"the row {keys!r} of {row.__tablename__} does not read: {error}") from error
+            raise RowDamaged(f"the row {keys!r} of {row.__tablename__} cannot be read: {error}") from error
 
     return reading
 
 
 class Instant(TypeDecorator[datetime]):
-    """A point in time, UTC; also where the database knows no zones."""
+    """A point in time in UTC, also in a database without time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -72,13 +72,13 @@ class Instant(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
-        """As TypeDecorator's; RowDamaged for what is no time."""
+        """See TypeDecorator. Raises RowDamaged for a value that is not a time."""
         process = super().result_processor(dialect, coltype)
         return process and partial(_or_damaged, process)
 
 
 class Base(DeclarativeBase):
-    """All tables; its names are the database's."""
+    """Base of all tables."""
 
     type_annotation_map = {  # noqa: RUF012  # SQLAlchemy's way
         datetime: Instant(),
@@ -89,7 +89,7 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """A job that the service hosts, and what is wanted of it; how it is, its launcher and its store say."""
+    """A job of the service and its desired state. Its launcher and its store have its actual state."""
 
     __tablename__ = "jobs"
 
@@ -103,20 +103,20 @@ class JobRow(Base):
     desired: Mapped[str] = mapped_column(String(16))
     """One of service.hosting.host.Desired."""
     ask: Mapped[int] = mapped_column(Integer)
-    """How often the job was asked to begin, or to begin anew: an outcome counts for the ask it was given only."""
+    """Number of requests to start or restart the job. An outcome is valid for one value only."""
     asked_at: Mapped[datetime]
-    """When `desired` or `ask` changed last."""
+    """Time of the last change of `desired` or `ask`."""
     deaths: Mapped[list[dict[str, Any]]]
-    """Deaths of its launcher since the last ask that were followed by a new one: `at_s` since the epoch, `reason`."""
+    """Deaths of launchers since the last such request, followed by a restart: `at_s` since the epoch, `reason`."""
     revision: Mapped[int] = mapped_column(Integer)
-    """Counts the changes by people."""
+    """Number of changes by users."""
     created_at: Mapped[datetime]
     changed_at: Mapped[datetime]
     created_by: Mapped[str]
 
 
 class OperationRow(Base):
-    """Long work that somebody asked for; see service.hosting.work."""
+    """A long action that a caller requested; see service.hosting.work."""
 
     __tablename__ = "operations"
     __table_args__ = (Index("operations_by_job", "job", "id"),)
@@ -136,7 +136,7 @@ class OperationRow(Base):
 
 
 class AuditRow(Base):
-    """Who asked for what, and what came of it."""
+    """A request of a caller, and its status."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_job", "job", "id"), Index("audit_by_time", "at"))
@@ -146,7 +146,7 @@ class AuditRow(Base):
     who: Mapped[str]
     role: Mapped[str | None] = mapped_column(String(16))
     method: Mapped[str] = mapped_column(String(16))
-    """HTTP's, or the name of an act that came by no request."""
+    """The HTTP method, or the name of an action without a request."""
     path: Mapped[str] = mapped_column(Text)
     job: Mapped[str | None] = mapped_column(String(64))
     status: Mapped[int | None] = mapped_column(Integer)
@@ -154,7 +154,7 @@ class AuditRow(Base):
 
 
 class TokenRow(Base):
-    """A bearer token; itself it is kept nowhere."""
+    """A bearer token, by the hash of its secret."""
 
     __tablename__ = "tokens"
 
@@ -170,7 +170,7 @@ class TokenRow(Base):
 
 
 class RepeatRow(Base):
-    """The answer to a request with an Idempotency-Key, for those that repeat it; no status: it is not answered yet."""
+    """The answer to a request with an Idempotency-Key. Without a status the request is not answered yet."""
 
     __tablename__ = "repeats"
     __table_args__ = (Index("repeats_by_time", "at"),)

@@ -1,1 +1,1 @@
-"""The live page: jobs in a browser, by NiceGUI; see service/README.md."""
+"""The live pages: jobs in a browser, with NiceGUI. See service/README.md."""

@@ -14,15 +14,15 @@ from service.ui.asking import Asker, Refused, Visitor, listed
 from service.ui.wording import share
 
 ASK_S = 0.7
-"""How often an operation is asked how it goes."""
+"""Time between two queries of an operation's state."""
 OVER = ("done", "failed", "cancelled", "interrupted")
 
 
 class Confirmation:
-    """One dialog for one act."""
+    """The dialog of one action."""
 
     def __init__(self, visitor: Asker, act: Act, known: Known, done: Callable[[], Awaitable[Job]]) -> None:
-        """`done` is called once the act was asked for; it gives the job as it is then."""
+        """`done` is called after the request; it returns the job as it is then."""
         self._visitor, self._act, self._known, self._done = visitor, act, known, done
         self._fields: dict[str, Any] = {}
         with ui.dialog().props("persistent") as self._dialog, ui.element("div").classes("sheet"):
@@ -50,13 +50,13 @@ class Confirmation:
         try:
             names, body = request_of(self._act, self._filled())
             etag = f'"{job["revision"]}"' if self._act.tagged else None
-            told = await self._visitor.call(self._act.operation, {"job": job["name"], **names}, body, etag)
+            answer = await self._visitor.call(self._act.operation, {"job": job["name"], **names}, body, etag)
             self._known = replace(self._known, job=await self._done())
-            if "progress" not in told:  # no operation: it is asked for, and the phase will follow
-                ui.notify(f"{self._act.label} is asked for: {job['name']} is to be {told['desired']}.")
+            if "progress" not in answer:  # no operation: the phase changes later
+                ui.notify(f"{self._act.label} is requested: {job['name']} will be {answer['desired']}.")
                 self._dialog.close()
             else:
-                await self._follow(told)
+                await self._follow(answer)
         except (Refused, ValueError) as refused:
             self._say(str(refused), "bad")
             self._go.enable()
@@ -71,7 +71,8 @@ class Confirmation:
         while operation["state"] not in OVER and not self._dialog.is_deleted:
             self._progress.set_value(operation["progress"] or 0)
             self._progress.props(add="" if operation["progress"] else "indeterminate")
-            self._say(f"It is {operation['state']}: {operation['said'] or 'begun'}. It goes on if you close this.", "")
+            step = operation["said"] or "started"
+            self._say(f"The operation is {operation['state']}: {step}. It continues if you close this dialog.", "")
             await asyncio.sleep(ASK_S)
             operation = await self._visitor.get(f"/operations/{quote(operation['id'], safe='')}")
         if self._dialog.is_deleted:
@@ -79,7 +80,7 @@ class Confirmation:
         self._progress.set_visibility(False)
         well = operation["state"] == "done"
         self._say("\n".join([ended_words(operation), *outcome_lines(operation)]), "" if well else "bad")
-        if not well or self._filled().get("dry_run"):  # it may be asked for again, or for good
+        if not well or self._filled().get("dry_run"):  # it may be requested again, or without the dry run
             self._go.set_visibility(True)
             self._go.enable()
 
@@ -93,7 +94,7 @@ class Confirmation:
 
 
 def _filled_in(each: Field, known: Known) -> Any:
-    """The element for a field; its `value` is what was filled in."""
+    """The input element of a field; its `value` is the input."""
     choices = list(each.choices(known))
     match each.kind:
         case Kind.FLAG:
@@ -108,14 +109,14 @@ def _filled_in(each: Field, known: Known) -> Any:
 
 
 def progress_text(operation: Mapping[str, Any]) -> str:
-    """How far an operation is, in words."""
+    """The progress of an operation as text."""
     done = operation["progress"]
     parts = [share(done) if done is not None and operation["state"] == "running" else "", operation["said"]]
     return ", ".join(part for part in parts if part)
 
 
 class Actions:
-    """See module docstring. A reader who may nothing is told so."""
+    """The row of buttons. A reader without rights sees a note instead."""
 
     def __init__(self, visitor: Visitor, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
@@ -132,7 +133,7 @@ class Actions:
                 ui.label("read only").classes("hint")
 
     def show(self, job: Job) -> None:
-        """Offer what makes sense of the job as it is."""
+        """Enable the buttons that are possible in the job's present state."""
         self._job = job
         for act, button in self._buttons:
             button.set_enabled(act.sense(job))

@@ -1,6 +1,6 @@
-"""What a reader can have done to a job: under which name, what it will do in words, and when it makes sense. Pure.
+"""The actions on a job: label, description, input fields, and the states in which each is possible. Pure.
 
-Whether they may is the API's to say; this table only names its operations.
+The API checks the rights of the reader; this table only names the API's operations.
 """
 
 import json
@@ -21,7 +21,7 @@ RESTS = frozenset({"ended", "stopped", "failed"})
 
 
 class Kind(StrEnum):
-    """How a field is filled in."""
+    """The kind of an input field."""
 
     TEXT = "text"
     NUMBER = "number"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Something to be filled in before an act."""
+    """An input field of an action."""
 
     name: str
     label: str
@@ -39,38 +39,39 @@ class Field:
     default: Any = None
     optional: bool = False
     choices: Callable[["Known"], Sequence[str]] = lambda known: ()
-    """Of a choice; of a text, suggestions."""
+    """The options of a choice; the suggestions for a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a job when an act is asked for."""
+    """The data of a job that the fields of an action need."""
 
     job: Job
     spec: Mapping[str, Any] = field(default_factory=dict)
     commits: Sequence[str] = ()
-    """Names, the newest first."""
+    """Names, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act."""
+    """One action."""
 
     operation: str
-    """Its id in the OpenAPI document."""
+    """Id of the operation in the OpenAPI document."""
     label: str
     words: str
-    """What will happen."""
+    """Description of its effect."""
     sense: Callable[[Job], bool]
-    """Whether there is any in it now."""
+    """Whether it is possible now."""
     fields: tuple[Field, ...] = ()
     in_path: tuple[str, ...] = ()
-    """Fields that are in the address."""
+    """Fields that are part of the address."""
     body: Callable[[Mapping[str, Any]], Any] | None = None
-    """What is sent, of what was filled in; None: nothing."""
+    """Makes the body of the request from the input; None: no body."""
     grave: bool = False
+    """Whether its button is a warning."""
     tagged: bool = False
-    """Whether it is refused where the job was changed since it was shown."""
+    """Whether it is refused if the job has changed since it was shown."""
 
 
 def _plain(filled: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def _hot_key(filled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """What somebody means who writes this as a value: "none" takes a threshold away."""
+    """The value that a user's text stands for; "none" removes a threshold."""
     text = text.strip()
     if text.lower() in ("none", "null"):
         return None
@@ -93,7 +94,7 @@ def value_of(text: str) -> Any:
 
 
 def hot_keys(spec: Mapping[str, Any]) -> list[str]:
-    """Keys of a spec that may be set while the job runs, and those of its tables that may be added."""
+    """Keys that can be set while the job runs: those in the spec, and those that may be added to its tables."""
     written = [key for key, _ in flat(spec) if is_hot(key)]
     tables = [key.replace("*", table, 1) for table in spec.get("tables", {}) for key in HOT if key.count("*") == 1]
     return sorted({*written, *(key for key in tables if "#" not in key)})
@@ -113,82 +114,82 @@ def _rests(job: Job) -> bool:
 
 PAUSE = Act(
     "pauseJob", "Pause",
-    "No new pass is trained until somebody resumes the job. Passes that were planned before are finished, the workers "
-    "stay, commits are made, and events wait in the stream.",
+    "The job trains no new pass until it is resumed. It finishes the passes that are already planned. The workers "
+    "stay, commits go on, and events wait in the stream.",
     lambda job: _runs(job) and job["desired"] == "running", tagged=True,
 )  # fmt: skip
 RESUME = Act(
     "resumeJob", "Resume",
-    "Training goes on where it was. A job that has ended or was stopped is started again.",
+    "Training continues where it was. A job that has ended or was stopped is started again.",
     lambda job: job["desired"] == "paused" or _rests(job), tagged=True,
 )  # fmt: skip
 DRAIN = Act(
     "drainJob", "Drain",
-    "The job finishes its pass, commits, completes its exports and ends. Nothing is lost; it can be resumed.",
+    "The job finishes its pass, commits, completes its exports and ends. Nothing is lost, and it can be resumed.",
     lambda job: _runs(job) and job["desired"] in ("running", "paused"), grave=True, tagged=True,
 )  # fmt: skip
 STOP = Act(
     "stopJob", "Stop",
-    "As drain, but the job is killed if that takes longer than limits.stop. The log has what the last commit has not; "
-    "it can be resumed.",
+    "As drain, but the job is killed if that takes longer than limits.stop. Passes after the last commit are in the "
+    "log, so the job can be resumed.",
     lambda job: _runs(job) and job["desired"] != "stopped", grave=True, tagged=True,
 )  # fmt: skip
 RESTART = Act(
     "restartJob", "Restart",
-    "The job is stopped, then begins again where it was. Training rests meanwhile.",
+    "The job is stopped, then started again where it was. It does not train meanwhile.",
     lambda job: job["phase"] != "broken", grave=True, tagged=True,
 )  # fmt: skip
 COMMIT = Act(
     "makeCommit", "Commit",
-    "What has been learnt by now is made durable. Training goes on meanwhile.",
+    "The present state is made durable. Training continues meanwhile.",
     _trains,
 )  # fmt: skip
 EXPORT = Act(
     "makeExport", "Export",
-    "The state at the next close is exported for serving. Serving is pointed to it if its gates pass.",
+    "The state at the next close is exported for serving. The export becomes current if it passes its gates.",
     lambda job: _trains(job) and bool(job["exports"]),
     fields=(
         Field("stream", "Stream of exports", Kind.CHOICE, choices=lambda known: list(known.job["exports"])),
-        Field("kind", "Kind (else a delta where the stream has them)", Kind.CHOICE, optional=True,
+        Field("kind", "Kind (default: a delta if the stream has deltas)", Kind.CHOICE, optional=True,
               choices=lambda known: ["base", "delta"]),
     ),
     body=_plain,
 )  # fmt: skip
 SHRINK = Act(
     "shrinkTable", "Shrink",
-    "Rows go that meet the table's own rule, or the one given here. A dry run only counts them, by slot. Rows that are "
-    "gone cannot be had back but by a rewind.",
+    "Rows that meet the table's own rule, or the rule given here, are deleted. A dry run only counts them, by slot. "
+    "Only a rewind brings deleted rows back.",
     _trains,
     fields=(
         Field("table", "Table", Kind.CHOICE, choices=lambda known: list(known.spec.get("tables", {}))),
-        Field("delete_below", "Rows whose score is below (else the table's rule)", Kind.NUMBER, optional=True),
+        Field("delete_below", "Rows with a score below (default: the table's rule)", Kind.NUMBER, optional=True),
         Field("delete_after_days", "Rows that were not seen for more days than", Kind.NUMBER, optional=True),
         Field("dry_run", "Dry run: only count", Kind.FLAG, default=True),
-        Field("allow", "Leave to take more than max_shrink_fraction", Kind.FLAG, default=False),
+        Field("allow", "Allow more than max_shrink_fraction", Kind.FLAG, default=False),
     ),
     in_path=("table",), body=lambda filled: {**_plain(filled), **_whole_days(filled)}, grave=True,
 )  # fmt: skip
 TICK = Act(
     "tickDay", "Day tick",
-    "The next day begins for a job whose events have no time: scores decay, and the tables' daily shrink is done.",
+    "The next day begins for a job whose events have no time: scores decay, and the daily shrink of the tables runs.",
     _trains,
-    fields=(Field("to", "To the day (else the next)", Kind.NUMBER, optional=True),),
+    fields=(Field("to", "Day (default: the next)", Kind.NUMBER, optional=True),),
     body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
 )  # fmt: skip
 SET = Act(
     "setKeys", "Set",
-    "The setting acts at the close of a pass, and stands before the job's spec, also after a restart.",
+    "The setting takes effect at the next close. It overrides the job's spec, also after a restart.",
     _trains,
     fields=(
         Field("key", "Key", Kind.TEXT, choices=lambda known: hot_keys(known.spec)),
-        Field("value", 'Value ("none" takes a threshold away)', Kind.TEXT),
+        Field("value", 'Value ("none" removes a threshold)', Kind.TEXT),
     ),
     body=_hot_key, tagged=True,
 )  # fmt: skip
 REWIND = Act(
     "rewindJob", "Rewind",
-    "The commit is read back; then the job goes on from it, on a new timeline, once it is resumed. What it learnt "
-    "after that commit is trained anew. The job must be at rest.",
+    "The commit is verified. Once the job is resumed, it continues from the commit, on a new timeline, and trains "
+    "again on everything after it. The job must be stopped.",
     _rests,
     fields=(Field("name", "Commit", Kind.CHOICE, choices=lambda known: known.commits),),
     in_path=("name",), grave=True,
@@ -202,12 +203,12 @@ def _whole_days(filled: Mapping[str, Any]) -> dict[str, int]:
 
 
 def offered(may: Callable[[str], bool]) -> list[Act]:
-    """The acts that a visitor may have done."""
+    """The actions that a visitor has the right to."""
     return [act for act in ACTS if may(act.operation)]
 
 
 def request_of(act: Act, filled: Mapping[str, Any]) -> tuple[dict[str, str], Any]:
-    """The names in the address, and the body, of an act that was filled in. Raises ValueError: something is missing."""
+    """The names in the address, and the body, for an action and its input. Raises ValueError for missing input."""
     for each in act.fields:
         if not each.optional and filled.get(each.name) in (None, ""):
             raise ValueError(f"{each.label}: must be filled in")
@@ -217,39 +218,39 @@ def request_of(act: Act, filled: Mapping[str, Any]) -> tuple[dict[str, str], Any
 
 
 def outcome_lines(operation: Mapping[str, Any]) -> list[str]:
-    """What came of an operation that has ended, in words."""
+    """The result of an operation that has ended, as lines of text."""
     if (problem := operation["problem"]) is not None:
-        return [str(problem.get("detail") or problem.get("title") or "it failed, and did not say why")]
+        return [str(problem.get("detail") or problem.get("title") or "it failed without a reason")]
     result = operation["result"]
     match result:
         case {"fraction": _, "going": _, "below": _}:
-            return [line.replace("needs --allow", "needs leave to take more") for line in format_dry_run(result)]
+            return [line.replace("needs --allow", "needs Allow") for line in format_dry_run(result)]
         case {"said": str(said)}:
             return [said]
         case {"lines": list(lines)}:
             return [str(line) for line in lines]
         case dict():
-            return [f"{name}: {_told(value)}" for name, value in result.items() if value not in (None, [], {})]
+            return [f"{name}: {_text(value)}" for name, value in result.items() if value not in (None, [], {})]
         case None:
             return []
         case _:
-            return [_told(result)]
+            return [_text(result)]
 
 
 def ended_words(operation: Mapping[str, Any]) -> str:
-    """How an operation ended, in words."""
+    """How an operation ended, as text."""
     match operation["state"]:
         case "done":
             return "It is done."
         case "failed":
             return "It failed."
         case "cancelled":
-            return "It was called off."
+            return "It was cancelled."
         case _:
-            return "The service ended meanwhile: ask for it again."
+            return "The service ended meanwhile: request it again."
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return number(value)
     return value if isinstance(value, str) else json.dumps(value)

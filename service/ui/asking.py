@@ -1,6 +1,6 @@
-"""Asks the API of this process as a visitor may: every rule of its routes holds, and there are no others.
+"""Calls the API of this process with the rights of a visitor: the same routes, roles and audit log as over HTTP.
 
-No socket: the application is called as a server would call it. One Visitor for each page that is open.
+It uses no socket: it calls the application as a server would. Each open page has its own Visitor.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ from service.ui.gate import Visit
 ASK_S = 30.0
 """How long an answer may take."""
 MAX_LISTED, MAX_PAGES = 1_000, 20
-"""Of a list: entries that are shown, and pages of the API that are asked for."""
+"""Most entries of a list that are shown, and most pages of the API that are read for it."""
 INSIDE = "http://127.0.0.1"
-"""The name that the application is called by here."""
+"""The address under which this process calls the application."""
 
 
 class Refused(Exception):
@@ -38,39 +38,39 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the OpenAPI document says of one operation."""
+    """One operation of the OpenAPI document."""
 
     method: str
     path: str
     """With the names of its parameters in braces."""
     role: Role
     act: str
-    """Whoever was granted this may call it, too; empty: nobody."""
+    """Callers that were granted this action may also call it; empty: none."""
 
 
 class Asker(Protocol):
-    """What pages ask. On the event loop."""
+    """The API as pages use it. On the event loop."""
 
     async def get(self, path: str, **query: Any) -> Any:
         """The content of GET /v1`path`. Raises Refused."""
         ...
 
     async def call(self, operation: str, names: Mapping[str, str], body: Any = None, etag: str | None = None) -> Any:
-        """Call an operation by its id, once; what it answers. Raises Refused."""
+        """Call an operation by its id, once; return its answer. Raises Refused."""
         ...
 
     def may(self, operation: str) -> bool:
-        """Whether the visitor's role may do that."""
+        """Whether the visitor has the right to call the operation."""
         ...
 
 
 def routes_of(document: Mapping[str, Any]) -> dict[str, Route]:
-    """The operations of an OpenAPI document that somebody in a role may call, by id."""
+    """The operations of an OpenAPI document that need a role, by id."""
     return {
-        told["operationId"]: Route(method.upper(), path, Role.of(told[ROLE]), told.get(ACT, ""))
+        found["operationId"]: Route(method.upper(), path, Role.of(found[ROLE]), found.get(ACT, ""))
         for path, methods in document["paths"].items()
-        for method, told in methods.items()
-        if told.get(ROLE, "none") != "none"
+        for method, found in methods.items()
+        if found.get(ROLE, "none") != "none"
     }
 
 
@@ -87,17 +87,17 @@ class Visitor:
 
     @property
     def caller(self) -> Caller:
-        """Who this was when they came."""
+        """The caller at the time the page was opened."""
         return self._visit.caller
 
     @property
     def signed_in(self) -> bool:
-        """Whether they gave a token."""
+        """Whether the visitor has signed in with a token."""
         return self._visit.token() is not None
 
     @property
     def can_sign_in(self) -> bool:
-        """Whether there are tokens here at all: a foreground run has none."""
+        """Whether there are tokens; a foreground run has none."""
         return self._has_tokens
 
     def may(self, operation: str) -> bool:
@@ -124,7 +124,7 @@ class Visitor:
         return _content(await self._http.request(route.method, path, json=body, headers=headers))
 
     async def leave(self) -> None:
-        """The visitor has gone."""
+        """Release the connection once the page is closed."""
         await self._http.aclose()
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
@@ -134,7 +134,7 @@ class Visitor:
 
 
 async def listed(asker: Asker, path: str, most: int = MAX_LISTED) -> list[dict[str, Any]]:
-    """All entries of a list of the API, page by page; beyond `most` the first are left out. Raises Refused."""
+    """All entries of a list of the API, read page by page; of more than `most`, the last ones. Raises Refused."""
     entries: list[dict[str, Any]] = []
     after = None
     for _ in range(MAX_PAGES):
@@ -146,12 +146,12 @@ async def listed(asker: Asker, path: str, most: int = MAX_LISTED) -> list[dict[s
 
 
 def _content(answer: httpx.Response) -> Any:
-    """What an answer holds. Raises Refused where it is a problem."""
+    """The content of an answer. Raises Refused where it is a problem."""
     if answer.is_success:
         return answer.json() if answer.content else None
     try:
-        told = answer.json()
+        problem = answer.json()
     except ValueError:
-        told = {}
-    detail = told.get("detail") or HTTPStatus(answer.status_code).phrase
-    raise Refused(answer.status_code, str(detail), told.get("path"))
+        problem = {}
+    detail = problem.get("detail") or HTTPStatus(answer.status_code).phrase
+    raise Refused(answer.status_code, str(detail), problem.get("path"))

@@ -1,4 +1,4 @@
-"""Charts as ECharts takes them. Pure: no script in any of them, and colours that are legible on light and dark."""
+"""Options of charts for ECharts, without scripts, with colours for light and dark pages. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Line:
 
 
 def lines_chart(lines: Sequence[Line], *, by_time: bool, x_name: str = "", from_zero: bool = False) -> Options:
-    """Lines over time (UTC), or over versions."""
+    """A chart of lines over time (UTC) or over versions."""
     options = _frame([line.name for line in lines] if len(lines) > 1 else [])
     options["xAxis"] = _x_axis(by_time, x_name)
     options["yAxis"] = _axis() | {"type": "value", "scale": not from_zero}
@@ -44,7 +44,7 @@ def lines_chart(lines: Sequence[Line], *, by_time: bool, x_name: str = "", from_
 
 
 def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLORS[0]) -> Options:
-    """A bar for each name."""
+    """A chart with a bar for each name."""
     options = _frame([])
     options["xAxis"] = _axis() | {"type": "category", "data": list(names)}
     options["yAxis"] = _axis() | {"type": "value"}
@@ -56,7 +56,7 @@ def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLOR
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened, in a chart of such."""
+    """One event in a chart of events."""
 
     at_ms: float
     row: str
@@ -65,7 +65,7 @@ class Mark:
 
 
 def marks_chart(marks: Sequence[Mark], rows: Sequence[str]) -> Options:
-    """What happened when (UTC), a row for each kind."""
+    """A chart of events over time (UTC), with a row for each kind."""
     options = _frame([])
     options["tooltip"] = _tooltip("item") | {"formatter": "{b}"}
     options["grid"]["left"] = 8

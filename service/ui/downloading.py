@@ -1,4 +1,4 @@
-"""Files for a browser that is signed in: the API's answer to the same reader, as it comes."""
+"""Downloads for a browser session: passes on the API's answer to the same caller."""
 
 from http import HTTPStatus
 
@@ -19,7 +19,7 @@ class Download:
         self._api, self._door = api, door
 
     def route(self) -> Route:
-        """For the application, in front of the pages."""
+        """The route, to be placed before the pages."""
         return Route(f"{ROOT}/deadletters/{{job}}/{{file}}", self, methods=["GET"], include_in_schema=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What every page has: the line on top, who looks, words for what went wrong, and a tick while somebody looks."""
+"""Elements of every page: the header with the caller, error messages, a timer, and figures, chips and panels."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ TICK_S = 1.0
 
 
 def visitor_of(api: FastAPI, request: Request) -> Visitor:
-    """The visitor whose page is being made; they are let go with it."""
+    """The visitor of the page that is being built; released when the page is closed."""
     visit: Visit = request.scope[VISIT]
     visitor = Visitor(api, visit)
     ui.context.client.on_delete(lambda: background_tasks.create(visitor.leave(), name="a visitor leaves"))
@@ -26,7 +26,7 @@ def visitor_of(api: FastAPI, request: Request) -> Visitor:
 
 
 def top(visitor: Visitor) -> None:
-    """The page's style and the line on top of it."""
+    """Add the style sheet and the header."""
     ui.add_css(STYLE)
     caller = visitor.caller
     with ui.element("header").classes("top"):
@@ -42,20 +42,20 @@ def top(visitor: Visitor) -> None:
 
 
 class Trouble:
-    """A line that says why figures cannot be had now; not seen while they can."""
+    """A line with the present error; hidden without one."""
 
     def __init__(self) -> None:
         self._label = ui.label().classes("note bad")
         self._label.set_visibility(False)
 
     def say(self, text: str) -> None:
-        """Say it; nothing: all is well."""
+        """Show an error; hide the line if `text` is empty."""
         self._label.set_text(text)
         self._label.set_visibility(bool(text))
 
 
 class Ticking:
-    """Calls `act` every TICK_S, one call at a time, until its page is closed; what goes wrong is said in `trouble`."""
+    """Calls `act` every TICK_S, one call at a time, until the page is closed, and shows its errors in `trouble`."""
 
     def __init__(self, act: Callable[[], Awaitable[None]], trouble: Trouble, every_s: float = TICK_S) -> None:
         self._act, self._trouble, self._busy = act, trouble, False
@@ -63,7 +63,7 @@ class Ticking:
         self._timer = ui.timer(every_s, self._tick)
 
     async def _tick(self) -> None:
-        if self._busy or not self._client.has_socket_connection:  # nobody looks; they may come back
+        if self._busy or not self._client.has_socket_connection:  # the page is not connected; it may reconnect
             return
         self._busy = True
         try:
@@ -99,7 +99,7 @@ class Figure:
 
 
 class Chip:
-    """A state, in a word."""
+    """A state as a coloured word."""
 
     def __init__(self) -> None:
         self._label = ui.label().classes("chip")
@@ -111,7 +111,7 @@ class Chip:
 
 
 def panel(title: str, hint: str = "") -> ui.element:
-    """A box with a title; a context for what is in it."""
+    """A box with a title; a context for its content."""
     with ui.element("section").classes("panel") as box, ui.element("div").classes("title"):
         ui.label(title)
         if hint:

@@ -1,6 +1,6 @@
-"""The way to the live page: whoever comes by a browser is known before anything of it is made for them.
+"""Access to the live pages: authenticates a browser by its session before anything of a page is built.
 
-A session's token is asked for its role at each page and each connection; each later request asks again by itself.
+The role of the session's token is checked for each page and each connection, and again for each later request.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,45 +21,45 @@ from service.access.roles import Caller
 from service.ui.sessions import COOKIE, Sessions
 
 ROOT = "/ui"
-"""Where the pages are."""
+"""Path of the pages."""
 STATIC = "/_nicegui/"
-"""What has nothing of anybody: scripts and styles that NiceGUI brings."""
+"""Path of NiceGUI's scripts and styles, which contain no data."""
 SOCKET = "/_nicegui_ws/"
 VISIT = "millrace.visit"
-"""Where a page's scope has who came."""
+"""Key of the Visit in the ASGI scope of a page."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'self'; object-src 'none'"
 )
-"""Of pages: nothing from elsewhere. NiceGUI's own scripts stand in its pages, and compile its templates."""
+"""Policy of pages: nothing from other sites. NiceGUI's scripts are inline and compile templates."""
 PAGE_HEADERS = {"content-security-policy": POLICY, "referrer-policy": "same-origin"}
-"""Without a referrer a browser would not say which site a form of ours is from."""
+"""Without a referrer, a browser would not send the origin of our forms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who came, and from where."""
+    """An authenticated visit of a browser."""
 
     token: Callable[[], str | None]
-    """The token they signed in with, until they sign out."""
+    """The token of the session, until the visitor signs out."""
     address: str
     caller: Caller
 
     @property
     def sharer(self) -> str:
-        """Whose share their pages are of."""
+        """Whom the visitor's pages count for."""
         return sharer(self.caller, self.address)
 
 
 class Door:
-    """Tells who a browser's request is from."""
+    """Authenticates the requests of browsers."""
 
     def __init__(self, api: FastAPI, sessions: Sessions) -> None:
         self._api, self._sessions = api, sessions
 
     async def visit(self, connection: HTTPConnection) -> Visit:
-        """Who asks. A session whose token opens nothing any more is over. Raises Refusal (403, 429)."""
+        """Authenticate a request. A session whose token is not valid any more ends. Raises Refusal (403, 429)."""
         if connection.scope["type"] == "websocket" or connection.scope.get("method") not in SAFE_METHODS:
             check_site(connection.headers)
         name = connection.cookies.get(COOKIE)
@@ -74,18 +74,18 @@ class Door:
             return Visit(lambda: None, address, await self.caller(None, address))
 
     async def caller(self, token: str | None, address: str) -> Caller:
-        """Whose token this is. Raises Refusal (401, 429)."""
+        """The caller with this token. Raises Refusal (401, 429)."""
         guard: Guard = self._api.state.guard
         return await run_in_threadpool(guard.caller, [f"Bearer {token}"] if token else [], address)
 
 
 class Gate:
-    """In front of NiceGUI's application: see module docstring."""
+    """The middleware before NiceGUI's application; see module docstring."""
 
     def __init__(
         self, pages: ASGIApp, door: Door, max_pages: int, max_each: int, open_pages: Callable[[], Sequence[str]]
     ) -> None:
-        """No page is made beyond `max_pages` that are open, nor `max_each` of one visitor; `open_pages` says whose."""
+        """Allow `max_pages` open pages, and `max_each` of one visitor. `open_pages` lists whom each counts for."""
         self._pages, self._door, self._max_pages, self._max_each = pages, door, max_pages, max_each
         self._open_pages = open_pages
 
@@ -105,25 +105,27 @@ class Gate:
             await refusal(scope, receive, sent)
 
     async def _refusal(self, scope: Scope, path: str) -> Response | None:
-        """What is answered to who may not; None: they may, and the scope says who they are."""
+        """The answer that refuses a request; None: it is allowed, and the scope has its Visit."""
         try:
             visit = await self._door.visit(HTTPConnection(scope))
         except Refusal as refusal:
             return PlainTextResponse(refusal.detail, refusal.status, refusal.headers)
         if visit.caller.role is None:
             return RedirectResponse(f"{ROOT}/login?to={quote(ROOT + path)}", HTTPStatus.SEE_OTHER)
-        if not path.startswith(SOCKET) and scope["type"] == "http" and (told := self._no_room(visit)):
-            return PlainTextResponse(told, HTTPStatus.TOO_MANY_REQUESTS)
+        if not path.startswith(SOCKET) and scope["type"] == "http" and (reason := self._no_room(visit)):
+            return PlainTextResponse(reason, HTTPStatus.TOO_MANY_REQUESTS)
         scope[VISIT] = visit
         return None
 
     def _no_room(self, visit: Visit) -> str:
-        """Why no page can be made for them now; empty where one can."""
+        """Why the visitor can open no page now; empty if they can."""
         pages = self._open_pages()
         if len(pages) >= self._max_pages:
-            return f"{len(pages)} pages are open, which is limits.max_streams; close one, and try again in a minute"
+            return (
+                f"{len(pages)} pages are open, as many as limits.max_streams allows; close one, and retry in a minute"
+            )
         if (theirs := pages.count(visit.sharer)) >= self._max_each:
-            return f"{theirs} pages of yours are open, which is limits.max_streams_each; close one, and try again"
+            return f"you have {theirs} open pages, as many as limits.max_streams_each allows; close one, and retry"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""A table of figures that changes in place: sorted by any column, in pages, cells sent only where they changed."""
+"""A table that updates in place: sortable by each column, with pages. Only changed cells are sent to the browser."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class Column:
     title: str
     number: bool = False
     long: bool = False
-    """Whether its text may break anywhere."""
+    """Whether its text may wrap anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in a cell."""
+    """The content of a cell."""
 
     text: str
     order: Any = None
-    """What it is sorted by; None: its text."""
+    """The key that it is sorted by; None: its text."""
     link: str = ""
     tone: str = ""
     """"good", "warn", "bad"."""
@@ -40,7 +40,7 @@ Row = tuple[str, Sequence[Cell]]
 
 
 class Grid:
-    """See module docstring. Where there are no rows, it says `empty`."""
+    """See module docstring. Without rows it shows the text `empty`."""
 
     def __init__(
         self, columns: Sequence[Column], empty: str, *, sort: int | None = None, descending: bool = False,
@@ -54,7 +54,7 @@ class Grid:
                 self._heads = [self._head(number) for number in range(len(columns))]
             self._body = ui.element("tbody")
         with ui.element("div").classes("line") as self._pager:
-            ui.button("Before", on_click=lambda: self._turn(-1)).props("flat dense no-caps")
+            ui.button("Previous", on_click=lambda: self._turn(-1)).props("flat dense no-caps")
             self._place = ui.label()
             ui.button("Next", on_click=lambda: self._turn(1)).props("flat dense no-caps")
         self._draw()
@@ -104,7 +104,7 @@ class Grid:
 
 
 class _Line:
-    """A row as it is shown."""
+    """A row on the page."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._cells: list[Cell | None] = [None] * len(columns)
@@ -137,7 +137,7 @@ def _shown(cell: Cell) -> None:
 
 
 def ordered(rows: Sequence[Row], column: int | None, descending: bool) -> list[Row]:
-    """Rows sorted by a column; those without a figure come last."""
+    """Rows sorted by a column; those without a value come last."""
     if column is None:
         return list(rows)
 

@@ -15,7 +15,7 @@ from service.ui.series import common, joined, metric_line, tasks_of, timed
 from service.ui.wording import measure, number
 
 SPANS = {"window": "window", "life": "whole life"}
-NO_SLICE = "Nothing is measured by slice: metrics.slices names the slots that are."
+NO_SLICE = "There are no metrics by slice: metrics.slices names the slots to slice by."
 COLUMNS = (
     Column("Value"),
     Column("Samples", number=True),
@@ -25,16 +25,16 @@ COLUMNS = (
     Column("Calibration", number=True),
 )
 Slices = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
-"""By task, slot, value: measures."""
+"""Measures by task, slot and value."""
 
 
 def choices_of(slices: Slices) -> list[str]:
-    """What may be looked at: "task, by slot"."""
+    """The choices of the reader: "task, by slot"."""
     return [f"{task}, by {slot}" for task, slots in slices.items() for slot in slots]
 
 
 def slice_rows(ours: Slices, theirs: Slices, choice: str) -> list[Row]:
-    """A row for each value that anything was seen of."""
+    """A row for each value with samples."""
     task, _, slot = choice.partition(", by ")
     beside = theirs.get(task, {}).get(slot, {})
     return [
@@ -54,7 +54,7 @@ class SlicesPart:
 
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._name = visitor, name
-        with panel("By slice", "as measured now"):
+        with panel("By slice", "present values"):
             with ui.element("div").classes("line"):
                 self._span = ui.select(SPANS, value="window").props("dense outlined options-dense")
                 self._choice = ui.select([]).props("dense outlined options-dense")
@@ -63,7 +63,7 @@ class SlicesPart:
                 self._grid = Grid(COLUMNS, NO_SLICE, sort=1, descending=True)
 
     async def refresh(self, other: str) -> None:
-        """Show what is measured now."""
+        """Show the present measures."""
         ours = await self._slices(self._name)
         theirs: Slices = {}
         if other:
@@ -82,38 +82,38 @@ class SlicesPart:
         self._span.set_visibility(any_choice)
 
     async def _slices(self, job: str) -> Slices:
-        told = await self._visitor.get(f"/jobs/{quote(job, safe='')}/metrics")
-        found: Slices = told["slices"].get(self._span.value, {})
+        metrics = await self._visitor.get(f"/jobs/{quote(job, safe='')}/metrics")
+        found: Slices = metrics["slices"].get(self._span.value, {})
         return found
 
 
 MAX_LAST = 2_000
-"""Closes that are asked for at the beginning."""
+"""Closes that are loaded at the beginning."""
 MAX_NEWS = 500
 METRICS = {
     "auc": ("Window AUC", "higher is better; 0.5 is a guess"),
     "logloss": ("Window log loss", "lower is better"),
     "calibration": ("Calibration", "mean prediction divided by mean label; 1 is right"),
 }
-NO_CLOSE = "No pass was closed yet: the charts begin with the first one that has predictions."
+NO_CLOSE = "No pass has closed yet: the charts begin with the first pass that has predictions."
 NOBODY = ""
 """The choice of no other job."""
 
 
 def twin_of(name: str, jobs: Sequence[str]) -> str:
-    """The job that another is laid beside unless its reader chooses: the one named `<job>-frozen`, or none."""
+    """The default job to compare with: the one named `<job>-frozen`, or none."""
     return twin if (twin := f"{name}-frozen") in jobs else NOBODY
 
 
 class History:
-    """Closes of a job, followed."""
+    """The closes of a job, kept up to date."""
 
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}/metrics/history"
         self.closes: list[Mapping[str, Any]] = []
 
     async def follow(self) -> bool:
-        """Ask for what is new; whether anything was. Raises Refused."""
+        """Load new closes; whether there were any. Raises Refused."""
         if not self.closes:
             more = (await self._visitor.get(self._path, last=MAX_LAST))["items"]
         else:
@@ -131,7 +131,7 @@ class History:
 def learning_lines(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], names: tuple[str, str], metric: str
 ) -> list[Line]:
-    """A metric of every task, and the other job's, as far as the same time is covered."""
+    """A metric of every task, and that of the other job over the same time."""
     by_time = timed(ours)
     lines = []
     for index, task in enumerate(tasks_of(ours)):
@@ -165,7 +165,7 @@ class LearningPart:
             self._slices = SlicesPart(visitor, name)
 
     def others(self, jobs: Sequence[str]) -> None:
-        """Tell which jobs there are."""
+        """Set the jobs to choose from."""
         names = [each for each in jobs if each != self._name]
         options = {NOBODY: "no other job", **{each: each for each in names}}
         if options != self._choice.options:
@@ -180,7 +180,7 @@ class LearningPart:
         self._ours.closes = []
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
-        """Show closes since."""
+        """Show new closes."""
         news = await self._ours.follow()
         if self._other:
             try:

@@ -1,4 +1,4 @@
-"""Long work that somebody asked of a job: how it goes, what came of it, and calling it off."""
+"""The operations on a job: their progress and results, and a button to cancel them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ COLUMNS = (
     Column("By"),
     Column("State"),
     Column("Ended, UTC"),
-    Column("What came of it", long=True),
+    Column("Result", long=True),
 )
-NOTHING = "Nothing was asked of this job yet: commits, exports, shrinks and settings are listed here for 7 days."
+NOTHING = "There are no operations yet. Commits, exports, shrinks and settings are listed here for 7 days."
 
 
 def operation_rows(operations: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -49,12 +49,12 @@ class OperationsPart:
         self._visitor, self._name = visitor, name
         self._may = visitor.may("cancelOperation")
         self._live: list[str] = []
-        with panel("Operations", "the newest first"):
+        with panel("Operations", "newest first"):
             self._cancelling = ui.element("div")
             self._grid = Grid(COLUMNS, NOTHING)
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
-        """Show how they go."""
+        """Show the present operations."""
         operations = (await self._visitor.get("/operations", job=self._name, limit=LAST))["items"]
         self._grid.show(operation_rows(operations))
         live = [each for each in operations if each["state"] not in OVER] if self._may else []
@@ -70,11 +70,11 @@ class OperationsPart:
             try:
                 await self._visitor.call("cancelOperation", {"id": operation["id"]})
                 ui.notify(
-                    f"The {operation['kind']} is asked to end; what it has asked of the job happens all the same."
+                    f"The {operation['kind']} is being cancelled. Requests that reached the job are still carried out."
                 )
             except Refused as refused:
                 ui.notify(str(refused), type="negative")
 
         with ui.element("div").classes("line"):
-            ui.label(f"{operation['kind']} by {operation['who']} goes on.").classes("hint")
+            ui.label(f"{operation['kind']} by {operation['who']} is not finished.").classes("hint")
             ui.button("Cancel it", on_click=cancel).props("flat dense no-caps")

@@ -1,4 +1,4 @@
-"""What a job's processes printed, and the events that gave no sample."""
+"""The output of a job's processes, and its rejected events."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ LETTER_COLUMNS = (
     Column("Size", number=True),
     Column("Written, UTC"),
 )
-NO_LETTER = "There is none: every event gave a sample, or dead letters are off (pipe.dead_letters)."
-NO_LINE = "Nothing was printed yet. A foreground run prints on its own terminal."
+NO_LETTER = "There are none: no event was rejected, or dead letters are off (pipe.dead_letters)."
+NO_LINE = "There is no output yet. A foreground run prints to its own terminal."
 
 
 def download_link(job: str, file: str) -> str:
-    """Where a file of dead letters is had by a browser that is signed in, below the root of all pages."""
+    """The link by which a browser session downloads a file of dead letters, relative to the root of all pages."""
     return f"/deadletters/{quote(job, safe='')}/{quote(file, safe='')}"
 
 
 def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each file of dead letters, the newest first."""
+    """A row for each file of dead letters, newest first."""
     return [
         (each["name"], (
             Cell(number(each["pass_number"]), each["pass_number"]),
@@ -48,7 +48,7 @@ def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Lines of output as text, the newest first, each with its time and its worker, which most say themselves."""
+    """Lines of output as text, newest first, each with time and worker unless the line has them itself."""
     return "\n".join(
         line["text"]
         if SAYS_WHEN.match(line["text"])
@@ -63,7 +63,7 @@ class OutputPart:
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._text: str | None = None
-        with panel("Output", f"the last {TAIL} lines, the newest first; UTC"):
+        with panel("Output", f"the last {TAIL} lines, newest first; UTC"):
             with ui.element("div").classes("line"):
                 ui.label("Of").classes("hint")
                 self._worker = ui.select({ALL: "all processes"}, value=ALL).props("dense outlined options-dense")
@@ -72,8 +72,8 @@ class OutputPart:
     async def refresh(self, _job: Mapping[str, Any]) -> None:
         """Show the last lines."""
         chosen = str(self._worker.value or ALL)
-        told = await self._visitor.get(f"{self._path}/output", worker=chosen or None, last=True, limit=TAIL)
-        lines = told["items"]
+        page = await self._visitor.get(f"{self._path}/output", worker=chosen or None, last=True, limit=TAIL)
+        lines = page["items"]
         workers = {ALL, *self._worker.options, *(line["worker"] for line in lines)}
         if workers != set(self._worker.options):
             names = {ALL: "all processes", **{each: each for each in sorted(workers - {ALL})}}
@@ -87,16 +87,16 @@ class LettersPart:
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._name = visitor, name
         self._may = visitor.may("listDeadLetters")
-        with panel("Dead letters", "events that gave no sample: a JSON line each, with partition, position and reason"):
+        with panel("Dead letters", "rejected events: a JSON line each, with partition, position and reason"):
             if self._may:
                 self._grid = Grid(LETTER_COLUMNS, NO_LETTER)
             else:
-                ui.label("They hold what events held, so they are for operators.").classes("hint")
+                ui.label("Dead letters contain the data of events, so only operators may read them.").classes("hint")
         with panel("Rejected", "by reason"):
             self._reasons = Grid((Column("Reason"), Column("Events", number=True)), "No event was rejected.")
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
-        """Show which there are."""
+        """Show the present files and counts."""
         rejected = job["rejected"].items()
         self._reasons.show([(reason, (Cell(reason), Cell(number(count), count))) for reason, count in rejected])
         if self._may:

@@ -1,4 +1,4 @@
-"""A job's past: commits and exports as a timeline and in lists, and what its log says happened."""
+"""The history of a job: commits and exports on a timeline and in lists, and its log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ COMMIT_COLUMNS = (
     Column("Made, UTC"),
     Column("Rows", number=True),
     Column("Size", number=True),
-    Column("Its own", number=True),
+    Column("Own files", number=True),
     Column("State", long=True),
 )
 EXPORT_COLUMNS = (
@@ -34,20 +34,20 @@ EXPORT_COLUMNS = (
     Column("Size", number=True),
     Column("State", long=True),
 )
-LOG_COLUMNS = (Column("Number", number=True), Column("What"), Column("In words", long=True))
-NO_COMMIT = "There is no commit yet: commit.every says how often one is made."
-NO_EXPORT = "There is no export. A section [exports.NAME] of the spec makes them; Export has one made now."
+LOG_COLUMNS = (Column("Number", number=True), Column("Kind"), Column("Description", long=True))
+NO_COMMIT = "There is no commit yet. commit.every sets how often the job commits."
+NO_EXPORT = "There is no export yet. A section [exports.NAME] of the spec configures them; Export makes one now."
 RED = "#c9504a"
 
 
 def commit_rows(commits: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each commit, the newest first."""
+    """A row for each commit, newest first."""
     return [(each["name"], _commit_cells(each)) for each in reversed(commits)]
 
 
 def _commit_cells(commit: Mapping[str, Any]) -> Sequence[Cell]:
     states = ["a restart begins here"] if commit["next"] else []
-    states += [f"kept by {', '.join(commit['held_by'])}"] if commit["held_by"] else []
+    states += [f"held by {', '.join(commit['held_by'])}"] if commit["held_by"] else []
     states += [f"damaged: {commit['damaged']}"] if commit["damaged"] else []
     return (
         Cell(number(commit["version"]), commit["version"]),
@@ -55,13 +55,13 @@ def _commit_cells(commit: Mapping[str, Any]) -> Sequence[Cell]:
         Cell(moment(commit["made_at"])),
         Cell(number(commit["rows"]), commit["rows"]),
         Cell(size(commit["bytes"]), commit["bytes"]),
-        Cell(size(commit["own_bytes"]), commit["own_bytes"], tip="what its removal would free"),
+        Cell(size(commit["own_bytes"]), commit["own_bytes"], tip="files that no other commit shares"),
         Cell("; ".join(states), tone="bad" if commit["damaged"] else ""),
     )
 
 
 def export_rows(exports: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each export, the newest first."""
+    """A row for each export, newest first."""
     return [(f"{each['stream']}/{each['timeline']}/{each['name']}", _export_cells(each)) for each in reversed(exports)]
 
 
@@ -100,7 +100,7 @@ def marks_of(
 
 
 def log_rows(lines: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each record of the log, the newest first."""
+    """A row for each record of the log, newest first."""
     return [
         (str(line["number"]), (
             Cell(number(line["number"]), line["number"]),
@@ -116,18 +116,18 @@ class PastPart:
 
     def __init__(self, visitor: Asker, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
-        with panel("Timeline", "commits, and exports: orange a base, green a delta, red what failed; UTC"):
+        with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):
             self._chart = ui.echart(marks_chart([], [])).classes("chart low")
         with panel("Commits"):
             self._commits = Grid(COMMIT_COLUMNS, NO_COMMIT)
         with panel("Exports"):
             self._exports = Grid(EXPORT_COLUMNS, NO_EXPORT)
         with panel("Log", f"the last {LOG_LINES} records"):
-            self._log = Grid(LOG_COLUMNS, "The log is empty: the job has not begun.")
+            self._log = Grid(LOG_COLUMNS, "The log is empty: the job has not started.")
         self._shown: Any = None
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
-        """Show what there is now."""
+        """Show the present lists."""
         commits = await listed(self._visitor, f"{self._path}/commits")
         exports = await listed(self._visitor, f"{self._path}/exports")
         log = (await self._visitor.get(f"{self._path}/log", last=LOG_LINES))["items"]

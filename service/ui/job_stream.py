@@ -1,4 +1,4 @@
-"""A job's stream: how fast events come, how many wait, how old they are when they are learnt."""
+"""A job's stream: rate of events, lag, and age of events when the job trains on them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from service.ui.series import Point
 
 
 def rate_lines(moments: Sequence[Moment]) -> list[Line]:
-    """Events and samples a second."""
+    """Events and samples per second."""
     return [
         Line("events/s", [(each.at_ms, each.events_per_s) for each in moments], COLORS[0]),
         Line("samples/s", [(each.at_ms, each.samples_per_s) for each in moments], COLORS[2], dashed=True),
@@ -20,7 +20,7 @@ def rate_lines(moments: Sequence[Moment]) -> list[Line]:
 
 
 def lag_lines(moments: Sequence[Moment]) -> list[Line]:
-    """Events that wait, by partition."""
+    """Events not yet read, by partition."""
     partitions = list(dict.fromkeys(name for each in moments for name in each.lag))
     return [
         Line(name, [(each.at_ms, each.lag.get(name)) for each in moments], COLORS[number % len(COLORS)])
@@ -32,7 +32,7 @@ UNITS = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0))
 
 
 def freshness_line(moments: Sequence[Moment]) -> tuple[str, list[Line]]:
-    """From an event's time to its being learnt, and the unit that this is in."""
+    """The time from an event until the job trains on it, and its unit."""
     known = [each.freshness_s for each in moments if each.freshness_s is not None]
     least = min(known, default=0.0)
     unit, length_s = next(((unit, each_s) for unit, each_s in UNITS if least >= 2 * each_s), ("seconds", 1.0))
@@ -48,19 +48,19 @@ class StreamPart:
     def __init__(self, name: str, recorder: Recorder) -> None:
         self._name, self._recorder, self._shown = name, recorder, -1.0
         with ui.element("div").classes("side"):
-            with panel("Rate", "events and samples trained on, a second"):
+            with panel("Rate", "events and samples trained on, per second"):
                 self._rate = ui.echart(lines_chart([], by_time=True)).classes("chart low")
-            with panel("Lag", "events that wait, by partition"):
+            with panel("Lag", "events not yet read, by partition"):
                 self._lag = ui.echart(lines_chart([], by_time=True)).classes("chart low")
-        with panel("Freshness", "from an event's time to its being learnt"):
+        with panel("Freshness", "time from an event until the job trains on it"):
             self._unit = ui.label().classes("hint")
             self._freshness = ui.echart(lines_chart([], by_time=True)).classes("chart low")
-        with panel("Where the time goes", "of training, since the workers were started; in seconds"):
+        with panel("Where the time goes", "training time since the workers started, in seconds"):
             self._advice = ui.label().classes("hint")
             self._spent = ui.echart(bars_chart([], [])).classes("chart low")
 
     def refresh(self, job: Mapping[str, Any]) -> None:
-        """Show what was recorded since."""
+        """Show new records."""
         self._advice.set_text(job["advice"] or "")
         redraw(self._spent, bars_chart(list(job["time_s"]), list(job["time_s"].values())))
         moments = self._recorder.moments(self._name)
@@ -75,7 +75,7 @@ class StreamPart:
 
 
 def redraw(chart: ui.echart, options: Mapping[str, Any]) -> None:
-    """Have a chart show something else."""
+    """Replace the options of a chart."""
     chart.options.clear()
     chart.options.update(options)
     chart.update()

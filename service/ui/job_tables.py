@@ -1,4 +1,4 @@
-"""A job's tables: how many rows, how much memory, what each slot brings, how rows lie on shards."""
+"""A job's tables: rows, memory, statistics by slot, rows by shard."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ COLUMNS = (
     Column("Table"),
     Column("Rows", number=True),
     Column("Samples", number=True),
-    Column("Distinct values, about", number=True),
-    Column("Values a sample", number=True),
+    Column("Distinct values (estimate)", number=True),
+    Column("Values per sample", number=True),
     Column("Empty", number=True),
     Column("Cut off", number=True),
     Column("Not finite", number=True),
 )
-NO_SLOT = "No slot has figures yet; they come with the first pass."
+NO_SLOT = "There are no figures of slots yet; they appear with the first pass."
 
 
 def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -34,38 +34,38 @@ def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
         (f"{table['name']}/{slot}", (
             Cell(slot),
             Cell(table["name"]),
-            _cell(number, told, "rows"),
-            _cell(number, told, "num_samples"),
-            _cell(number, told, "distinct"),
-            _cell(measure, told, "mean_count"),
-            _cell(share, told, "empty_rate"),
-            _cell(number, told, "num_cut"),
-            _cell(number, told, "num_non_finite"),
+            _cell(number, figures, "rows"),
+            _cell(number, figures, "num_samples"),
+            _cell(number, figures, "distinct"),
+            _cell(measure, figures, "mean_count"),
+            _cell(share, figures, "empty_rate"),
+            _cell(number, figures, "num_cut"),
+            _cell(number, figures, "num_non_finite"),
         ))
         for table in tables
-        for slot, told in table["slots"].items()
+        for slot, figures in table["slots"].items()
     ]  # fmt: skip
 
 
-def _cell(words: Any, told: Mapping[str, Any], key: str) -> Cell:
-    return Cell(words(told.get(key)), told.get(key))
+def _cell(words: Any, figures: Mapping[str, Any], key: str) -> Cell:
+    return Cell(words(figures.get(key)), figures.get(key))
 
 
 def rows_by_shard(commit: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """Names of the shards, and the rows that a commit has of each."""
+    """Names of the shards, and their rows in a commit."""
     parts = commit["parts"]
     return [str(part["folder"]) for part in parts], [sum(part["rows"].values()) for part in parts]
 
 
 def held_words(table: Mapping[str, Any]) -> str:
-    """What is said of a shrink that waits; empty: none does."""
+    """A note about a shrink that waits for an operator; empty if none does."""
     held = table["held"]
     if not held:
         return ""
-    why = f", since {held['why']}" if held.get("why") else ""
+    why = f", because {held['why']}" if held.get("why") else ""
     return (
-        f"A shrink of table {table['name']} would take {number(held.get('going'))} of {number(held.get('rows'))} rows, "
-        f"and waits{why}: Shrink lets them go, with leave to take more than max_shrink_fraction."
+        f"A shrink of table {table['name']} would delete {number(held.get('going'))} of {number(held.get('rows'))} "
+        f"rows, and waits{why}. Shrink deletes them if more than max_shrink_fraction is allowed."
     )
 
 
@@ -81,16 +81,18 @@ class TablesPart:
         with panel("Tables", "rows; memory of rows and their index over all shards"):
             self._tables = ui.element("div").classes("figures wide")
         with ui.element("div").classes("side"):
-            with panel("Rows over time", "of all tables, since the service began to look"):
+            with panel("Rows over time", "all tables, since the start of the service"):
                 self._rows = ui.echart(lines_chart([], by_time=True)).classes("chart low")
             with panel("Rows by shard"):
-                self._as_of = ui.label("No commit yet: the rows of each shard are known by one.").classes("hint")
+                self._as_of = ui.label(
+                    "There is no commit yet; the rows of each shard are read from a commit."
+                ).classes("hint")
                 self._shards = ui.echart(bars_chart([], [])).classes("chart low")
         with panel("Slots", "over the job's life"):
             self._grid = Grid(COLUMNS, NO_SLOT)
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
-        """Show what is in them now."""
+        """Show the present tables."""
         tables = await listed(self._visitor, f"{self._path}/tables")
         for table in tables:
             self._show(table)

@@ -1,4 +1,4 @@
-"""One job's page: what it does now, and below, by choice, its stream and learning, its rows, its past, its output."""
+"""The page of one job: its present figures, and tabs for learning, tables, history, output and operations."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,23 +19,23 @@ from service.ui.recording import Recorder
 from service.ui.wording import GRAVE, ago, first_task, measure, number, outcome_words, rate, tone
 
 JOBS_EVERY = 10
-"""Ticks between two looks at which other jobs there are."""
+"""Ticks between two updates of the list of other jobs."""
 SLOW_EVERY = 3
-"""Ticks between two looks at lists."""
+"""Ticks between two updates of lists."""
 NOW = "Learning and stream"
 TABS = (NOW, "Tables", "Commits and exports", "Output", "Dead letters", "Operations")
 
 
 class Part(Protocol):
-    """What is below a tab."""
+    """The content of a tab."""
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
-        """Show what it is now. Raises Refused."""
+        """Show the present data. Raises Refused."""
         ...
 
 
 class NowPart:
-    """Learning and stream: what a newcomer should see."""
+    """The first tab: learning and stream."""
 
     def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
         self._visitor, self._looks = visitor, 0
@@ -51,7 +51,7 @@ class NowPart:
 
 
 class Head:
-    """What a job does now, in figures and words."""
+    """The head of the page: phase, figures and notes."""
 
     def __init__(self, name: str) -> None:
         with panel(""):
@@ -62,40 +62,40 @@ class Head:
             self._alarms = ui.element("div")
             with ui.element("div").classes("figures"):
                 self._figures = {key: Figure(title, tip) for key, (title, tip) in FIGURES.items()}
-        self._told: tuple[tuple[str, str], ...] = ()
+        self._notes: tuple[tuple[str, str], ...] = ()
 
     def show(self, job: Mapping[str, Any]) -> None:
         """Show it."""
         self._phase.show(job["phase"], tone(job["phase"]))
-        wanted = {"running": "", "paused": "is to pause", "drained": "is to end", "stopped": "is to stop"}
+        wanted = {"running": "", "paused": "pausing", "drained": "draining", "stopped": "stopping"}
         settled = job["desired"] == job["phase"] or job["phase"] in ("ended", "failed", "broken", "stopped")
         self._wanted.set_text("" if settled else wanted[job["desired"]])
         for key, (value, more, colour) in head_figures(job).items():
             self._figures[key].show(value, more, colour)
-        told = tuple(notes_of(job))
-        if told != self._told:
-            self._told = told
+        notes = tuple(notes_of(job))
+        if notes != self._notes:
+            self._notes = notes
             self._alarms.clear()
             with self._alarms:
-                for colour, text in told:
+                for colour, text in notes:
                     ui.label(text).classes(f"note {colour}")
 
 
 FIGURES = {
-    "events_per_s": ("Events/s", "events trained on, a second"),
-    "lag": ("Lag, events", "events that wait, over all partitions"),
-    "auc": ("Window AUC", "of predictions made before their samples were learnt"),
+    "events_per_s": ("Events/s", "events trained on per second"),
+    "lag": ("Lag, events", "events not yet read, in all partitions"),
+    "auc": ("Window AUC", "of predictions made before training on the samples"),
     "logloss": ("Window log loss", ""),
-    "freshness": ("Freshness", "from an event's time to its being learnt"),
-    "events": ("Events", "events trained on, in all"),
+    "freshness": ("Freshness", "time from an event until the job trains on it"),
+    "events": ("Events", "all events trained on"),
     "rows": ("Rows", "rows of all tables"),
-    "committed": ("Committed", "the version that a restart goes on from"),
-    "restarts": ("Restarts", "of the workers since the launcher was started"),
+    "committed": ("Committed", "the version that a restart continues from"),
+    "restarts": ("Restarts", "restarts of the workers since the launcher started"),
 }
 
 
 def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-    """A job's figures: by key of FIGURES, what is shown, a remark, and its colour."""
+    """A job's figures by key of FIGURES: value, remark and colour."""
     lag, rows = job["lag"], job["table_rows"]
     task, window = first_task(job["metrics"]["window"])
     _, life = first_task(job["metrics"]["life"])
@@ -116,16 +116,16 @@ def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 
 def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a reader should know before all else: colour and text."""
+    """Important notes about a job, each with colour and text."""
     notes = [("bad" if name in GRAVE else "warn", text) for name, text in job["alarms"].items()]
     if words := outcome_words(job):
         notes.append(("bad" if job["phase"] in ("failed", "broken") else "", words))
     if (outcome := job["outcome"]) is not None and outcome["code"] != 0 and outcome["lines"]:
         notes.append(("", "\n".join(["Last lines of output:", *outcome["lines"]])))
     if job["restarts"] and job["last_death"]:
-        notes.append(("warn", f"The workers were started again, last because: {job['last_death']}"))
+        notes.append(("warn", f"The workers were restarted. Last reason: {job['last_death']}"))
     if not job["learning"]:
-        notes.append(("", "This job only predicts: it learns nothing any more."))
+        notes.append(("", "This job only predicts. It does not learn."))
     return notes
 
 
@@ -170,7 +170,7 @@ class JobPage:
         self._shown, self._ticks = str(event.value), 0
 
     async def refresh(self) -> None:
-        """Show what it does now."""
+        """Show the present state."""
         job = await self._visitor.get(self._path)
         self._head.show(job)
         self._actions.show(job)

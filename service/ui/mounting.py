@@ -1,7 +1,7 @@
-"""Adds the live page to the application, where NiceGUI is installed; else says how to have it.
+"""Adds the live pages to the application if NiceGUI is installed; else a note how to install it.
 
-Once in a process, for NiceGUI is one. It is loaded by who first asks for a page: most services are never looked at, and
-all would start later.
+Only once in a process, as NiceGUI is a singleton. The first request for a page loads it: many services never show a
+page, and loading it would slow their start.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ RECONNECT_S = 15.0
 
 
 def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
-    """Add the live page to `api`, for at most `max_pages` browser tabs at a time, `max_each` of one visitor.
+    """Add the live pages to `api`, for at most `max_pages` browser tabs at a time, `max_each` of one visitor.
 
-    Whoever serves it has to serve websockets then, and tell it when it starts and ends: `api.state.live` says so.
+    Its server must then support WebSockets and lifespan events; `api.state.live` says so.
     """
     if importlib.util.find_spec("nicegui") is None:
         api.router.routes.append(Route("/", _missing, include_in_schema=False))
@@ -73,7 +73,7 @@ async def _home(_request: Request) -> Response:
 
 
 def _sharer(client: "Client") -> str:
-    """Whose share a page is of; empty where it is NiceGUI's own."""
+    """Whom a page counts for; empty for a page of NiceGUI itself."""
     try:
         visit: Visit = client.request.scope[VISIT]
     except (RuntimeError, KeyError):
@@ -82,7 +82,7 @@ def _sharer(client: "Client") -> str:
 
 
 class Pages:
-    """NiceGUI's application, from the first request on: see module docstring. On the event loop."""
+    """NiceGUI's application, loaded at the first request; see module docstring. On the event loop."""
 
     def __init__(self, api: FastAPI, recorder: Recorder) -> None:
         self._api, self._recorder = api, recorder
@@ -96,7 +96,7 @@ class Pages:
         await app(scope, receive, send)
 
     def whose(self) -> list[str]:
-        """Of each page that is open, or was a moment ago, whose share it is of."""
+        """For each page that is or was recently open, whom it counts for."""
         if self._app is None:
             return []
         from nicegui import Client
@@ -104,7 +104,7 @@ class Pages:
         return [_sharer(client) for client in Client.instances.values()]
 
     async def end(self) -> None:
-        """Let go of all pages."""
+        """Close all pages."""
         await self._held.aclose()
 
     async def _loaded(self) -> ASGIApp:
@@ -119,9 +119,9 @@ class Pages:
 
         from service.ui.pages import add_pages
 
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # pages ask much, and none of it goes over a wire
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # pages send many requests, all within this process
         add_pages(self._api, self._recorder)
-        shell = FastAPI()  # which NiceGUI takes for what it is part of: ours has begun already
+        shell = FastAPI()  # an application for NiceGUI to attach to: ours has started already
         ui.run_with(
             shell,
             title="Millrace",
@@ -133,7 +133,7 @@ class Pages:
         )
         core.app.config.socket_io_js_transports = ["websocket"]
         core.sio.eio.transports = ["websocket"]
-        core.sio.eio.cors_allowed_origins = []  # says nothing to other sites; the gate refuses them
+        core.sio.eio.cors_allowed_origins = []  # no CORS headers; the gate refuses other sites
         await self._held.enter_async_context(shell.router.lifespan_context(shell))
         app: ASGIApp = core.app
         return app

@@ -1,4 +1,4 @@
-"""The first page: all jobs at a glance."""
+"""The first page: a table of all jobs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from service.ui.grid import Cell, Column, Grid, Row
 from service.ui.wording import ago, first_task, measure, number, outcome_words, rate, tone
 
 AT_ONCE = 12
-"""Jobs that are asked for their figures in one tick."""
+"""Jobs whose figures are updated in one tick."""
 COLUMNS = (
     Column("Job"),
     Column("Phase"),
@@ -25,8 +25,8 @@ COLUMNS = (
     Column("Alarms", long=True),
 )
 NO_JOB = (
-    "There is no job yet. `millrace submit job.toml --url ADDRESS` has this service run one, "
-    "and `POST /v1/jobs` does the same; deploy/examples/clicks is a job to begin with."
+    "There is no job yet. `millrace submit job.toml --url ADDRESS` or `POST /v1/jobs` creates one; "
+    "deploy/examples/clicks is a job to begin with."
 )
 
 
@@ -36,25 +36,25 @@ def job_link(name: str) -> str:
 
 
 def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
-    """A job's row; `figures` are None where it cannot be asked."""
-    told = figures or {}
-    lag = told.get("lag") or {}
+    """A job's row; `figures` is None where the job does not answer."""
+    known = figures or {}
+    lag = known.get("lag") or {}
     total = sum(lag.values()) if lag else None
-    task, window = first_task((told.get("metrics") or {}).get("window", {}))
-    commit = told.get("commit") or {}
-    alarms = [*(told.get("alarms") or {}).values(), *filter(None, [outcome_words(job)])]
+    task, window = first_task((known.get("metrics") or {}).get("window", {}))
+    commit = known.get("commit") or {}
+    alarms = [*(known.get("alarms") or {}).values(), *filter(None, [outcome_words(job)])]
     cells = (
         Cell(job["name"], link=job_link(job["name"])),
         Cell(job["phase"], tone=tone(job["phase"]), chip=True),
-        _figure(rate, told.get("events_per_s")),
+        _figure(rate, known.get("events_per_s")),
         _figure(number, total),
         Cell(measure(window.get("auc")), window.get("auc"), tip=f"of task {task}" if task else ""),
-        _figure(ago, told.get("freshness_s")),
-        _figure(number, told.get("events")),
+        _figure(ago, known.get("freshness_s")),
+        _figure(number, known.get("events")),
         Cell(
             number(commit.get("version")),
             commit.get("version"),
-            tip=f"the version that a restart goes on from; made {ago(commit.get('age_s'))} ago" if commit else "",
+            tip=f"the version that a restart continues from; made {ago(commit.get('age_s'))} ago" if commit else "",
         ),
         Cell("; ".join(alarms), tone="bad" if alarms else ""),
     )
@@ -78,21 +78,21 @@ class Overview:
         Ticking(self.refresh, self._trouble)
 
     async def refresh(self) -> None:
-        """Show what they do now: of many jobs, some at a time."""
+        """Show the present figures; with many jobs, some are updated at a time."""
         jobs = await listed(self._visitor, "/jobs")
         names = [job["name"] for job in jobs]
-        self._figures = {name: told for name, told in self._figures.items() if name in names}
+        self._figures = {name: figures for name, figures in self._figures.items() if name in names}
         for name in in_turn(names, self._turn, AT_ONCE):
             try:
                 self._figures[name] = await self._visitor.get(f"/jobs/{quote(name, safe='')}")
-            except Refused:  # deleted since, or away now
+            except Refused:  # it was deleted, or does not answer
                 self._figures.pop(name, None)
         self._turn += 1
         self._grid.show([row_of(job, self._figures.get(job["name"])) for job in jobs])
 
 
 def in_turn(names: Sequence[str], turn: int, most: int) -> list[str]:
-    """At most `most` of the names, such that each has its turn."""
+    """At most `most` of the names, in rotation."""
     if len(names) <= most:
         return list(names)
     begin = turn * most % len(names)

@@ -1,4 +1,4 @@
-"""The pages by address. What is on each is its own module's."""
+"""The addresses of the pages. Each page's module has its content."""
 
 from fastapi import FastAPI, Request
 from nicegui import ui
@@ -10,7 +10,7 @@ from service.ui.recording import Recorder
 
 
 def add_pages(api: FastAPI, recorder: Recorder) -> None:
-    """Add the pages, which ask `api`, and show what `recorder` has kept."""
+    """Add the pages, which call `api`, and show the records of `recorder`."""
 
     @ui.page("/", title="Jobs · Millrace")
     def _jobs(request: Request) -> None:

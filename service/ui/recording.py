@@ -1,7 +1,7 @@
-"""What running jobs said of themselves lately, for charts that begin before somebody opened them.
+"""Records recent figures of running jobs, so that a chart has data from before its page was opened.
 
-Asks what the API's routes ask, at a pace of its own, and keeps some of it in memory. Closes and their metrics are the
-log's, and are not kept here.
+It polls the same cache as the API, and keeps a bounded number of records in memory. Closes and their metrics are in the
+log, and are not recorded here.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 MAX_KEPT = 1_200
-"""Moments that are kept of a job; of more, every other one of the older half goes."""
+"""Most records of a job; beyond it every other record of the older half is dropped."""
 MAX_PARTITIONS = 64
-"""Whose lag is kept one by one."""
+"""Most partitions whose lag is recorded separately; of more, only the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ class Recorder:
         self._moments: dict[str, list[Moment]] = {}
 
     def moments(self, job: str) -> Sequence[Moment]:
-        """What is kept of a job, the oldest first."""
+        """The records of a job, oldest first."""
         return self._moments.get(job, [])
 
     async def run(self) -> None:
-        """Look, again and again."""
+        """Poll the jobs periodically."""
         while True:
             try:
                 await run_in_threadpool(self.look)
             except MillraceError as error:
-                log.warning("jobs cannot be looked at: %s", error)
+                log.warning("the figures of jobs cannot be recorded: %s", error)
             await asyncio.sleep(EVERY_S)
 
     def look(self) -> None:
-        """Keep what every running job says now; forget jobs that are gone."""
+        """Record the figures of every running job; drop deleted jobs."""
         jobs = self._statuses.jobs()
         names = {job.name for job in jobs}
         self._moments = {name: kept for name, kept in self._moments.items() if name in names}
@@ -69,13 +69,13 @@ class Recorder:
                 continue
             try:
                 status = self._statuses.of(job.name)
-            except MillraceError:  # deleted since, or away now
+            except MillraceError:  # it was deleted, or does not answer
                 continue
             self._moments[job.name] = halved([*self.moments(job.name), moment_of(status, self._now_s())], MAX_KEPT)
 
 
 def moment_of(status: Status, now_s: float) -> Moment:
-    """A job's figures as they are kept."""
+    """The record of a status."""
     lag = status.counts("lag")
     rows = status.table_rows()
     return Moment(

@@ -1,6 +1,6 @@
-"""Figures over time as charts take them: kept within bounds, thinned without losing their shape, laid over each other.
+"""Time series for charts: bounds their length, downsamples them, and aligns those of two jobs. Pure.
 
-Pure. A point is (x, y): x is a time in milliseconds since 1970, UTC, or a version; y is None where there was no figure.
+A point is (x, y): x is a time in milliseconds since 1970, UTC, or a version; y is None where there is no value.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,16 @@ from typing import Any
 
 Point = tuple[float, float | None]
 MAX_POINTS = 400
-"""Of a line in a chart: about a point for each two of its pixels."""
+"""Most points of a line in a chart: about one for each two pixels."""
 MAX_CLOSES = 4_000
-"""Closes that a page remembers; of more, every other one of the older half goes."""
+"""Most closes in a page's memory; beyond it every other one of the older half is dropped."""
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """At most `most` of the points, such that the line looks the same.
 
-    By largest triangle three buckets (Steinarsson, Downsampling Time Series for Visual Representation, 2013).
-
-    The first and the last stay; gaps do where they are what a bucket begins with.
+    Largest triangle three buckets (Steinarsson, Downsampling Time Series for Visual Representation, 2013). The first
+    and the last point stay; a gap stays where a bucket begins with it.
     """
     if len(points) <= most or most < 3:
         return list(points) if most >= 3 else list(points[:most])
@@ -44,7 +43,7 @@ def _outermost(before: Point, bucket: Sequence[Point], after: Sequence[Point]) -
 
 
 def halved(items: Sequence[Any], most: int) -> list[Any]:
-    """`items` while they are at most `most`; of more, every other one of the older half goes."""
+    """`items`; if they are more than `most`, without every other one of the older half."""
     if len(items) <= most:
         return list(items)
     middle = len(items) // 2
@@ -52,7 +51,7 @@ def halved(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def joined(closes: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Closes of a job with those that came since: what a rewind undid is gone."""
+    """Closes of a job with newer ones; closes that a rewind undid are dropped."""
     if not more:
         return list(closes)
     begin = more[0]["version"]
@@ -60,7 +59,7 @@ def joined(closes: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]
 
 
 def tasks_of(closes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The tasks that any of these closes has metrics of, in their order."""
+    """The tasks in the metrics of these closes, in order."""
     return list(dict.fromkeys(task for close in closes for task in close["window"]))
 
 
@@ -81,7 +80,7 @@ def metric_line(closes: Sequence[Mapping[str, Any]], task: str, metric: str, by_
 
 
 def common(points: Sequence[Point], span: Sequence[Point]) -> list[Point]:
-    """Those of `points` that lie within the x of `span`, and one more on either side."""
+    """The `points` within the range of x in `span`, and one more on either side."""
     if not points or not span:
         return list(points)
     low, high = span[0][0], span[-1][0]

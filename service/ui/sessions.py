@@ -1,6 +1,6 @@
-"""Who a browser is: a session by its cookie, and the token that its reader gave. In this process's memory alone.
+"""Browser sessions: a cookie names a session, and the session has the visitor's token. In memory only.
 
-Whether a token opens anything is service.access's to say, each time it is used.
+service.access checks the token each time it is used.
 """
 
 import secrets
@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 COOKIE = "millrace_session"
 MAX_SESSIONS = 1_000
-"""Beyond it the one is forgotten that was used longest ago."""
+"""Most sessions; beyond it the least recently used one ends."""
 MAX_EACH = 20
-"""Sessions of one token; beyond it its own oldest is forgotten, and nobody else's."""
+"""Most sessions of one token; beyond it the oldest one of that token ends."""
 IDLE_S = 12 * 3_600.0
-"""After so long without use a session is over."""
+"""A session ends after this time without use."""
 
 
 class Sessions:
@@ -27,7 +27,7 @@ class Sessions:
         self._lock = threading.Lock()
 
     def begin(self, token: str) -> str:
-        """A new session of who has this token: its name, which nobody can guess."""
+        """Start a session for this token; its name, which cannot be guessed."""
         name = secrets.token_urlsafe(32)
         with self._lock:
             theirs = [other for other, (held, _) in self._tokens.items() if held == token]
@@ -39,7 +39,7 @@ class Sessions:
         return name
 
     def token(self, name: str | None) -> str | None:
-        """The token of a session; None where there is none of that name, or it is over."""
+        """The token of a session; None where there is no such session, or it has ended."""
         if not name:
             return None
         with self._lock:
@@ -55,6 +55,6 @@ class Sessions:
             return token
 
     def end(self, name: str | None) -> None:
-        """Forget a session."""
+        """End a session."""
         with self._lock:
             self._tokens.pop(name or "", None)

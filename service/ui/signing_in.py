@@ -1,4 +1,4 @@
-"""Signing in and out: plain forms, which need no script. A token comes in a body, and leaves this process never."""
+"""Sign in and sign out: plain forms without scripts. A token arrives in a body, and never leaves this process."""
 
 from html import escape
 from http import HTTPStatus
@@ -32,7 +32,7 @@ PAGE = """<!doctype html>
 <button type="submit">Sign in</button>
 </form></body></html>
 """
-ASKED = "This service asks who is there. On its own machine, `millrace token create NAME --role viewer` makes a token."
+ASKED = "This service needs a token. On its machine, `millrace token create NAME --role viewer` creates one."
 
 
 class SigningIn:
@@ -42,7 +42,7 @@ class SigningIn:
         self._door, self._sessions = door, sessions
 
     def routes(self) -> list[Route]:
-        """For the application, in front of the pages."""
+        """The routes, to be placed before the pages."""
         return [
             Route(f"{ROOT}/login", self.form, methods=["GET"], include_in_schema=False),
             Route(f"{ROOT}/login", self.sign_in, methods=["POST"], include_in_schema=False),
@@ -50,16 +50,16 @@ class SigningIn:
         ]
 
     async def form(self, request: Request) -> Response:
-        """Ask for a token."""
+        """Show the form."""
         return _page(ASKED, place_of(request.query_params.get("to", "")))
 
     async def sign_in(self, request: Request) -> Response:
-        """Begin a session, where the token opens anything."""
+        """Start a session, if the token is valid."""
         try:
-            told = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=MAX_FIELDS)
+            form = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=MAX_FIELDS)
         except ValueError:
-            return _page(f"Refused: a form of more than {MAX_FIELDS} fields.", HOME, HTTPStatus.BAD_REQUEST)
-        token, to = told.get("token", [""])[0].strip(), place_of(told.get("to", [""])[0])
+            return _page(f"Refused: the form has more than {MAX_FIELDS} fields.", HOME, HTTPStatus.BAD_REQUEST)
+        token, to = form.get("token", [""])[0].strip(), place_of(form.get("to", [""])[0])
         try:
             check_site(request.headers)
             await self._door.caller(token[:MAX_TOKEN] or "-", address_of(request))
@@ -84,7 +84,7 @@ class SigningIn:
 
 
 def place_of(asked: str) -> str:
-    """A page of ours to go to: `asked`, where it is one."""
+    """The page to go to next: `asked` if it is a page of ours, else the first page."""
     plain = asked.startswith(HOME) and "//" not in asked and "\\" not in asked and asked.isprintable()
     return asked if plain else HOME
 

@@ -1,4 +1,4 @@
-"""How the page writes numbers, times and states: alike everywhere. Pure."""
+"""Formats numbers, times and states for the pages. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,25 +22,25 @@ TONES = {
     "failed": "bad",
     "broken": "bad",
 }
-"""By phase of a job, or state of an operation; any other is nothing special."""
+"""Colour by phase of a job or state of an operation; others have none."""
 GRAVE = ("commits", "log")
-"""Alarms after which a job ends if nobody does something; see service.alarms."""
+"""Alarms that end the job if their cause stays; see service.alarms."""
 
 
 def number(value: float | None) -> str:
-    """A count, thousands apart."""
+    """A count, with thousands separated."""
     return NONE if value is None else count(value)
 
 
 def rate(value: float | None) -> str:
-    """A rate: whole above ten, one place below."""
+    """A rate: an integer from ten on, one decimal below."""
     if value is None:
         return NONE
     return count(value) if value >= 10 else f"{value:.1f}"
 
 
 def measure(value: float | None) -> str:
-    """A metric, four places."""
+    """A metric with four decimals."""
     return NONE if value is None else ratio(value)
 
 
@@ -50,12 +50,12 @@ def share(value: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """A length of time in a unit that a person would use."""
+    """A duration in a suitable unit."""
     return NONE if seconds is None else age(seconds)
 
 
 def size(num_bytes: float | None) -> str:
-    """Bytes in a unit that a person would use."""
+    """Bytes in a suitable unit."""
     if num_bytes is None:
         return NONE
     for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -65,25 +65,25 @@ def size(num_bytes: float | None) -> str:
 
 
 def moment(text: str | None) -> str:
-    """An ISO time to the second, UTC."""
+    """An ISO time in UTC, to the second."""
     return NONE if not text else f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S}"
 
 
 def tone(word: str) -> str:
-    """How a state is coloured: "good", "warn", "bad" or ""."""
+    """The colour of a state: "good", "warn", "bad" or ""."""
     return TONES.get(word, "")
 
 
 def first_task(metrics: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The task that is shown where there is room for one, with its measures."""
+    """The first task with its measures, for places that show only one task."""
     return next(iter(metrics.items()), ("", {}))
 
 
 def outcome_words(job: Mapping[str, Any]) -> str:
-    """How a job ended, or what is wrong with it; empty: nothing to tell."""
-    told = []
+    """How a job failed, or why it is broken; empty if neither."""
+    lines = []
     if job["trouble"]:
-        told.append(str(job["trouble"]))
+        lines.append(str(job["trouble"]))
     if (outcome := job["outcome"]) is not None and outcome["code"] != 0:
-        told.append(f"Ended with code {outcome['code']} at {moment(outcome['at'])} UTC: {outcome['reason']}")
-    return "\n".join(told)
+        lines.append(f"Ended with code {outcome['code']} at {moment(outcome['at'])} UTC: {outcome['reason']}")
+    return "\n".join(lines)

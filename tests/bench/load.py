@@ -177,7 +177,7 @@ class Watch:
 
     def __init__(self, hosted: HostedService) -> None:
         self._hosted = hosted
-        launcher = JobFolder(hosted.jobs / "clicks").known().pid
+        launcher = JobFolder(hosted.jobs / "clicks").process().pid
         self._pids = {"service": [hosted.process.pid], "launcher": [launcher], "workers": list(below(launcher))}
 
     def mark(self) -> tuple[float, int, dict[str, float]]:

@@ -156,7 +156,7 @@ def test_there_is_a_limit_on_jobs_and_two_do_not_share_a_store(local, tmp_path):
     (tmp_path / "data").mkdir()
     shared = {"path": str(tmp_path / "data" / "store")}
     local.create(new("a", store=shared), "ann")
-    with pytest.raises(SpecError, match="is of job 'a'"):
+    with pytest.raises(SpecError, match="belongs to job 'a'"):
         local.create(new("b", store={"path": f"{shared['path']}/below"}), "ann")
     local.create(new("b"), "ann")
     with pytest.raises(TooMany, match="limits.max_jobs"):

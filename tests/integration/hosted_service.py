@@ -101,7 +101,7 @@ class HostedService:
 
 def launcher(folder: Path) -> tuple[str, int]:
     """The id and process number of the job's launcher."""
-    known = JobFolder(folder).known()
+    known = JobFolder(folder).process()
     return known.id, known.pid
 
 

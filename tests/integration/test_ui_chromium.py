@@ -132,8 +132,8 @@ def test_an_admin_sees_the_jobs_and_why_learning_wins(service):
             ("Tables", "user_topic"),
             ("Commits and exports", "a restart begins here"),
             ("Output", "Output"),
-            ("Dead letters", "There is none"),
-            ("Operations", "Nothing was asked"),
+            ("Dead letters", "There are none"),
+            ("Operations", "There are no operations"),
         ):
             page.click(f".q-tab:has-text('{tab}')")
             seen(page, ".q-tab-panel", told)
@@ -173,7 +173,7 @@ def test_a_viewer_only_reads_also_on_a_telephone_in_the_dark(service):
         seen(page, ".actions", "read only")
         assert page.locator(".actions .q-btn").count() == 0
         page.click(".q-tab:has-text('Dead letters')")
-        seen(page, ".q-tab-panel", "for operators")
+        seen(page, ".q-tab-panel", "only operators may read")
         page.click(".q-tab:has-text('Learning')")
         page.wait_for_function("document.querySelectorAll('.nicegui-echart canvas').length >= 6")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -267,7 +267,7 @@ def test_what_is_no_address_is_told(text):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "example.org", "::1"])
 def test_an_address_that_others_reach_is_refused(host):
-    with pytest.raises(SpecError, match=f"--listen: '{host}' is not this machine's loopback; the API has no passwords"):
+    with pytest.raises(SpecError, match=f"'{host}' is not this machine's loopback; a foreground run has no tokens"):
         parse_address(f"{host}:8080")
 
 

@@ -47,7 +47,7 @@ def test_a_change_is_alone_with_its_job_and_no_other_job_waits_for_it(served):
     served.job("views")
     turns = Turns(turn_s=0.0)
     with turns.changing(served.host, "news", '"1"', needed=True):
-        with pytest.raises(NotNow, match="somebody else"), turns.changing(served.host, "news", None, needed=False):
+        with pytest.raises(NotNow, match="another request"), turns.changing(served.host, "news", None, needed=False):
             pass
         with turns.changing(served.host, "views", "*", needed=True):
             served.host.act("views", Action.STOP, "anne")

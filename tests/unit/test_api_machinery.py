@@ -47,8 +47,8 @@ def test_whatever_goes_wrong_is_a_problem(served):
     allowed = problem(served.ask("PUT", "/v1/jobs/news"), 405, "Method Not Allowed").headers["allow"]
     assert allowed == "DELETE, GET, PATCH"
     problem(served.get("/v1/jobs?limit=0"), 422, "query.limit: Input should be greater", "query.limit")
-    problem(served.get("/v1/jobs?after=!"), 422, "'!' is no cursor", "query.after")
-    problem(served.get("/v1/audit?after=" + encoded("x")), 422, "another list's", "query.after")
+    problem(served.get("/v1/jobs?after=!"), 422, "'!' is not a cursor", "query.after")
+    problem(served.get("/v1/audit?after=" + encoded("x")), 422, "of another list", "query.after")
     problem(served.get("/v1/jobs", token=None), 401, "this needs a token of role viewer")
     problem(served.get("/v1/audit", token=served.tokens[Role.VIEWER]), 403, "this needs the role admin")
     problem(served.get("/v1/jobs", host="evil.example"), 400, "does not answer as 'evil.example'")
@@ -69,7 +69,7 @@ def test_mistakes_of_a_body_are_told_by_their_keys(served):
     answer = served.ask("POST", "/v1/jobs", content=b"[" * 4000, headers={"content-type": "application/json"})
     problem(answer, 400, "error parsing the body")
     answer = served.ask("POST", "/v1/jobs", content='{"toml": ""}', headers={"content-type": "text/plain"})
-    problem(answer, 422, 'send it with the header "Content-Type: application/json"')
+    problem(answer, 422, 'sent with the header "Content-Type: application/json"')
 
 
 def test_a_body_that_is_too_long_is_not_read_on(served):
@@ -92,7 +92,7 @@ def test_a_bug_is_told_without_its_inside_and_written_down(served, monkeypatch):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(served.host, "act", broken)
-    answer = problem(served.post("/v1/jobs/news/pause"), 500, "something here is broken")
+    answer = problem(served.post("/v1/jobs/news/pause"), 500, "an internal error of the service")
     assert "secret" not in answer.text
     assert served.get("/v1/audit").json()["items"][0]["status"] == 500
 
@@ -143,12 +143,12 @@ def test_a_change_needs_the_tag_of_what_was_read(served):
         f"the job as you read it, now {tag}",
     )
     problem(served.ask("DELETE", "/v1/jobs/news"), 428, "send If-Match")
-    problem(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": '"0"'}), 412, "was changed since")
-    problem(served.post("/v1/jobs/news/pause", headers={"if-match": '"0"'}), 412, "was changed since")
+    problem(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": '"0"'}), 412, "the job has changed")
+    problem(served.post("/v1/jobs/news/pause", headers={"if-match": '"0"'}), 412, "the job has changed")
     done = served.done(served.ask("PATCH", "/v1/jobs/news", json=KEYS, headers={"if-match": tag}))
     assert (done["kind"], done["state"], done["result"]["keys"]) == ("set", "done", KEYS["keys"])
     assert served.get("/v1/jobs/news").headers["etag"] != tag
-    problem(served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}), 409, "stop it, and ask again")
+    problem(served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}), 409, "stop it, and retry")
     assert served.post("/v1/jobs/news/stop").json()["phase"] == "stopped"
     assert served.ask("DELETE", "/v1/jobs/news", headers={"if-match": "*"}).status_code == 204
     problem(served.get("/v1/jobs/news"), 404, "there is no job")
@@ -216,7 +216,7 @@ def test_a_repeated_request_has_the_first_answer_and_no_effect(served):
     assert served.host.job("news").revision == 2
     assert (again.status_code, again.json(), again.headers["etag"]) == (200, first.json(), first.headers["etag"])
     assert again.headers["idempotency-replayed"] == "true" and "idempotency-replayed" not in first.headers
-    problem(served.post("/v1/jobs/news/stop", headers=key), 422, "was the key of another request", "Idempotency-Key")
+    problem(served.post("/v1/jobs/news/stop", headers=key), 422, "is the key of another request", "Idempotency-Key")
     other = served.post("/v1/jobs/news/pause", headers=key, token=served.tokens[Role.OPERATOR])
     assert other.json()["revision"] == 3  # a key is its sender's own
     made = [served.post("/v1/jobs/news/commits", headers={"idempotency-key": "two"}) for _ in range(2)]

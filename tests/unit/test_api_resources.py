@@ -11,7 +11,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.locks import locked
-from service.api.operations import called_off
+from service.api.operations import as_cancelled
 from service.hosting.errors import Cancelled
 from service.hosting.host import Line
 from tests.fakes.asked_api import PROBLEM, api
@@ -104,7 +104,7 @@ def test_a_commit_is_kept_by_who_asks_read_back_and_removed(served):
     with locked(store / "lock", Deadline.after(5)):
         for method, path in (("DELETE", FIRST), ("POST", f"{FIRST}/rewind")):
             refused = served.ask(method, f"/v1/jobs/small/commits/{path}")
-            assert refused.status_code == 409 and "runs; stop it" in refused.json()["detail"]
+            assert refused.status_code == 409 and "is running; stop it" in refused.json()["detail"]
     done = served.done(served.post("/v1/jobs/small/commits"))
     assert (done["state"], done["problem"]["status"]) == ("failed", 409)
     assert done["problem"]["detail"].startswith("no run is active in")
@@ -209,7 +209,7 @@ def test_exports_are_listed_shown_fetched_and_pointed_to(served):
     (lies / "notes.txt").write_text("not of the export")
     for name in ("notes.txt", "..%2Fcurrent.json", "x"):
         assert served.get(f"{files}/{name}").status_code == 404
-    missing(served.get("/v1/jobs/small/exports/mian/t1/x"), "the job has no stream 'mian' of exports; it has: main")
+    missing(served.get("/v1/jobs/small/exports/mian/t1/x"), "no stream 'mian' of exports; its streams: main")
     missing(served.get("/v1/jobs/small/exports/main/t1/x"), "no complete export 't1/x'")
     missing(served.post("/v1/jobs/small/exports", {"stream": "x"}), "no stream 'x'")
     assert served.done(served.post("/v1/jobs/small/exports", {"stream": "main"}))["problem"]["status"] == 409
@@ -225,7 +225,7 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     assert table == served.get("/v1/jobs/small/tables/default").json()
     assert (table["rows"], table["dim"], table["slots"]["a"]["distinct"], table["held"]["going"]) == (300, 4, 20, 200)
     assert (table["unadmitted"], table["dirty_rows"], table["slots"]["a"]["rows"]) == (7, None, 290)
-    missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; there are: default")
+    missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; known: default")
     answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
     assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]
     # it does not run: its newest commit is read, which in this store is of a spec without slots
@@ -265,8 +265,8 @@ def test_who_does_not_want_an_operation_any_more_does_not_wait_for_its_job(serve
 
 def test_an_error_counts_as_a_cancellation_only_where_somebody_asked_for_that():
     cancelled = threading.Event()
-    with pytest.raises(Unavailable), called_off(cancelled):
+    with pytest.raises(Unavailable), as_cancelled(cancelled):
         raise Unavailable("away")
     cancelled.set()
-    with pytest.raises(Cancelled), called_off(cancelled):
+    with pytest.raises(Cancelled), as_cancelled(cancelled):
         raise Unavailable("away")

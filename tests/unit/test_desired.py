@@ -175,7 +175,7 @@ def test_what_is_asked_for_is_written_down_once(want, seen, action, changes):
     ("want", "seen"), [(wanted(STOPPED), dead()), (wanted(DRAINED), alive()), (wanted(), dead(ending=WELL))]
 )
 def test_what_has_ended_or_is_to_cannot_be_paused(want, seen):
-    with pytest.raises(NotNow, match="nothing to pause"):
+    with pytest.raises(NotNow, match="cannot be paused"):
         asked(want, seen, Action.PAUSE, NOW)
 
 

@@ -13,7 +13,7 @@ from millrace.deadline import Deadline
 from millrace.locks import locked
 from service.hosting import observing
 from service.hosting.desired import Observed
-from service.hosting.folder import Broken, JobFolder, Known, Told
+from service.hosting.folder import Assignment, Broken, JobFolder, LauncherProcess
 from service.hosting.host import Desired, Ending
 from service.hosting.register import Entry
 
@@ -37,12 +37,12 @@ def entry(folder):
 
 
 def test_what_is_written_is_read(folder):
-    assert (folder.told(), folder.known(), folder.outcome(1)) == (None, None, None)
-    folder.tell(Told("a", 2, "secret"))
-    folder.say(Known("a", 7, True))
+    assert (folder.assigned(), folder.process(), folder.outcome(1)) == (None, None, None)
+    folder.assign(Assignment("a", 2, "secret"))
+    folder.report(LauncherProcess("a", 7, True))
     folder.write_outcome(2, ENDING, {"state": "failed"})
     folder.write_job({"name": "one"}, folder.path)
-    assert (folder.told(), folder.known()) == (Told("a", 2, "secret"), Known("a", 7, True))
+    assert (folder.assigned(), folder.process()) == (Assignment("a", 2, "secret"), LauncherProcess("a", 7, True))
     assert folder.outcome(2) == (ENDING, {"state": "failed"})
     assert folder.job() == ({"name": "one"}, folder.path)
 
@@ -56,7 +56,7 @@ def test_an_outcome_counts_for_the_ask_that_it_is_of(folder):
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff"])
 def test_damage_is_told_of_with_the_files_name(folder, name, content):
     (folder.path / name).write_bytes(content)
-    read = {"job.json": folder.job, "launcher.json": folder.told, "launcher.pid": folder.known}[name]
+    read = {"job.json": folder.job, "launcher.json": folder.assigned, "launcher.pid": folder.process}[name]
     with pytest.raises(Broken, match=f"{name} is damaged"):
         read()
 
@@ -78,15 +78,15 @@ def test_kill_ends_the_process_that_holds_the_lock_and_nobody_else(folder):
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     bystander = subprocess.Popen(sleeper)
     try:
-        folder.tell(Told("a", 1, "s"))
-        folder.say(Known("a", bystander.pid, False))
+        folder.assign(Assignment("a", 1, "s"))
+        folder.report(LauncherProcess("a", bystander.pid, False))
         assert not folder.kill(), "the lock is free: the number is another's by now"
         with locked(folder.lock, Deadline.after(1)) as lock:
             launcher = subprocess.Popen(sleeper, pass_fds=[lock])
         assert folder.alive()
-        folder.tell(Told("b", 1, "s"))
+        folder.assign(Assignment("b", 1, "s"))
         assert not folder.kill(), "it has not said who it is yet; the number is of the one before"
-        folder.say(Known("b", launcher.pid, False))
+        folder.report(LauncherProcess("b", launcher.pid, False))
         assert folder.kill()
         assert launcher.wait(10) == -signal.SIGKILL and bystander.poll() is None
         assert not folder.alive()
@@ -101,9 +101,9 @@ def test_a_job_that_never_ran_is_seen_as_such(entry):
 
 def test_a_store_that_went_away_is_not_begun_anew(entry):
     folder = entry.folder
-    folder.tell(Told("a", 1, "s"))
-    folder.say(Known("a", os.getpid(), claimed=True))
-    assert "store is gone, though the job has run" in observing.observed(entry).broken
+    folder.assign(Assignment("a", 1, "s"))
+    folder.report(LauncherProcess("a", os.getpid(), claimed=True))
+    assert "store is missing, though the job has run" in observing.observed(entry).broken
     (entry.store / "x").mkdir(parents=True)
     assert "holds no run, though the job has run" in observing.observed(entry).broken
     (entry.store / "run.json").write_text("{}")
@@ -112,14 +112,14 @@ def test_a_store_that_went_away_is_not_begun_anew(entry):
 
 def test_a_spec_that_is_not_the_records_is_not_run(entry):
     entry.folder.write_job({**entry.spec, "seed": 2}, entry.base)
-    assert "job.json is not what the service's records have" in observing.observed(entry).broken
+    assert "job.json differs from the service's records" in observing.observed(entry).broken
     (entry.folder.path / "job.json").unlink()
-    assert "job.json is gone" in observing.observed(entry).broken
+    assert "job.json is missing" in observing.observed(entry).broken
 
 
 def test_a_store_that_another_run_uses_is_left_to_it(entry):
     entry.store.mkdir()
     with locked(entry.store / "lock", Deadline.after(1)):
         seen = observing.observed(entry)
-        assert (seen.broken, seen.alive) == ("", False) and "is not this service's" in seen.foreign
+        assert (seen.broken, seen.alive) == ("", False) and "outside of this service" in seen.foreign
     assert observing.observed(entry).foreign == ""

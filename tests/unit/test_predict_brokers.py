@@ -78,7 +78,7 @@ def test_without_a_list_of_brokers_a_request_names_its_jobs_and_no_others(job):
     for options in ({}, {"bootstrap_servers": "broker:9092"}):
         check_brokers(request_of(**options), job, own_brokers=True, allow=AllowSection())
     for options in ({"bootstrap_servers": "evil:9092"}, {"bootstrap_servers": ["broker:9092", "evil:9092"]}):
-        with pytest.raises(SpecError, match="^input.kafka.options.bootstrap_servers: 'evil:9092' is not a broker of"):
+        with pytest.raises(SpecError, match="^input.kafka.options.bootstrap_servers: 'evil:9092' is not a broker"):
             check_brokers(request_of(**options), job, own_brokers=True, allow=AllowSection())
     check_brokers(
         request_of(bootstrap_servers="other:9092"),

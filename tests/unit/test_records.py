@@ -106,7 +106,9 @@ def test_a_file_that_is_no_database_is_named_and_left_alone(url, tmp_path, damag
     path = tmp_path / "records.db"
     damage(path)
     before = path.read_bytes()
-    with pytest.raises(RecordsUnusable, match=f"{path} is damaged, or no database .*; put a copy .*or move it away"):
+    with pytest.raises(
+        RecordsUnusable, match=f"{path} is damaged, or no database .*; restore a backup, or move it away"
+    ):
         opened(url)
     assert path.read_bytes() == before
 
@@ -170,7 +172,7 @@ def test_a_record_that_was_changed_from_outside_is_refused_by_name(url, tmp_path
     with opened(url) as records, pytest.raises(RecordsUnusable) as refused:
         Register(records)
     assert str(refused.value).startswith(f"{path} is damaged")
-    assert "put a copy of it back" in str(refused.value)
+    assert "restore a backup" in str(refused.value)
     assert refused.value.exit_code == 1
 
 
