@@ -196,3 +196,15 @@ def _touches(changed: str, key: str) -> bool:
 
 def _below(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def hot_keys(spec: Mapping[str, Any]) -> list[str]:
+    """Keys that can be set while the job runs: those in the spec, and those that may be added to its tables."""
+    written = [key for key, _ in flat(spec) if is_hot(key)]
+    tables = [key.replace("*", table, 1) for table in spec.get("tables", {}) for key in HOT if key.count("*") == 1]
+    return sorted({*written, *(key for key in tables if "#" not in key)})
+
+
+def check_set(spec: Mapping[str, Any], overrides: Overrides, keys: Overrides) -> None:
+    """Raise SpecError where `keys` cannot be set over the `overrides` of a running job with this spec."""
+    after_set(validate(TrainerJob, spec, only_known=True), overrides, keys)

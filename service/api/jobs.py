@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
-from millrace.config import FolderPath, validate
+from millrace.config import FolderPath
 from millrace.errors import SpecError
 from service.access.roles import Role
 from service.access.sizes import check_lines
@@ -21,8 +21,7 @@ from service.api.jobstatus import Figures, figures_of
 from service.api.operations import OperationEntry, accepted, begins
 from service.api.statuses import StatusesOf
 from service.hosting.host import Action, Desired, HostedJob, NewJob, Phase
-from trainer.config import TrainerJob
-from trainer.respec import after_set
+from trainer.respec import check_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Door)
 
@@ -227,8 +226,7 @@ def set_keys(
     """
     note(request, keys=asked.keys)
     with turns.changing(host, job, if_match, needed=True):
-        trained = validate(TrainerJob, statuses.loaded(job).raw, only_known=True)
-        after_set(trained, statuses.of(job).part("overrides").raw, asked.keys)
+        check_set(statuses.loaded(job).raw, statuses.of(job).part("overrides").raw, asked.keys)
         operation = host.change(job, asked.keys, caller.name)
     statuses.forget(job)
     return accepted(operation, response)

@@ -12,7 +12,7 @@ from typing import Any
 from millrace import documents
 from service.operating.tables import format_dry_run
 from service.ui.wording import number
-from trainer.respec import HOT, flat, is_hot
+from trainer.respec import hot_keys
 
 Job = Mapping[str, Any]
 RUNS = frozenset({"starting", "training", "replaying", "paused", "draining", "restarting"})
@@ -91,13 +91,6 @@ def value_of(text: str) -> Any:
         return documents.parse(text, "the value")
     except ValueError:
         return text
-
-
-def hot_keys(spec: Mapping[str, Any]) -> list[str]:
-    """Keys that can be set while the job runs: those in the spec, and those that may be added to its tables."""
-    written = [key for key, _ in flat(spec) if is_hot(key)]
-    tables = [key.replace("*", table, 1) for table in spec.get("tables", {}) for key in HOT if key.count("*") == 1]
-    return sorted({*written, *(key for key in tables if "#" not in key)})
 
 
 def _runs(job: Job) -> bool:

@@ -22,6 +22,7 @@ from service.ui.recording import moment_of
 from service.ui.series import MAX_CLOSES, MAX_POINTS, common, halved, joined, metric_line, thinned
 from service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from service.ui.signing_in import place_of
+from trainer.respec import hot_keys
 
 
 def close(version, auc=0.5, timeline="t1", minutes=None, task="ctr"):
@@ -167,7 +168,7 @@ def test_a_setting_is_what_its_text_means(text, value):
 
 
 def test_hot_keys_are_suggested_of_the_tables_there_are():
-    keys = acts.hot_keys({"tables": {"default": {"dim": 8, "optimizer": {"kind": "adagrad", "lr": 0.05}}}})
+    keys = hot_keys({"tables": {"default": {"dim": 8, "optimizer": {"kind": "adagrad", "lr": 0.05}}}})
     assert "tables.default.optimizer.lr" in keys and "tables.default.delete_below" in keys
     assert not [key for key in keys if "*" in key or "#" in key or key.endswith("dim")]
 
