@@ -306,7 +306,7 @@ def test_a_delta_whose_changes_are_not_told_is_final(job, address, scratch, made
     requests, _ = chain(job, address, made, 1)
     job.set(2, A)
     request = job.request(job.commit(2, since=None), "delta", address, parent_of(requests[0]))
-    answer = failed(export(request, scratch), outlet, "t1/0000000002-delta", "does not tell which rows")
+    answer = failed(export(request, scratch), outlet, "t1/0000000002-delta", "does not record which rows")
     assert answer.final and "t1/0000000002-delta" not in names(outlet), "nothing half done is left"
 
 

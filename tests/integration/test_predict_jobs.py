@@ -123,7 +123,7 @@ def test_a_number_names_the_export_of_a_version_whose_commit_is_pruned(ended, ex
 
 def test_an_export_of_other_slots_is_refused(ended, export, tmp_path):
     other = load_job(ended.folder / "job.toml", ['slots.2.pooling="sum"'])
-    with pytest.raises(SpecError, match="its slots history are not as in the job"):
+    with pytest.raises(SpecError, match="its slots history differ from the job's"):
         predicted(other, tmp_path / "out", version=str(export))
     with pytest.raises(SpecError, match="made with other slots"):
         predicted(other, tmp_path / "again", version="live")

@@ -228,7 +228,7 @@ def test_a_version_is_opened_where_it_is_checked_and_not_where_the_service_stand
     for number, version in enumerate([relative, f"./{relative}"]):
         told = done(service, ask(service, version=version, output=f"version-{number}"))
         assert told["state"] == "failed"
-        assert f"{service.data / relative}: is no export" in told["problem"]["detail"]
+        assert f"{service.data / relative}: is not an export" in told["problem"]["detail"]
         assert str(elsewhere) not in json.dumps(told)
     for version in (str(found.parent), f"file://{found.parent}", "../elsewhere/exports"):
         refused(ask(service, version=version), "version")
@@ -238,7 +238,7 @@ def test_an_export_of_a_job_may_be_read_wherever_the_job_keeps_it(service):
     places = ["ROOT/data/exported/news/t1/x", "news-store/exports/main/x", "ROOT/service/jobs/own/store/exports/main"]
     for number, place in enumerate([*places, "of-nobody/exports/main"]):
         told = done(service, ask(service, version=place, output=f"export-{number}"))
-        assert "is no export" in told["problem"]["detail"], told
+        assert "is not an export" in told["problem"]["detail"], told
     for place in ("news-store/log", "news-store/exports/../log", "ROOT/service/jobs/own", "of-nobody/workers"):
         refused(ask(service, version=place), "version")
 

@@ -295,7 +295,7 @@ def test_a_stop_begins_nothing_and_waits_for_what_is_made_but_not_for_ever(world
     assert not world.exporting.finish(stopping=True)
     monkeypatch.setattr("millrace.deadline.Deadline.passed", lambda self: True)
     assert world.exporting.finish(stopping=True)
-    assert "0000000002-base of main; the next run makes what was begun" in caplog.text
+    assert "0000000002-base of main; the next run makes those that were begun" in caplog.text
     assert world.held() == {"t1-0000000002-g1": ["export-main"]}, "from this commit"
 
 
@@ -410,7 +410,7 @@ def test_without_its_commit_it_is_given_up_and_nothing_is_lost(world):
     (world.committer.commits.folder / "t1-0000000003-g1" / MANIFEST).unlink()
     again = world.restarted(state, version=3)
     (ended,) = again.waiting
-    assert (ended.outcome, ended.error) == ("failed", "its commit is not there any more")
+    assert (ended.outcome, ended.error) == ("failed", "its commit does not exist any more")
     assert again.close(13 * HOUR) == ["exported 0000000003-delta", "export 0000000004-delta"]
     request = again.exporter.requests[-1]
     assert request.all and request.parent.version == 2 and request.facts["event_time"][0] == 12 * HOUR
@@ -466,7 +466,7 @@ def test_a_stream_that_had_no_deltas_for_a_while_begins_again_with_a_base(world)
     assert without.exporting.changes_since() is None and set(without.exporting.status()) == {"main", "new"}
     again = world.restarted(without.exporting.state(), version=3)
     assert again.close(12 * HOUR) == ["export 0000000004-base"]
-    assert "did not keep what changed since 0000000002-base" in again.exporter.requests[0].why
+    assert "did not record what changed since 0000000002-base" in again.exporter.requests[0].why
 
 
 def test_a_failure_of_what_the_chief_adds_does_not_fail_the_export(world, caplog):
@@ -477,7 +477,7 @@ def test_a_failure_of_what_the_chief_adds_does_not_fail_the_export(world, caplog
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     assert len(world.exporter.requests) == 1 and not world.exporter.requests[0].stage.exists()
-    assert "goes without what the chief adds: no module" in caplog.text
+    assert "is made without what rank 0 adds: no module" in caplog.text
 
 
 def test_gates_and_commands_that_fail_are_told(world, caplog):
@@ -487,6 +487,6 @@ def test_gates_and_commands_that_fail_are_told(world, caplog):
     world.close(11 * HOUR)
     status = world.status()
     assert status["failed_gates"] == ["auc 0.5 is below 0.6"] and status["command_error"] == "exit code 3"
-    assert "0000000002-base of main is not pointed to: auc 0.5 is below 0.6" in caplog.text
+    assert "current.json does not point to export 0000000002-base of main: auc 0.5 is below 0.6" in caplog.text
     world.exporting.close()
     assert world.exporter.closed

@@ -98,7 +98,7 @@ def test_the_timelines_of_exports_are_known_where_their_places_answer(job, folde
         update={"path": "s3://nowhere/x?endpoint_override=127.0.0.1:1&scheme=http"}
     )
     away = job.spec.model_copy(update={"exports": {"main": there}})
-    assert newest_timeline(away.name, away.exports, job.store, job.folder) == 0 and "is not known" in caplog.text
+    assert newest_timeline(away.name, away.exports, job.store, job.folder) == 0 and "are not known" in caplog.text
 
 
 def told(name="", outcome="complete", **more):

@@ -229,7 +229,7 @@ def test_a_module_that_cannot_predict_costs_the_golden_predictions_not_the_job(t
     stage = world.stage()
     why = json.loads((stage / "why.json").read_text())
     assert "cannot be traced: RuntimeError: not for inference" in why["onnx"]
-    assert "cannot predict: RuntimeError: not for inference" in why["golden"]
+    assert "cannot predict in inference mode: RuntimeError: not for inference" in why["golden"]
     assert sorted(path.name for path in stage.iterdir()) == ["model.json", "why.json"]
 
 

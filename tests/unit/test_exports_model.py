@@ -127,7 +127,7 @@ def test_of_a_delta_with_thresholds_there_are_no_predictions(commit):
 def test_without_all_tables_nothing_is_predicted(commit):
     part = MODEL | {"tables": {"t": {"exported": False, "default_row": "zeros"}}}
     files, model = written(commit, model=part, template=template(), golden=golden(RIGHT))
-    assert "golden.parquet" not in files and model.gate is None and "'t', which is not exported" in model.golden_why
+    assert "golden.parquet" not in files and model.gate is None and "'t' is not exported" in model.golden_why
 
 
 def test_a_model_that_was_not_traced_says_why_and_keeps_the_predictions(commit):

@@ -144,7 +144,7 @@ def _raises(inputs):
 
 
 REFUSED = {
-    "decides by values or by the number": lambda i: i.dense_BC.sum(1) / int(i.num_samples),
+    "depends on values or on the number": lambda i: i.dense_BC.sum(1) / int(i.num_samples),
     "another number of samples": lambda i: i.dense_BC.sum(1) + torch.arange(int(i.num_samples)),
     "cannot be traced: RuntimeError: not here$": _raises,
     "no tensor for task 'ctr'": None,

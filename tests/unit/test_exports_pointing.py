@@ -65,7 +65,7 @@ BROKEN = {
     "[]": "is not a JSON object; restore it, or remove it",
     "{}": "is damaged: its 'format' is null; restore it, or remove it",
     '{"format": 1e999}': "is damaged: its 'format' is Infinity; ",
-    '{"format": 2}': "is of format 2; this Millrace writes format 1: go on with the newer one",
+    '{"format": 2}': "is of format 2; this Millrace writes format 1: continue with the newer one",
 }
 
 

@@ -60,7 +60,7 @@ def test_an_export_of_an_older_millrace_is_read(tmp_path, opened):
 
 
 def test_a_folder_without_a_manifest_is_no_export(tmp_path, opened):
-    with pytest.raises(ExportUnusable, match=r"is no export"):
+    with pytest.raises(ExportUnusable, match=r"is not an export"):
         opened(tmp_path)
     assert not is_export(str(tmp_path), tmp_path / "scratch")
 
@@ -127,7 +127,7 @@ def test_keys_out_of_order_or_twice_are_named(tmp_path, opened):
     first, second = (path / f"rows-default-{number}.parquet" for number in (0, 1))
     second.write_bytes(first.read_bytes())
     slot, sign = sorted_rows(A)[0]
-    with pytest.raises(NotInOrder, match=rf"sign {sign} of slot '{slot}'\) is there twice"):
+    with pytest.raises(NotInOrder, match=rf"sign {sign} of slot '{slot}'\) occurs twice"):
         list(state_at([opened(path)], "default"))
 
 

@@ -135,7 +135,7 @@ def test_a_person_gets_what_is_asked_for_or_a_base_and_why():
     ("chain", "more", "why"),
     [
         (based(), {"timeline": "t2"}, "it is the first of timeline t2"),
-        (based(), {"arithmetic": "b"}, "libraries or hardware are others"),
+        (based(), {"arithmetic": "b"}, "libraries or hardware changed"),
         (based(), {"shared": SHARED | {"dtype": "int8"}}, "dtype changed"),
         (based(), {"shared": SHARED | {"tables": ["a"], "address": "/x"}}, "address and tables changed"),
         (based(), {"parent_gone": True}, "its parent 0000000001-base is gone"),
@@ -149,7 +149,7 @@ def test_a_delta_becomes_a_base_and_says_why(chain, more, why):
 def test_after_a_fork_the_next_is_a_base_and_then_deltas_again():
     chain = based()
     chain.forked = True
-    assert "came out otherwise" in decide(HOURLY, chain, now(HOUR)).why
+    assert "gave other results" in decide(HOURLY, chain, now(HOUR)).why
     body = export(2, at_s=HOUR)
     chain.ordered(body, {}, tracks=True)
     chain.over(exported(body))
@@ -160,7 +160,7 @@ def test_after_a_fork_the_next_is_a_base_and_then_deltas_again():
 def test_changes_that_no_commit_kept_make_a_base():
     chain = based()
     chain.tracked = False
-    assert "did not keep" in decide(HOURLY, chain, now(HOUR)).why
+    assert "did not record" in decide(HOURLY, chain, now(HOUR)).why
 
 
 def test_after_a_delta_that_failed_the_next_takes_all_from_the_same_parent():

@@ -130,7 +130,7 @@ def test_gates_are_told_in_plain_words(tmp_path, says):
 
 def test_what_is_no_export_is_an_error(tmp_path, says):
     code, said = says("inspect", tmp_path)
-    assert code == 1 and "is no export" in said
+    assert code == 1 and "is not an export" in said
 
 
 # diff
@@ -264,8 +264,8 @@ def test_a_version_or_a_time_chooses(chain, tmp_path, says, options, version):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--to", "0"], "no export is as old as version 0; the oldest that is there is 0000000001-base"),
-        (["--at", "soon"], "'soon' is not a time"),
+        (["--to", "0"], "no export is as old as version 0; the oldest is 0000000001-base"),
+        (["--at", "soon"], "'soon' is no time"),
         (["--at", "1970-01-01", "--to", "3"], "not both"),
     ],
 )

@@ -62,7 +62,7 @@ def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
     ("text", "hint"),
     [
         ("", "is empty"),
-        ("gs://bucket", "gs:// is not built"),
+        ("gs://bucket", "gs:// is not supported"),
         ("s3:///prefix", "names no bucket"),
         ("s3://bucket?acl=x", "unknown options ['acl']"),
         ("s3://evil.com\\/prefix", "is no name of a bucket"),

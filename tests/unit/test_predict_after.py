@@ -31,14 +31,14 @@ def job(tmp_path: Path, *overrides: str) -> LoadedJob:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ('predict.version="12"', "predict.version: is '12'; what has just been trained predicts"),
+        ('predict.version="12"', "predict.version: is '12'; the model that was just trained predicts"),
         ("predict.spec={}", "predict.spec: the job file is the spec"),
         ('predict.columns=["aa"]', "predict.columns.0: the job has no slot 'aa'; did you mean 'a'"),
         ("predict.shards=0 ", None),
         ("predict.trainers=0", "predict.trainers: Input should be greater than or equal to 1"),
         ("predict.ouput=3", "predict.ouput"),
         ("sources.lines.follow=true", "predict: the stream never ends"),
-        ('predict.input={ kafka = { topic = "t" } }', "predict.input.kafka.options: the job's source is no Kafka"),
+        ('predict.input={ kafka = { topic = "t" } }', "predict.input.kafka.options: the job's source is not Kafka"),
     ],
 )
 def test_a_prediction_that_cannot_be_is_refused_with_its_key(tmp_path, override, words):

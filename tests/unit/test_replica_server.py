@@ -121,34 +121,34 @@ WRONG = {
     "a list": ([], '"inputs", a list of tensors'),
     "no inputs": ({"inputs": []}, '"inputs", a list of tensors'),
     "unknown": (changed(0, name="aa"), "there is no input 'aa'; did you mean 'a'"),
-    "twice": ({"inputs": ONE["inputs"] * 2}, "input 'a' is there twice"),
+    "twice": ({"inputs": ONE["inputs"] * 2}, "input 'a' occurs twice"),
     "missing": ({"inputs": ONE["inputs"][1:]}, "input 'a' is missing"),
     "no data": ({"inputs": [{"name": "a"}]}, "needs name, datatype, shape and data"),
-    "shape": (changed(0, shape=[1, 3]), r"a: 2 values are there, the shape \[1, 3\] has 3"),
-    "no size": (changed(0, shape=[1, "2"]), "which is no size"),
-    "minus infinity": (changed(0, shape=[float("-inf"), 2]), "a: shape holds -inf, which is no size"),
-    "digits": (changed(0, shape=[10**4000, 10**4000]), "a: shape holds 10{99}, which is no size"),
-    "below 0": (changed(0, shape=[-1, -2]), "which is no size"),
+    "shape": (changed(0, shape=[1, 3]), r"a: data has 2 values, the shape \[1, 3\] has 3"),
+    "no size": (changed(0, shape=[1, "2"]), "which is not a size"),
+    "minus infinity": (changed(0, shape=[float("-inf"), 2]), "a: shape holds -inf, which is not a size"),
+    "digits": (changed(0, shape=[10**4000, 10**4000]), "a: shape holds 10{99}, which is not a size"),
+    "below 0": (changed(0, shape=[-1, -2]), "which is not a size"),
     "text for numbers": (changed(0, datatype="BYTES"), "a: is BYTES, and must be UINT64"),
     "numbers for text": (changed(1, datatype="UINT64", data=[3]), "b: is UINT64, and must be BYTES"),
-    "no number": (changed(0, data=[1, "2"]), "a: data holds values that are no UINT64"),
-    "a fraction": (changed(0, data=[1, 2.5]), "a: data holds values that are no UINT64"),
-    "a truth": (changed(0, data=[1, True]), "a: data holds values that are no UINT64"),
+    "no number": (changed(0, data=[1, "2"]), "a: data has values that are not UINT64"),
+    "a fraction": (changed(0, data=[1, 2.5]), "a: data has values that are not UINT64"),
+    "a truth": (changed(0, data=[1, True]), "a: data has values that are not UINT64"),
     "negative": (changed(2, data=[-4]), r"history: a sign is not from 0 to 2\*\*64 - 1"),
     "too large": (changed(0, data=[1, 1 << 64]), r"a: a sign is not from 0 to 2\*\*64 - 1"),
     "not finite": (changed(3, data=[0.5, float("nan")]), "d: a number is not finite"),
     "huge": (changed(3, data=[0.5, 1e300]), "d: a number is not finite"),
-    "dense size": (changed(3, shape=[1, 1], data=[1.0]), r"d: has the shape \[1, 1\], and must have \[1, 2\]"),
+    "dense size": (changed(3, shape=[1, 1], data=[1.0]), r"d: has the shape \[1, 1\], but must have \[1, 2\]"),
     "samples": (changed(0, shape=[2, 1]), r"history|b|d: has the shape"),
     "none": (changed(0, shape=[0, 2], data=[]), "0 samples in one request"),
-    "lengths": ({"inputs": [*ONE["inputs"], LENGTHS]}, "a.lengths: must hold 1 numbers, together 2"),
-    "mixed": (changed(0, data=[[3], 4]), "lists and values side by side"),
-    "surrogate": (changed(1, data=["\ud800"]), "no UTF-8"),
+    "lengths": ({"inputs": [*ONE["inputs"], LENGTHS]}, "a.lengths: must have 1 numbers with the sum 2"),
+    "mixed": (changed(0, data=[[3], 4]), "data mixes lists and values"),
+    "surrogate": (changed(1, data=["\ud800"]), "not UTF-8"),
     "output": (ONE | {"outputs": [{"name": "ctrr"}]}, "there is no output 'ctrr'; did you mean 'ctr'"),
     "outputs": (ONE | {"outputs": [3]}, "a list of objects with a name"),
-    "outputs again": (ONE | {"outputs": [{"name": "ctr"}] * 3800}, "^output 'ctr' is asked for twice; name each once$"),
+    "outputs again": (ONE | {"outputs": [{"name": "ctr"}] * 3800}, "^output 'ctr' is named twice; name each once$"),
     "dimensions": (changed(0, shape=[1] * 9), "a: a shape of 9 sizes; at most 8"),
-    "long sizes": (changed(0, shape=["x" * 9999]), "^a: shape holds 'x{99}, which is no size$"),
+    "long sizes": (changed(0, shape=["x" * 9999]), "^a: shape holds 'x{99}, which is not a size$"),
     "long name": (changed(0, name="x" * 9999), "^there is no input 'x{99}; known: a"),
     "long output": (ONE | {"outputs": [{"name": "x" * 9999}]}, "^there is no output 'x{99}; known: ctr"),
 }
@@ -231,8 +231,8 @@ def test_a_model_tells_what_it_reads_and_says(served):
     ("path", "words"),
     [
         ("/v2/models/other", "there is no model 'other'; this replica serves 'small'"),
-        ("/v2/models/small/versions/1", "version 1 is not served, 2 is; it is kept: roll back to it first"),
-        ("/v2/models/small/versions/9/ready", "and it is not kept"),
+        ("/v2/models/small/versions/1", "version 1 is not served, but 2; it is kept: roll back to it first"),
+        ("/v2/models/small/versions/9/ready", "it is not kept either"),
         ("/v2/nothing", "Not Found"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_version_is_gone_back_to_until_somebody_follows_again(served):
     assert served.ask("POST", "/v2/models/small/follow").json()["version"] == "2"
     assert served.infer(ONE).json() == now
     missing = served.ask("POST", "/v2/models/small/rollback", {"version": 7})
-    assert missing.status_code == 404 and "newest: 1, 2" in missing.json()["error"]
+    assert missing.status_code == 404 and "versions: 1, 2" in missing.json()["error"]
     for wrong in ({}, {"version": "x"}, {"version": 1, "more": 2}, []):
         assert served.ask("POST", "/v2/models/small/rollback", wrong).status_code == 400
 
@@ -265,7 +265,7 @@ def test_versions_of_a_timeline_that_was_left_are_told_apart(served):
     assert answer.json() == {"name": "small", "version": "2", "timeline": "t1", "held_back": True}
     assert served.infer(ONE, "/v2/models/small/versions/2@t1/infer").json()["model_version"] == "2@t1"
     newest = served.infer(ONE, "/v2/models/small/versions/2/infer")
-    assert newest.status_code == 404 and "version 2 is not served, 2@t1 is; it is kept" in newest.json()["error"]
+    assert newest.status_code == 404 and "version 2 is not served, but 2@t1; it is kept" in newest.json()["error"]
     assert served.ask("POST", "/v2/models/small/rollback", {"version": 2}).json()["timeline"] == "t2"
 
 
@@ -297,7 +297,7 @@ def test_outputs_and_samples_together_are_bounded(served, monkeypatch):
     monkeypatch.setattr(requests, "MAX_VALUES", 20)
     assert served.infer(batch(10) | {"outputs": [{"name": "ctr"}]}).status_code == 200
     reader = requests.Reader(served.state.model(), 100)
-    with pytest.raises(requests.BadRequest, match="1 outputs of 21 samples are more than 20 numbers; ask for fewer"):
+    with pytest.raises(requests.BadRequest, match="1 outputs of 21 samples are more than 20 numbers; send fewer"):
         reader.outputs({}, 21)
 
 
@@ -356,7 +356,7 @@ def test_bodies_and_batches_are_bounded(tmp_path):
             [("a", "UINT64", [1, 2, 3]), ("b", "BYTES", ["x"] * 3), ("history", "UINT64", [1, 2, 3])]]  # fmt: skip
     rows.append({"name": "d", "datatype": "FP32", "shape": [3, 2], "data": [0] * 6})
     answer = served.infer({"inputs": rows})
-    assert answer.status_code == 400 and "3 samples in one request; 1 to 2" in answer.json()["error"]
+    assert answer.status_code == 400 and "3 samples in one request; send 1 to 2" in answer.json()["error"]
 
 
 def test_more_requests_at_once_than_allowed_are_told_to_come_again():
@@ -375,7 +375,7 @@ def test_more_requests_at_once_than_allowed_are_told_to_come_again():
         under_way = [asyncio.create_task(door(scope, None, send)) for _ in range(2)]
         await asyncio.sleep(0)
         await door(scope, None, send)
-        assert told[0]["status"] == 503 and b"2 requests are under way" in told[1]["body"]
+        assert told[0]["status"] == 503 and b"2 requests are in progress" in told[1]["body"]
         waiting.set()
         await asyncio.gather(*under_way)
         told.clear()
@@ -441,7 +441,7 @@ def test_only_loopback_is_listened_on_without_a_token(tmp_path):
 
 @pytest.mark.parametrize("told", [{}, {"exports": "x", "store": "y"}])
 def test_one_source_is_named_by_its_option(told):
-    with pytest.raises(SpecError, match="^name one of --exports, --feed and --store"):
+    with pytest.raises(SpecError, match="^name exactly one of --exports, --feed and --store"):
         validate(ReplicaConfig, told)
 
 

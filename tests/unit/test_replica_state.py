@@ -147,7 +147,7 @@ def test_a_tensor_of_another_shape_is_refused_by_name(job):
     update = job.update(1, whole=True)
     with pytest.raises(UpdateRefused, match=r"tensor 'w' is float32\[4\]; .* float32\[5\]"):
         state.apply(replace(update, dense=update.dense | {"w": np.zeros(4, np.float32)}))
-    with pytest.raises(UpdateRefused, match="is a difference, and there is nothing"):
+    with pytest.raises(UpdateRefused, match="is a difference, and there is no version"):
         state.apply(job.update(2))
 
 

@@ -43,7 +43,7 @@ def test_streams_of_places_of_their_own_are_taken():
 
 
 NO_PLACES = {
-    "ftp://m/p": 'ftp:// is not built; write "s3://bucket/prefix", "file:///folder" or a folder',
+    "ftp://m/p": 'ftp:// is not supported; write "s3://bucket/prefix", "file:///folder" or a folder',
     "": 'is empty; write "s3://bucket/prefix", "file:///folder" or a folder',
     "~nobody-of-this-name/out": "Could not determine home directory.",
 }

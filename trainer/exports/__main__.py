@@ -1,7 +1,8 @@
-"""The exporter process: `python -m trainer.exports`, a child of the chief.
+"""The exporter process: `python -m trainer.exports`, a child of rank 0.
 
-Its input is an ExporterConfig as a line of JSON, then an ExportRequest a line; each gets an ExportAnswer, a line of its
-output. It ends with its input: when the chief closes it, or dies, however it does. Never imports torch.
+Its input is a line of JSON with an ExporterConfig, then one ExportRequest per line. It answers each request with an
+ExportAnswer, one line of output. It ends when its input ends: when rank 0 closes the input, or dies for any reason.
+Never imports torch.
 """
 
 import logging
@@ -32,18 +33,18 @@ from trainer.log import Superseded
 from trainer.log_file import newest_generation
 
 NICENESS = 19
-"""How far training goes before: an exporter lives off what its chief's threads leave of the cores."""
+"""Lowest priority: an exporter uses the CPU time that rank 0 leaves."""
 POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
-"""Where it dies when it is told to; others that its chief is told of are not its own."""
+"""The failpoints of this process; the others in its configuration belong to rank 0."""
 TURN_S = 600.0
-"""How long a process waits at most, before it begins, until one of another generation has made its last export."""
+"""Longest wait at the start for an exporter of another generation to end its last export."""
 LOG, LOCK = "log", "lock"
-"""The store's log; and the file, in the folder of what chiefs prepare, by which one process at a time makes exports."""
+"""Folder of the store's log; lock file, in the folder of prepared files, that lets one process at a time export."""
 LIVE, SCRATCH = "live", "export-"
-"""Where in a store stores of rows are open, and what names of ours begin with."""
+"""Folder of a store for open row stores; prefix of the names that exporters use there."""
 
 FORMAT = "%(levelname)s: %(message)s"
-"""Of a record: when it came, and of whom, the chief's log says, through which it goes."""
+"""Of a log line. Rank 0, which passes the lines on, adds time and source."""
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def run() -> None:
 
 
 def answered(line: str, config: ExporterConfig) -> ExportAnswer:
-    """What comes of one request, whatever goes wrong with it."""
+    """The answer to one request; any failure becomes an answer, too."""
     name = ""
     try:
         request = ExportRequest.model_validate_json(line)
@@ -78,16 +79,16 @@ def answered(line: str, config: ExporterConfig) -> ExportAnswer:
             return export(request, config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
     except MillraceError as error:
         return ExportAnswer(name=name, outcome="failed", error=str(error))
-    except Exception as error:  # noqa: BLE001  # the rim: a bug in one export is not the end of all
+    except Exception as error:  # noqa: BLE001  # outermost handler: a bug in one export does not end the others
         log.exception("export %s failed", name)
         return ExportAnswer(name=name, outcome="failed", error=f"a bug in the exporter: {error!r}; see the log")
 
 
 @contextmanager
 def turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
-    """Hold the job's exports against exporters of other generations. Raises Superseded, DeadlineExceeded, Unwritable.
+    """Lock the job's exports against exporters of other generations. Raises Superseded, DeadlineExceeded, Unwritable.
 
-    A chief that was taken for dead may go on for a while, and so does its exporter: both write to the same folder.
+    A rank 0 that was taken for dead may continue for a while, with its exporter. Both exporters write to one folder.
     """
     folder = config.store / STAGES
     with writing(folder):
@@ -100,13 +101,13 @@ def turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
 
 
 def clear(store: Path) -> None:
-    """Remove what processes before this one left when they were killed."""
+    """Remove what earlier processes left behind when they were killed."""
     for path in (store / LIVE).glob(f"{SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _read(requests: "queue.SimpleQueue[str]") -> None:
-    """A thread: lines in; at their end the process ends, in the middle of what it is doing, with all it started."""
+    """Thread that reads lines. At the end of the input it kills the process and all its children at once."""
     for line in sys.stdin:
         requests.put(line)
     if os.getpgrp() == os.getpid():

@@ -1,6 +1,6 @@
-"""Exports whose commits are there, made one after the other by the exporter process; what fails is tried again.
+"""Makes the exports whose commits exist, one after the other, and tries again those that fail.
 
-Which exports there are is trainer.exports.exporting's decision; how one is made, trainer.exports.process'.
+trainer.exports.exporting decides which exports to make; trainer.exports.process runs the process that makes them.
 """
 
 import logging
@@ -14,31 +14,31 @@ from millrace.retry import Backoff
 from trainer.exports.request import ExportAnswer, ExportRequest
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
-"""Before an export is tried again: twice as long each time, up to the longest."""
+"""Pause before another try of an export: it doubles each time, up to the longest."""
 BACKOFF = Backoff.doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 log = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
-    """Makes one export at a time, elsewhere; never waits for it. One thread."""
+    """Makes one export at a time, in another process, and never waits for it. One thread."""
 
     def submit(self, request: ExportRequest) -> None:
-        """Begin this one; none is being made."""
+        """Begin an export. None may be in progress."""
         ...
 
     def poll(self) -> ExportAnswer | None:
-        """How the one that was begun ended; None: it did not, or none was begun. Each answer once."""
+        """How the export ended; None while it has not, or where none was begun. Returns each answer once."""
         ...
 
     def close(self) -> None:
-        """End, whatever is being made."""
+        """End, even in the middle of an export."""
         ...
 
 
 @dataclass
 class Attempt:
-    """An export that is to be made."""
+    """An export to make."""
 
     request: ExportRequest
     tried: int = 0
@@ -46,26 +46,26 @@ class Attempt:
 
 
 class Attempts:
-    """See module docstring. One thread, but for `failing`."""
+    """See module docstring. One thread, except for `failing`."""
 
     def __init__(self, exporter: Exporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._exporter, self._clock = exporter, clock
         self._waiting: deque[Attempt] = deque()
         self._flying: Attempt | None = None
         self.failing: dict[str, tuple[float, str]] = {}
-        """By stream: since when, and how, for those that are to be tried again. Replaced, never changed."""
+        """By stream: since when an export fails that is tried again, and its last error. Replaced, never changed."""
 
     def add(self, request: ExportRequest) -> None:
-        """Make this one, after those that wait."""
+        """Make this export after those that wait."""
         self._waiting.append(Attempt(request))
 
     def __iter__(self) -> Iterator[ExportRequest]:
-        """Those that have not ended."""
+        """The requests that have not ended."""
         flying = () if self._flying is None else (self._flying,)
         return (attempt.request for attempt in (*flying, *self._waiting))
 
     def tick(self) -> list[tuple[ExportRequest, ExportAnswer]]:
-        """Begin what may begin; those that ended for good since the last call: complete, or given up."""
+        """Begin the next export that may begin -> exports that ended for good since the last call, and how."""
         over = []
         if self._flying is not None and (answer := self._exporter.poll()) is not None:
             attempt, self._flying = self._flying, None
@@ -80,11 +80,11 @@ class Attempts:
         return over
 
     def close(self) -> None:
-        """End the exporter; what was not complete is made by the next run."""
+        """End the exporter. The next run makes what was not complete."""
         self._exporter.close()
 
     def _ended(self, attempt: Attempt, answer: ExportAnswer) -> bool:
-        """Whether that was its end."""
+        """Whether the export ended for good."""
         request, failing = attempt.request, dict(self.failing)
         since_s, _ = failing.pop(request.stream, (self._clock(), ""))
         attempt.tried += 1
@@ -106,8 +106,8 @@ def log_end(request: ExportRequest, answer: ExportAnswer) -> None:
     """Log how an export ended for good."""
     what = f"export {request.name} of {request.stream}"
     if answer.outcome == "failed":
-        log.error("%s failed, and is given up; the next one takes what it lacks: %s", what, answer.error)
+        log.error("%s failed and is given up; the next one includes what it lacks: %s", what, answer.error)
         return
     log.info("%s: %d rows, %d deleted, %.1f s; %s", what, answer.rows, answer.tombstones, answer.seconds, answer.path)
     if answer.failed_gates:
-        log.warning("%s is not pointed to: %s", what, "; ".join(answer.failed_gates))
+        log.warning("current.json does not point to %s: %s", what, "; ".join(answer.failed_gates))

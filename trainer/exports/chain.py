@@ -1,7 +1,7 @@
-"""What is known of a stream of exports: the newest complete one, the one being made, what happened since.
+"""State of a stream of exports: the newest complete export, the one in progress, what happened since.
 
-A pure fold over the job's log ("export" and "exported" operations) and its closes, so a replay gives the same; it is
-part of a commit's state. What is due is trainer.exports.schedule's decision.
+A pure fold over the closes of passes and the job's log ("export" and "exported" operations), so a replay gives the same
+state. It is part of a commit's state. trainer.exports.schedule decides what is due.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Body = Mapping[str, Any]
 Kind = Literal["base", "delta"]
 SHARED = ("address", "tables", "dtype", "base_threshold", "delta_threshold", "delta_keep_days")
-"""What of an "export" operation a delta must have as its parent has it."""
+"""Fields of an "export" operation that must be equal in a delta and its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Link:
     arithmetic: str
     """Hash of the fingerprint of libraries and hardware at the time."""
     id: str | None
-    """Of a person's wish, if it is one."""
+    """Of the request of a person, if there was one."""
 
     @classmethod
     def of(cls, body: Body) -> "Link":
-        """Of an "export" operation."""
+        """The export of an "export" operation."""
         plain = {name: body[name] for name in ("name", "version", "timeline", "arithmetic", "id")}
         return cls(**plain, kind=body["type"], shared={name: body[name] for name in SHARED})
 
@@ -46,47 +46,47 @@ class Link:
 
 @dataclass
 class Chain:
-    """One stream. Times are unix seconds of the stream's clock, those of ends of the wall's."""
+    """One stream. Times are unix seconds of the stream's clock; times of ends are wall time."""
 
     newest: Link | None = None
-    """The newest complete export: what the next delta builds on."""
+    """The newest complete export: the parent of the next delta."""
     flight: Link | None = None
-    """The one that is logged and has not ended."""
+    """The export that is logged and has not ended."""
     cut: dict[str, Any] | None = None
-    """Of the one in flight, the operation."""
+    """The operation of the export in flight."""
     facts: dict[str, Any] | None = None
-    """Of the one in flight, what is known of its version only: see trainer.exports.ordering."""
+    """Facts of the version of the export in flight: see trainer.exports.ordering."""
     failed: str = ""
-    """How the last one ended that failed for good, if none was complete since; the next delta then takes all."""
+    """Error of the last export that failed for good, if none was complete since: the next delta takes all rows."""
     failed_since_s: float | None = None
     failed_base: bool = False
-    """Whether a base is among those that failed since: the next one is a base."""
+    """Whether a base is among those that failed since; the next export is then a base."""
     redo: bool = False
-    """Whether a base should follow at once, for a delta cannot be made."""
+    """Whether a base must follow at once, since a delta cannot be made."""
     begun_s: float | None = None
-    """When the stream began: intervals are counted from here before the first export."""
+    """When the stream began: start of the intervals before the first export."""
     last_s: float | None = None
-    """Of the last export, whatever became of it."""
+    """Time of the last export, complete or not."""
     last_base_s: float | None = None
     fresh: bool = False
-    """Whether something happened to the tables since the last export was cut."""
+    """Whether tables changed since the last export was cut."""
     forked: bool = False
     """Whether the job forked since the last base was cut."""
     tracked: bool = False
-    """Whether all commits since the newest export kept what changed."""
+    """Whether all commits since the newest export recorded what changed."""
     low_s: float | None = None
-    """Lowest event time since the newest complete export was cut; the export in flight has what is since its parent."""
+    """Lowest event time since the newest complete export was cut; the export in flight covers the time from here."""
     low_since_cut_s: float | None = None
-    """Lowest event time since the last export was cut, whatever became of it."""
+    """Lowest event time since the last export was cut, complete or not."""
     ended: dict[str, Any] = field(default_factory=dict)
-    """The last "exported" operation, for people."""
+    """The last "exported" operation, for the status."""
     ended_complete_s: float | None = None
     """When the newest complete export was complete."""
 
-    # -- what happens
+    # -- events
 
     def saw(self, time_s: float | None, pass_times_s: tuple[float, float] | None, num_samples: int) -> None:
-        """A pass closed at `time_s` of the stream's clock."""
+        """Note that a pass closed at `time_s` of the stream's clock."""
         if self.begun_s is None:
             self.begun_s = time_s
         self.fresh |= num_samples > 0
@@ -95,7 +95,7 @@ class Chain:
             self.low_since_cut_s = _least(self.low_since_cut_s, pass_times_s[0])
 
     def ordered(self, body: Body, facts: Mapping[str, Any], *, tracks: bool) -> None:
-        """An export of this stream is cut. `tracks`: whether commits from here on keep what changes."""
+        """Note that an export of this stream is cut. `tracks`: whether commits from here on record what changes."""
         self.flight, self.cut, self.facts = Link.of(body), dict(body), dict(facts)
         self.last_s, self.fresh, self.redo = body["at_s"], False, False
         self.low_since_cut_s = None
@@ -103,7 +103,7 @@ class Chain:
             self.last_base_s, self.forked, self.tracked = body["at_s"], False, tracks
 
     def over(self, body: Body) -> None:
-        """It ended: complete, or failed for good."""
+        """Note that the export in flight ended: complete, or failed for good."""
         flight = self.flight
         if flight is None or (flight.name, flight.timeline) != (body["name"], body["timeline"]):
             return
@@ -120,17 +120,17 @@ class Chain:
         self.redo = bool(body.get("final")) and flight.kind == "delta"
 
     def drop(self) -> None:
-        """Nothing is in flight."""
+        """Forget the export in flight."""
         self.flight = self.cut = self.facts = None
 
     def touched(self) -> None:
-        """An operation changed tables."""
+        """Note that an operation changed tables."""
         self.fresh = True
 
-    # -- what commits need of it
+    # -- for commits
 
     def needs_since(self, timeline: str) -> int | None:
-        """The version from which on the next delta needs what changed; None: the next one is a base."""
+        """The version since which the next delta needs changes; None: the next export is a base."""
         parent = self.flight if self.flight is not None and self.flight.kind == "base" else self.newest
         return parent.version if parent is not None and self.tracked and parent.timeline == timeline else None
 

@@ -1,7 +1,7 @@
-"""Rows of exports as arrays, some at a time, and streams of them merged: replayed, or two states side by side.
+"""Rows of exports as arrays, chunk by chunk; merges streams of chunks: a replay, or a comparison of two states.
 
-A stream is an iterator of chunks whose rows ascend by `order_of(key)`, the order of stores and of export files. Where
-chunks come from is trainer.exports.reading's work. Memory is bounded: a chunk of each stream at a time.
+A stream is an iterator of chunks whose rows ascend by `order_of(key)`, the order of stores and of export files.
+trainer.exports.reading reads the chunks. Memory is bounded: one chunk of each stream at a time.
 
 Shapes: R rows of a chunk, D length of the vector, P pairs of one key in two chunks.
 """
@@ -22,24 +22,24 @@ U64 = NDArray[np.uint64]
 
 
 class NotInOrder(BadInput):
-    """A file's keys do not ascend, or one of them is there twice."""
+    """The keys of a file do not ascend, or a key occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some rows, or some tombstones; values as they are in the file."""
+    """Some rows, or some tombstones; values have the type of the file."""
 
     slots: tuple[str, ...]
-    """Names that `slot_R` counts."""
+    """Slot names; `slot_R` holds indices into them."""
     slot_R: I32
     sign_R: U64
     key_R: U64
     weight_R: NDArray[Any] | None = None
-    """float32 or float16; None without a first-order weight, and of tombstones."""
+    """float32 or float16; None without a first-order weight, and for tombstones."""
     vector_RD: NDArray[Any] | None = None
-    """float32, float16 or int8; None where D is 0, and of tombstones."""
+    """float32, float16 or int8; None where D is 0, and for tombstones."""
     scale_R: F32 | None = None
-    """Of int8 vectors."""
+    """Scales of int8 vectors; None for other types."""
 
     def __len__(self) -> int:
         return len(self.key_R)
@@ -69,7 +69,7 @@ class Chunk:
         return [self.slots[slot] for slot in self.slot_R.tolist()]
 
     def take(self, rows: Any) -> "Chunk":
-        """The rows that an index, a mask or a slice chooses."""
+        """The rows that an index array, a mask or a slice selects."""
 
         def chosen(array: Any) -> Any:
             return None if array is None else array[rows]
@@ -78,12 +78,12 @@ class Chunk:
         return Chunk(self.slots, *(chosen(column) for column in columns))
 
     def decoded(self) -> "Chunk":
-        """The same in float32."""
+        """The same rows in float32."""
         return replace(self, weight_R=self.weights, vector_RD=self.vectors, scale_R=None)
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks of one kind behind each other; there is at least one."""
+    """Chunks of one kind concatenated; there is at least one."""
     if len(chunks) == 1:
         return chunks[0]
     slots = tuple(dict.fromkeys(name for chunk in chunks for name in chunk.slots))
@@ -100,11 +100,11 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 
 @dataclass(slots=True)
 class Stream:
-    """Where one stream of chunks stands."""
+    """A stream of chunks and the position in it."""
 
     chunks: Iterator[Chunk]
     what: str
-    """For errors."""
+    """Name of the stream, for errors."""
     gone: bool = False
     """Whether these are tombstones."""
     _held: Chunk | None = None
@@ -112,7 +112,7 @@ class Stream:
     _last: int = -1
 
     def fill(self) -> bool:
-        """Have rows in hand; whether there are any left. Raises NotInOrder."""
+        """Read the next chunk if the current one is used up -> whether rows are left. Raises NotInOrder."""
         while self._held is None or not len(self._held):
             self._held = next(self.chunks, None)
             if self._held is None:
@@ -131,17 +131,17 @@ class Stream:
         if at >= 0:
             raise NotInOrder(
                 f"{self.what}: key {int(self._held.key_R[at])} (sign {int(self._held.sign_R[at])} of slot "
-                f"{self._held.slots[int(self._held.slot_R[at])]!r}) is there twice or out of order; export it again"
+                f"{self._held.slots[int(self._held.slot_R[at])]!r}) occurs twice or out of order; export it again"
             )
         self._last = int(order_R[-1])
 
     @property
     def end(self) -> int:
-        """Order of the last row in hand."""
+        """Order of the last row of the current chunk."""
         return int(self._order_R[-1])
 
     def upto(self, end: int) -> Chunk:
-        """Take the rows in hand up to `end`."""
+        """Take the rows of the current chunk up to the order `end`."""
         assert self._held is not None
         count = int(np.searchsorted(self._order_R, np.uint64(end), side="right"))
         taken, self._held = self._held.take(slice(count)), self._held.take(slice(count, None))
@@ -150,20 +150,20 @@ class Stream:
 
 
 def replayed(streams: Sequence[Stream]) -> Iterator[Chunk]:
-    """The state after all streams, given from the oldest to the newest: the newest row of a key, unless it is gone."""
+    """The state after all streams, which are given oldest first: the newest row of each key, unless it is deleted."""
     while live := [stream for stream in streams if stream.fill()]:
         end = min(stream.end for stream in live)
         rows = [stream.upto(end) for stream in live]
         left = _newest([len(chunk) for chunk in rows], np.concatenate([order_of(chunk.key_R) for chunk in rows]))
         gone = np.repeat([stream.gone for stream in live], [len(chunk) for chunk in rows])
         kept = left[~gone[left]]
-        place = np.cumsum(~gone) - 1  # among the rows that are no tombstones
+        place = np.cumsum(~gone) - 1  # among the rows that are not tombstones
         if len(kept):
             yield joined([chunk for chunk, stream in zip(rows, live, strict=True) if not stream.gone]).take(place[kept])
 
 
 def _newest(lengths: Sequence[int], order_N: U64) -> NDArray[np.int64]:
-    """Which of the rows, of chunks behind each other, are the last of their key, ascending by order."""
+    """Indices of the rows, in concatenated chunks, that are the newest of their key; ascending by order."""
     age_N = np.repeat(np.arange(len(lengths)), lengths)
     sorted_N = np.lexsort((age_N, order_N))
     ordered_N = order_N[sorted_N]
@@ -178,7 +178,7 @@ Row = tuple[str, int, float | None, tuple[float, ...]]
 
 
 def replayed_reference(streams: Sequence[tuple[bool, Mapping[int, Row]]]) -> dict[int, Row]:
-    """The twin of `replayed`: by key, of (whether tombstones, rows by key) from the oldest to the newest."""
+    """Reference for `replayed`: takes (whether tombstones, rows by key) oldest first, returns the state by key."""
     state: dict[int, Row] = {}
     for gone, rows in streams:
         for key, row in rows.items():
@@ -191,7 +191,7 @@ def replayed_reference(streams: Sequence[tuple[bool, Mapping[int, Row]]]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A stretch of keys in two states: those in both, as P pairs of rows, and those in one."""
+    """A range of keys in two states: P pairs of rows for keys in both, single rows for keys in only one."""
 
     old: Chunk
     new: Chunk
@@ -200,7 +200,7 @@ class Pairs:
 
 
 def paired(old: Iterator[Chunk], new: Iterator[Chunk]) -> Iterator[Pairs]:
-    """Two states side by side, in order of keys."""
+    """Two states compared, in order of keys."""
     first, second = Stream(old, "the old state"), Stream(new, "the new state")
     while True:
         live = [stream for stream in (first, second) if stream.fill()]
@@ -217,7 +217,7 @@ def _none() -> Chunk:
 
 
 def chosen(chunks: Iterator[Chunk], keep: Callable[[Chunk], NDArray[np.bool_]]) -> Iterator[Chunk]:
-    """The rows of a stream for which `keep` says so."""
+    """The rows of a stream for which `keep` returns True."""
     for chunk in chunks:
         if (mask := keep(chunk)).any():
             yield chunk.take(mask)

@@ -1,6 +1,6 @@
-"""model.json of an export: all that a program without Millrace must know to serve it. Pure; imports no torch.
+"""model.json of an export: all that a program without Millrace needs to serve it. Pure; imports no torch.
 
-64-bit numbers are texts of decimal digits, since many readers of JSON keep 53 bits.
+64-bit numbers are strings of decimal digits, since many readers of JSON keep only 53 bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from pserver.config import TableSection
 from trainer.exports.config import ExportSection
 
 FORMAT = 1
-"""Number of the layout of model.json."""
+"""Format number of model.json."""
 
 TEXTS = ("", "a", "42", "sports", "müsli")
 SIGNS = (0, 1, 42, (1 << 63) + 7, (1 << 64) - 1)
@@ -72,7 +72,7 @@ def describe(
     section: ExportSection,
     default_rows: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The document. `default_rows`: numbers of each table whose default row is learnt."""
+    """The document. `default_rows`: the default row of each table that learns one."""
     used = [name for name in tables if any(slot.sparse.table == name for slot in schema.sparse)]
     return {
         "format": FORMAT,
@@ -110,7 +110,7 @@ def describe(
 
 
 def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str, Any]]:
-    """Sparse slots, in order. Rows of a share group bear the name of its first slot: "rows_of"."""
+    """Sparse slots, in order. Rows of a share group have the name of its first slot: "rows_of"."""
     first: dict[int, str] = {}
     found = []
     for slot in schema.sparse:
@@ -141,7 +141,7 @@ def _dense(slot: Slot) -> dict[str, Any]:
 
 
 def _inputs(schema: Schema, tables: Mapping[str, TableSection]) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, type and sizes behind B of the inputs: in the order of trainer.exports.tracing.input_names."""
+    """Name, type and sizes after B of the inputs, in the order of trainer.exports.tracing.input_names."""
     pooled: list[tuple[str, str, tuple[int, ...]]] = []
     sequences: list[tuple[str, str, tuple[int, ...]]] = []
     for slot in schema.sparse:

@@ -1,8 +1,8 @@
-"""Exports of a running job, on the chief: when one is cut, from which commit it is made, what the log says of its end.
+"""Exports of a running job, on rank 0: cuts exports, has commits made for them, logs how they end.
 
-A decider (trainer.operations). When one is due is trainer.exports.schedule's decision, what is known of a stream
-trainer.exports.chain's; the exporter process makes them (trainer.exports.attempts). Training waits only for the commit
-of the version that is exported. Imports no torch.
+A decider (trainer.operations). trainer.exports.schedule decides what is due, trainer.exports.chain holds the state of a
+stream, and the exporter process makes the exports (trainer.exports.attempts). Training waits only for the commit of the
+version that is exported. Imports no torch.
 """
 
 import logging
@@ -46,29 +46,29 @@ from trainer.records import (
 )
 
 STOP_S = 120.0
-"""How long a job that is asked to stop waits at most for an export; the next run makes it from the same commit."""
+"""Longest wait for an export when the job is asked to stop. The next run makes it from the same commit."""
 TURN_LOOK_S = 0.01
-"""How often training that waits for an export looks whether it is made."""
+"""Interval of checks while training waits for an export."""
 SWEEP_LOOK_S = 0.5
-"""How often, while nothing comes, a pass of no events looks whether a table is swept."""
+"""Interval of empty passes that check whether a table is swept, while no events come."""
 MAX_GRANTED = 100
-"""Wishes remembered once they are granted."""
+"""Requests that are remembered after they were granted."""
 
 log = logging.getLogger(__name__)
 
 
 class ExactCommits(Protocol):
-    """Who leads commits: see trainer.commit.Committer."""
+    """Leads commits: see trainer.commit.Committer."""
 
     version: int
     """Last version committed."""
 
     def finish(self, version: int) -> bool:
-        """Take note of a commit that ended; begins none of a version that is committed."""
+        """Note that a commit ended. Does not begin one for a version that is committed."""
         ...
 
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
-        """Have a commit made of the version that is being closed, held as `who`."""
+        """Have a commit made of the version that is being closed, held by `who`; then call `told`."""
         ...
 
 
@@ -77,11 +77,11 @@ class _Stream:
     section: ExportSection
     chain: Chain = field(default_factory=Chain)
     wish: tuple[Kind, str] | None = None
-    """What a person asks for: kind and id."""
+    """Kind and id of an export that a person requested."""
 
 
 class Exporting:
-    """See module docstring. The loop's thread, but where it says otherwise."""
+    """See module docstring. Methods run on the loop's thread, unless stated otherwise."""
 
     name: ClassVar[str] = "exporting"
 
@@ -92,27 +92,27 @@ class Exporting:
         self._streams = {stream: _Stream(section) for stream, section in setting.streams.items()}
         self._committer: ExactCommits | None = None
         self._ends: dict[tuple[str, str, str], Body] = {}
-        """Ends that are logged and have not acted yet: by stream, timeline and name of the export."""
+        """Logged ends that have not acted yet, by stream, timeline and name of the export."""
         self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
-        """Ends that the log had no room for yet."""
+        """Ends that wait for room in the log."""
         self._wishing = threading.Lock()
         self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
         self._low_s: float | None = None
         """Lowest event time of all passes."""
         self._clock_s: float | None = None
-        """Of events: the highest time of all passes, but for what was later than its pass's day."""
+        """Clock of events: the highest time of all passes, without times later than the day of their pass."""
         self._close: Closing | None = None
         self._saw_s = -math.inf
         self._day = self._forks = 0
         self._waits: list[str] = []
         self._patience: Deadline | None = None
 
-    # -- beginning and end
+    # -- start and end
 
     def begin(self, committer: ExactCommits, logged: Iterable[Operation], version: int) -> None:
         """Before the first pass, restored at `version`. `logged`: operations that are still to act, also in a replay.
 
-        What was cut by then and never ended is made now, from its commit.
+        Exports that were cut before and never ended are made now, from their commits.
         """
         self._committer = committer
         for each in logged:
@@ -128,7 +128,7 @@ class Exporting:
     def _resume(self, stream: str, flight: Link, version: int) -> None:
         request, name = self._request(stream), commit_of(self._commits, stream, flight)
         if name is None:
-            self._over(request, _failed(flight, "its commit is not there any more"))
+            self._over(request, _failed(flight, "its commit does not exist any more"))
             return
         if version == flight.version and not request.stage.exists():
             self._stage(request)
@@ -136,16 +136,16 @@ class Exporting:
         self._attempts.add(request.model_copy(update={"commit": self._commits.folder / name}))
 
     def tick(self) -> None:
-        """Between passes, and while nothing comes: log what ended, begin what may begin."""
+        """Between passes, and while no events come: log exports that ended, begin those that may begin."""
         for request, answer in self._attempts.tick():
             self._over(request, answer)
         self._log_ends()
 
     def finish(self, *, stopping: bool) -> bool:
-        """At an orderly end, once the last version is committed: whether nothing is to be waited for any more.
+        """At an orderly end, once the last version is committed -> whether the job need not wait for exports any more.
 
-        To be called again until then; not longer than the streams' deadlines. `stopping`: somebody asked for the end;
-        else the stream of events has ended, and `wants_pass` is to be asked before, each time.
+        Call it again until it returns True, which it does within the streams' deadlines. `stopping`: the job was asked
+        to stop. Otherwise the stream of events has ended; then call `wants_pass` before each call.
         """
         self.tick()
         waits = [f"{request.name} of {request.stream}" for request in self._attempts]
@@ -158,10 +158,10 @@ class Exporting:
         if self._patience is None or waits != self._waits:
             longest_s = max(stream.section.deadline for stream in self._streams.values())
             self._waits, self._patience = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
-            log.info("waiting for exports before the end: %s", ", ".join(waits))
+            log.info("waiting for exports before the job ends: %s", ", ".join(waits))
         if not self._patience.passed():
             return False
-        log.warning("not waited for any longer: %s; the next run makes what was begun", ", ".join(waits))
+        log.warning("the wait for exports is over: %s; the next run makes those that were begun", ", ".join(waits))
         return True
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Exporting:
     # -- see Decider
 
     def asked(self, request: Request) -> None:
-        """See Decider. A wish is granted at a close, and known by its id from then on."""
+        """See Decider. A request is granted at a close; from then on its id is remembered."""
         if request["op"] != ExportOperation.op:
             return
         name, kind, id_ = request.get("stream"), request.get("kind"), request["id"]
@@ -179,14 +179,14 @@ class Exporting:
         if stream is None:
             raise SpecError(f"there is no stream of exports {name!r}; {nearest(str(name), self._streams)}", "exports")
         if kind not in (None, "base", "delta"):
-            raise SpecError(f'{kind!r} is no kind of export: "base" or "delta"')
+            raise SpecError(f'{kind!r} is no kind of export; write "base" or "delta"')
         if kind == "delta" and stream.section.delta is None:
-            raise SpecError("is not set, so commits do not keep what changes", f"exports.{name}.delta")
+            raise SpecError("is not set, so commits do not record what changes", f"exports.{name}.delta")
         with self._wishing:
             if id_ not in self._granted:
                 stream.wish = stream.wish or (kind or usual(stream.section), id_)
                 if stream.wish[1] != id_:
-                    raise NotYet(f"another export of {name} is asked for, and comes first")
+                    raise NotYet(f"another export of {name} was requested before and comes first")
         raise NotYet(f"an export of {name} is cut at the next close")
 
     def saw(self, close: Closing) -> None:
@@ -205,7 +205,7 @@ class Exporting:
                 self._wait_turn(name, close)
 
     def _wait_turn(self, name: str, close: Closing) -> None:
-        """What falls due now is cut now: once the export before it is made, or given up."""
+        """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
         section, time_s = self._streams[name].section, self._time_s(name, close)
         patience = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
         while self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping(), idle=True) is not None:
@@ -259,7 +259,7 @@ class Exporting:
             stream.chain.touched()
 
     def wants_pass(self, ended: bool) -> bool:
-        """See Decider: at the stream's end; while nothing comes, where a person or the clock calls for an export."""
+        """See Decider. True at the stream's end, or while no events come, where an export is due."""
         if self._sweeping() and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
             return False
         return self._calls(ended=ended)
@@ -271,7 +271,7 @@ class Exporting:
         return {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See Decider. A stream that is new begins anew; what another timeline had in flight is nothing to this one."""
+        """See Decider. A new stream starts empty; an export in flight on another timeline is dropped."""
         self._low_s, self._clock_s = state.get("low_s"), state.get("clock_s")
         for name, saved in state.get("streams", {}).items():
             if name not in self._streams:
@@ -291,14 +291,15 @@ class Exporting:
     # -- commits
 
     def changes_since(self) -> int | None:
-        """The version since which the commit that is made now must tell what changed; None: nobody will ask."""
+        """The version since which the next commit must record what changed; None: no export needs it."""
         needs = (stream.chain.needs_since(self._setting.timeline) for stream in self._streams.values())
         return min((version for version in needs if version is not None), default=None)
 
     def _cut(self, body: Body) -> None:
-        """The export of the version that is being closed: it has a commit made, unless the log knows its end.
+        """Cut the export of the version that is being closed: have a commit made for it, unless its end is logged.
 
-        Then that version has a commit, too, where a delta may build on it: changes are told from commit to commit.
+        Where deltas may build on the export, its version gets a commit in any case: changes are recorded from commit to
+        commit.
         """
         name, version = body["stream"], body["version"]
         stream = self._streams[name]
@@ -317,7 +318,7 @@ class Exporting:
             self._committer.exactly(version, None, lambda commit, why: None)
 
     def _committed(self, request: ExportRequest, commit: Commit | None, why: str) -> None:
-        """The commit of an export is there, held; or there is none, and there will be none."""
+        """Make an export, now that its commit exists; or end it, where there will be no commit."""
         if commit is None:
             self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
             return
@@ -325,7 +326,7 @@ class Exporting:
         self._attempts.add(request.model_copy(update={"commit": commit.folder}))
 
     def _stage(self, request: ExportRequest) -> None:
-        """What only the chief knows of this version, whole or not there. An export goes on without it."""
+        """Write what only rank 0 knows of this version, whole or not at all. An export can do without it."""
         path, unfinished = request.stage, request.stage.with_suffix(f".{os.getpid()}.unfinished")
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -339,12 +340,12 @@ class Exporting:
         except Superseded:
             raise
         except MillraceError as error:
-            log.warning("export %s of %s goes without what the chief adds: %s", request.name, request.stream, error)
+            log.warning("export %s of %s is made without what rank 0 adds: %s", request.name, request.stream, error)
 
-    # -- ends
+    # -- ends of exports
 
     def _over(self, request: ExportRequest, answer: ExportAnswer) -> None:
-        """An export ended for good: the log hears of it, then nobody holds anything for it."""
+        """Log that an export ended for good, then release what was held for it."""
         cut = self._streams[request.stream].chain.cut
         assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
         log_end(request, answer)
@@ -367,7 +368,7 @@ class Exporting:
     # -- deciding
 
     def _calls(self, *, ended: bool) -> bool:
-        """Whether an export is called for, be it while a table is swept."""
+        """Whether an export is due, even while a table is swept."""
         for name in self._streams:
             time_s = self._time_s(name, self._close) if self._setting.by_event(name) else time.time()
             if self._decide(name, time_s, ended=ended, sweeping=()) is not None:
@@ -377,7 +378,7 @@ class Exporting:
     def _decide(
         self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str], idle: bool = False
     ) -> Due | None:
-        """What is due; `idle`: what would be if none were being made."""
+        """The export that is due; with `idle`, the one that would be due if none were in progress."""
         stream, view = self._streams[name], self._view(name)
         if idle:
             view.drop()
@@ -396,7 +397,7 @@ class Exporting:
         return due
 
     def _view(self, name: str) -> Chain:
-        """The chain as it will be once the ends that are logged have acted, at the next close."""
+        """The chain as it will be at the next close, once the logged ends have acted."""
         chain = replace(self._streams[name].chain)
         if chain.flight is not None and (end := self._ends.get((name, chain.flight.timeline, chain.flight.name))):
             chain.over(end)

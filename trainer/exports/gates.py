@@ -1,6 +1,6 @@
-"""Whether an export may be pointed to: each gate a comparison of what is known of it with a limit. Pure.
+"""The gates of an export: each compares a fact with a limit, and all must pass before current.json names it. Pure.
 
-An export that fails stays on disk, and its manifest says why; what to do about it is its readers' matter.
+An export that fails stays on disk, and its manifest says why.
 """
 
 import math
@@ -13,20 +13,20 @@ from trainer.exports.config import GatesSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What gates look at."""
+    """The facts that gates compare with limits."""
 
     window: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Measures of the window, by task."""
+    """Metrics of the window, by task."""
     model_rows: int = 0
-    """Rows of the model at this version, of all tables exported."""
+    """Rows of the model at this version, in all exported tables."""
     current_rows: int | None = None
-    """Those of the export that is current; None where there is none."""
+    """Rows of the current export; None where there is none."""
     norms: Mapping[str, float] = field(default_factory=dict)
     """Root mean square of the exported weights, by table."""
     not_finite: int = 0
-    """Exported weights that are no finite number."""
+    """Exported weights that are NaN or infinite."""
     golden: tuple[bool, str] | None = None
-    """Whether the export gives the golden predictions, and what came of it in words; None: there are none."""
+    """Whether the export reproduces the golden predictions, and an explanation; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Gate:
 
     passed: bool
     value: Any
-    """What was found."""
+    """The fact."""
     limit: Any
     why: str
-    """In words, where it did not pass."""
+    """Explanation where it did not pass."""
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -47,7 +47,7 @@ class Gate:
 
 
 def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
-    """Every gate that is set, by name. Finite weights are asked for always."""
+    """Every gate that is set, by name. The gate for finite weights is always set."""
     gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
     if section.min_auc is not None:
         gates["min_auc"] = _of_tasks(facts.window, "auc", section.min_auc, math.inf)
@@ -68,7 +68,7 @@ def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
 
 
 def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float, high: float) -> Gate:
-    """Every task that has the measure must be within the limits; where none has it, nobody can tell."""
+    """Every task that has the metric must be within the limits. Where no task has it, the gate fails."""
     values = {task: row[measure] for task, row in window.items() if row.get(measure) is not None}
     wrong = {task: value for task, value in values.items() if not low <= value <= high}
     limit = low if math.isinf(high) else [low, high]

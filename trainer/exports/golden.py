@@ -1,10 +1,10 @@
-"""Golden predictions: samples as a server gets them, and what the model must say of them. Imports no torch.
+"""Golden predictions: samples as a server receives them, with the predictions the model must make. Imports no torch.
 
 golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>; texts are hashed, padding dropped,
 max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
-(list<float32>); for each task "prediction.<task>" (float32). The chief writes it (trainer.exports.staging), the
-exporter process replays it with the rows it exported and the ONNX, and so can any server: deploy/examples/serving does
-the same without Millrace.
+(list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.exports.staging). The
+exporter process predicts the samples again from the rows it exported and the ONNX model. Any server can do so, too:
+deploy/examples/serving does it without Millrace.
 
 Shapes: B samples, N signs of one slot, U unique keys of one table, W weights of a row: first-order weight, then vector.
 """
@@ -28,24 +28,24 @@ from trainer.exports.values import Dtype, written
 PREDICTION = "prediction."
 """Before a task's name."""
 TOLERANCE = 1e-5
-"""By which a replay may differ."""
+"""Largest allowed difference of a replay."""
 
 FindRows = Callable[[str, U64], tuple[NDArray[np.bool_], F32]]
-"""Of a table, (U,) keys: (U,) which of them have a row, (U, W) their weights as they are served."""
+"""Table and (U,) keys -> (U,) which keys have a row, (U, W) their weights as they are served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What an export said of the golden samples."""
+    """The predictions of an export for the golden samples."""
 
     predictions: Mapping[str, F32]
     """(B,) by task."""
     difference: float
-    """The largest against the predictions written, relative to those above 1; infinite where one is no number."""
+    """Largest difference from the written predictions, relative for those above 1; infinite where one is NaN."""
 
 
 def rounded(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
-    """Rows as who reads an export of type `dtype` has them."""
+    """Rows as a reader of an export of type `dtype` gets them."""
     if dtype == "float32":
         return rows_UW
     values, parts = written(rows_UW, first_order, dtype), []
@@ -77,7 +77,7 @@ def _lists(column: Ragged, values: pa.Array) -> pa.Array:
 
 
 def with_predictions(golden: pa.Table, predictions: Mapping[str, F32]) -> pa.Table:
-    """The same samples, of which these are the predictions: for exports whose thresholds keep rows back."""
+    """The same samples with other predictions: for exports whose thresholds exclude rows."""
     for task, prediction_B in predictions.items():
         name, column = PREDICTION + task, pa.array(prediction_B, pa.float32())
         index = golden.schema.get_field_index(name)
@@ -86,7 +86,7 @@ def with_predictions(golden: pa.Table, predictions: Mapping[str, F32]) -> pa.Tab
 
 
 def as_bytes(golden: pa.Table) -> bytes:
-    """The file."""
+    """The content of the file."""
     sink = pa.BufferOutputStream()
     pq.write_table(golden, sink)
     content: bytes = sink.getvalue().to_pybytes()
@@ -102,7 +102,7 @@ def from_bytes(content: bytes) -> pa.Table:
 
 
 def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, Any]) -> Replayed:
-    """Predict the golden samples anew; `model` is model.json. Raises BadInput."""
+    """Predict the golden samples again; `model` is model.json. Raises BadInput."""
     found = Dense(onnx).run(feeds_of(golden, rows, model))
     difference = 0.0
     for task in model["tasks"]:
@@ -113,7 +113,7 @@ def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, An
 
 
 def feeds_of(golden: pa.Table, rows: FindRows, model: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Inputs of the ONNX, by the rules of model.json; every table is asked once. Raises BadInput."""
+    """Inputs of the ONNX model, by the rules of model.json. Looks each table up once. Raises BadInput."""
     feeds: dict[str, NDArray[Any]] = {}
     sparse = [slot for slot in model["slots"] if slot["kind"] == "sparse"]
     for name, table in model["tables"].items():
@@ -143,7 +143,7 @@ def _keys(sign_N: U64, group: int) -> U64:
 
 
 def _with_defaults(found_U: NDArray[np.bool_], weights_UW: F32, table: Mapping[str, Any]) -> F32:
-    """Weights, with the table's default row for the keys without one."""
+    """Weights, with the table's default row for keys that have none."""
     default: str | Sequence[float] = table["default_row"]
     default_W = np.float32(0) if isinstance(default, str) else np.array(default, np.float32)
     return np.where(found_U[:, None], weights_UW, default_W).astype(np.float32, copy=False)
@@ -159,7 +159,7 @@ def _ragged(golden: pa.Table, name: str) -> Ragged:
 
 
 def _fed(slot: Mapping[str, Any], column: Ragged, rows_NW: F32) -> dict[str, NDArray[Any]]:
-    """Inputs of one sparse slot: its rows pooled, or one behind the other with a mask."""
+    """Inputs of one sparse slot: its pooled rows, or the sequence of its rows with a mask."""
     name, length_B = slot["name"], np.diff(column.offset_B1)
     sample_N = np.repeat(np.arange(len(length_B)), length_B)
     scale_N = np.ones(len(rows_NW), np.float32) if column.weights_N is None else column.weights_N

@@ -1,6 +1,6 @@
-"""What an export tells of itself: manifest.json, and current.json beside the exports. Pure.
+"""Content of manifest.json, which describes an export, and of current.json beside the exports. Pure.
 
-Reading them back for use is trainer.exports.reading's work.
+trainer.exports.reading opens exports by them.
 """
 
 import json
@@ -18,20 +18,20 @@ from trainer.exports.reading import FORMAT, check_fields, object_of
 from trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
-"""What two exports of the same state, by the same rules, have in common."""
+"""Fields that are equal in two exports of the same state by the same rules."""
 
 TOLD = {"timeline": str, "name": str, "kind": str, "version": int, "tables": dict, "gates": dict, "files": dict}
-"""What is read of a manifest."""
+"""Fields that are read from a manifest, with their types."""
 POINTED = {"path": str, "chain": list}
-"""What is read of current.json."""
+"""Fields that are read from current.json."""
 
 
 class ManifestUnusable(MillraceError):
-    """A manifest on the way is damaged, or a newer Millrace wrote it."""
+    """A manifest is damaged, or a newer Millrace wrote it."""
 
 
 def identity(request: ExportRequest) -> dict[str, Any]:
-    """What the manifest says before anything is written."""
+    """The part of the manifest that is known before anything is written."""
     section, facts = request.section, dict(request.facts)
     return {
         "format": FORMAT,
@@ -63,7 +63,7 @@ def whole(
     files: Mapping[str, Mapping[str, Any]],
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest. `more` says how the model came out: "onnx", "golden"."""
+    """The manifest. `more` says which parts of the model were written: "onnx", "golden"."""
     return {
         **identity(request),
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -76,7 +76,7 @@ def whole(
 
 
 def as_bytes(content: Mapping[str, Any]) -> bytes:
-    """As it is written; numbers that are none become null."""
+    """As JSON; NaN and infinite numbers become null."""
     return json.dumps(_finite(content), indent=1, allow_nan=False).encode()
 
 
@@ -103,14 +103,14 @@ def parsed(text: bytes, what: str, fields: Mapping[str, type]) -> dict[str, Any]
 def _check_format(number: int, what: str) -> None:
     if number > FORMAT:
         raise ManifestUnusable(
-            f"{what} is of format {number}; this Millrace writes format {FORMAT}: go on with the newer one, or give "
+            f"{what} is of format {number}; this Millrace writes format {FORMAT}: continue with the newer one, or give "
             "the stream a path of its own"
         )
 
 
 def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
-    """In what the export that is there is not the one asked for; None where it is."""
-    asked = documents.parse_object(as_bytes(identity(request)), "what is asked for")
+    """How the existing export differs from the requested one; None where it does not."""
+    asked = documents.parse_object(as_bytes(identity(request)), "the request")
     for name in IDENTITY:
         if there.get(name) != asked[name]:
             return f"its {name} is {json.dumps(there.get(name))[:200]}, not {json.dumps(asked[name])[:200]}"
@@ -118,7 +118,7 @@ def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
 
 
 def current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]:
-    """What points to an export."""
+    """current.json for an export."""
     return {
         "format": FORMAT,
         "name": manifest["name"],

@@ -1,7 +1,7 @@
-"""A base of a base and its deltas: what a base exported at that version would hold, key for key and bit for bit.
+"""Merges a base and its deltas into a base, equal bit for bit to one exported at that version.
 
-The state comes from trainer.exports.reading; tensors, model and golden predictions are those of the newest export of
-the chain. The order of writing is that of an export: rows, model, manifest, _DONE.
+trainer.exports.reading gives the state. Tensors, model and golden predictions come from the newest export of the chain.
+Files are written in the order of an export: rows, model, manifest, _DONE.
 """
 
 import re
@@ -37,7 +37,7 @@ MATERIALIZE_S = 86_400.0
 
 
 def siblings(export: Export) -> list[Export]:
-    """Complete exports of the same stream and timeline that can be opened, in order of versions."""
+    """The complete exports of the same stream and timeline that can be opened, by version."""
     folder, timeline = export.place.above(), str(export.manifest["timeline"])
     names = folder.names() or _told_names(folder.above().small(DONEFILE) or b"", timeline)
     found = []
@@ -52,7 +52,7 @@ def siblings(export: Export) -> list[Export]:
 
 
 def _told_names(donefile: bytes, timeline: str) -> list[str]:
-    """Names in a donefile, where folders cannot be listed."""
+    """Names of exports in a donefile, for a destination that cannot be listed."""
     names = []
     for line in donefile.splitlines():
         try:
@@ -68,9 +68,9 @@ def at_version(export: Export, version: int) -> Export:
 
 
 def at_time(export: Export, time_s: float) -> Export:
-    """The newest one that covers no event later than `time_s` (unix). Raises SpecError."""
+    """The newest export that covers no event later than `time_s` (unix). Raises SpecError."""
     if export.manifest.get("event_time") is None:
-        raise SpecError(f"{export.name} tells no event time; name a version with --to", "--at")
+        raise SpecError(f"{export.name} has no event time; name a version with --to", "--at")
     early = [each for each in siblings(export) if (each.manifest.get("event_time") or [0, np.inf])[1] <= time_s]
     return _newest(export, early, datetime.fromtimestamp(time_s, UTC).isoformat())
 
@@ -78,13 +78,13 @@ def at_time(export: Export, time_s: float) -> Export:
 def _newest(export: Export, found: Sequence[Export], what: str) -> Export:
     if not found:
         oldest = siblings(export)[0].name if siblings(export) else export.name
-        raise SpecError(f"no export is as old as {what}; the oldest that is there is {oldest}")
+        raise SpecError(f"no export is as old as {what}; the oldest is {oldest}")
     return found[-1]
 
 
 @dataclass
 class _Table:
-    """What is written of one table."""
+    """Counts of one written table."""
 
     rows: int = 0
     by_slot: Counter[str] = field(default_factory=Counter)
@@ -118,13 +118,13 @@ class _Table:
 
 
 def materialize(export: Export, out: Path) -> dict[str, Any]:
-    """Write the state after `export` as one base into `out`, a new folder -> its manifest. Nothing is left half done.
+    """Write the state after `export` as one base into the new folder `out` -> its manifest. An error leaves nothing.
 
-    1. All files are as written. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder's name.
-    Raises ExportUnusable, ParentMissing, SpecError where `out` is there.
+    1. Check all files. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder gets its name.
+    Raises ExportUnusable, ParentMissing, and SpecError where `out` exists.
     """
     if out.exists():
-        raise SpecError(f"{out} is there already; name a folder that is not", "--out")
+        raise SpecError(f"{out} exists already; name a new folder", "--out")
     chain = [each.check() for each in chain_of(export)]  # 1
     unfinished = unfinished_name(out)
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -151,7 +151,7 @@ def _write_table(
     export = chain[-1]
     if not one_dtype(list(chain), table):
         raise ExportUnusable(
-            f"{export.name}: the chain of table {table!r} holds values of two types, which have no common bits; "
+            f"{export.name}: the chain of table {table!r} holds values of two types, which no base can hold; "
             "wait for the next base"
         )
     written = _Table()
@@ -166,7 +166,7 @@ def _write_table(
 
 
 def _schema(chain: Sequence[Export], table: str) -> pa.Schema:
-    """As the chain's own files have it; of a chain without rows, nothing is written."""
+    """The schema of the chain's own files; empty for a chain without rows."""
     for export in reversed(chain):
         for path in export.files:
             if re.fullmatch(rf"rows-{re.escape(table)}-\d+\.parquet", path):
@@ -175,7 +175,7 @@ def _schema(chain: Sequence[Export], table: str) -> pa.Schema:
 
 
 def _column(chunk: Chunk, told: pa.Field) -> pa.Array:
-    """One of the columns of an export's rows."""
+    """One column of an export's rows."""
     match told.name:
         case "slot":
             return pa.DictionaryArray.from_arrays(pa.array(chunk.slot_R), pa.array(chunk.slots, pa.string()))

@@ -1,7 +1,7 @@
-"""Puts into an export what is not rows: dense tensors, the model as ONNX with these weights, golden predictions.
+"""Writes the parts of an export that are not rows: dense tensors, the model as ONNX, golden predictions.
 
-The chief has prepared what only it can tell of the version (trainer.exports.staging); here it meets tensors and rows
-of the commit. Whatever of it cannot be had, the manifest says so: rows and tensors alone are an export, too.
+Rank 0 prepared what only it knows of the version (trainer.exports.staging). This module combines it with the tensors
+and rows of the commit. The manifest says which parts are missing; rows and tensors alone are a valid export.
 """
 
 import json
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from trainer.exports.golden import FindRows
 
 PREFIX = "model."
-"""Before the names of a model's tensors in a commit; what else is there, serving does not need."""
+"""Prefix of the names of a model's tensors in a commit; serving needs no others."""
 MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
-"""What the chief prepares, each if it could, and why not."""
+"""What rank 0 prepares, as far as it can; WHY says why a file is missing."""
 ONNX = "dense.onnx"
-LOST = "the job was started anew between this version and its export, and what was prepared of it is lost"
+LOST = "the job was restarted between this version and its export, and what was prepared for it is lost"
 
 OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """How the model came out."""
+    """Which parts of the model were written."""
 
     onnx_ok: bool
     onnx_why: str
@@ -52,24 +52,24 @@ class Model:
         return None if self.golden_ok is None else (self.golden_ok, self.golden_why)
 
     def message(self) -> dict[str, Any]:
-        """As the manifest tells it."""
+        """As the manifest has it."""
         golden = {"ok": self.golden_ok, "why": self.golden_why, "max_difference": self.max_difference}
         return {"onnx": {"ok": self.onnx_ok, "why": self.onnx_why}, "golden": golden}
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The rows that who reads the export has, as far as the commit tells."""
+    """The rows that a reader of the export has, as far as the commit knows them."""
 
     find: "FindRows"
     whole: bool
-    """Whether that is every row as it is now: no threshold keeps any back."""
+    """Whether that is every row as it is now: no threshold excludes any."""
     known: bool
-    """Whether the commit tells: it does not for a delta with thresholds, where rows stay as they were exported last."""
+    """Whether the commit knows: not for a delta with thresholds, where readers keep rows of earlier exports."""
 
 
 def write_model(commit: Path, stage: Path, open_file: OpenFile, served: Served) -> Model:
-    """Write what is there to write. Raises CommitDamaged."""
+    """Write what was prepared. Raises CommitDamaged."""
     tensors = dense_of(commit)
     _put(open_file, DENSE, dense_file(tensors))
     described = _prepared(stage, MODEL)
@@ -99,15 +99,15 @@ def dense_of(commit: Path) -> dict[str, NDArray[Any]]:
 
 
 def dense_file(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The file of dense tensors: equal where they are."""
+    """The file of dense tensors; equal tensors give equal bytes."""
     return save(dict(tensors))
 
 
 def _onnx(template: bytes | None, tensors: Mapping[str, NDArray[Any]], why: str) -> tuple[bytes | None, str]:
-    """The model with its weights; or why there is none."""
+    """The model with its weights, or why there is none."""
     if template is None:
         return None, why or LOST
-    from trainer.exports.onnx import filled  # some 50 MB, for those who trace models
+    from trainer.exports.onnx import filled  # costs some 50 MB; only jobs with a traced model need it
 
     try:
         return filled(template, tensors), ""
@@ -118,13 +118,13 @@ def _onnx(template: bytes | None, tensors: Mapping[str, NDArray[Any]], why: str)
 def _golden(
     content: bytes, onnx: bytes | None, model: Mapping[str, Any], served: Served
 ) -> tuple[bytes | None, bool | None, str, float | None]:
-    """The file, if what it predicts is what a server gets; whether the export gives that; in words; by how much not."""
+    """The file where it applies to this export, whether the export reproduces it, an explanation, the difference."""
     if left_out := [name for name, table in model["tables"].items() if not table["exported"]]:
-        return None, None, f"without table {left_out[0]!r}, which is not exported, nothing can be predicted", None
+        return None, None, f"table {left_out[0]!r} is not exported, and without it nothing can be predicted", None
     if not served.known:
-        return None, None, "thresholds keep rows of deltas back: only bases have golden predictions", None
+        return None, None, "thresholds exclude rows from deltas: only bases have golden predictions", None
     if onnx is None:
-        return content if served.whole else None, None, "there is no ONNX to predict with", None
+        return content if served.whole else None, None, "there is no ONNX model to predict with", None
     from trainer.exports import golden as goldens
 
     try:
@@ -133,7 +133,7 @@ def _golden(
     except BadInput as error:
         return content, False, str(error), None
     if not served.whole:
-        told = "as the exporter predicts, since thresholds keep rows back"
+        told = "predicted by the exporter, since thresholds exclude rows"
         return goldens.as_bytes(goldens.with_predictions(samples, found.predictions)), True, told, 0.0
     ok = found.difference <= goldens.TOLERANCE
     why = "" if ok else f"predictions differ by {found.difference:.3g}, more than {goldens.TOLERANCE:g}"

@@ -1,7 +1,7 @@
-"""The traced dense part as bytes: its weights replaced without tracing again, and run. Imports no torch.
+"""Runs the traced dense part, and replaces its weights without another trace. Imports no torch.
 
-A template is what trainer.exports.tracing makes: an ONNX model whose initializers are named as the tensors of
-dense.safetensors, after "model.".
+A template, made by trainer.exports.tracing, is an ONNX model. Its initializers have the names of the tensors of
+dense.safetensors after "model.".
 
 Shapes: B samples.
 """
@@ -19,11 +19,11 @@ from millrace.errors import BadInput
 F32 = NDArray[np.float32]
 
 PREFIX = "model."
-"""Before the name of each tensor in the graph, so that none is taken for an input."""
+"""Prefix of the name of each tensor in the graph, so that no tensor is taken for an input."""
 
 
 def filled(template: bytes, tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The model with the weights `tensors`, by their names in the module's state. Raises BadInput for other shapes."""
+    """The model with the weights `tensors`, by names of the module's state. Raises BadInput for wrong shapes."""
     model = onnx.load_model_from_string(template)
     for initializer in model.graph.initializer:
         name = initializer.name.removeprefix(PREFIX)
@@ -33,7 +33,7 @@ def filled(template: bytes, tensors: Mapping[str, NDArray[Any]]) -> bytes:
         if tuple(initializer.dims) != tensor.shape or tensor.dtype != old_type:
             raise BadInput(
                 f"tensor {name!r} is {tensor.dtype}{list(tensor.shape)}; the traced model has it as "
-                f"{old_type}{list(initializer.dims)}: it was traced from another model; start the job again"
+                f"{old_type}{list(initializer.dims)}: it was traced from another model; restart the job"
             )
         initializer.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(tensor), initializer.name))
     filled: bytes = model.SerializeToString(deterministic=True)
@@ -44,7 +44,7 @@ class Dense:
     """A dense part, ready to run on this thread alone."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises BadInput where onnxruntime does not take it."""
+        """Raises BadInput where onnxruntime does not accept the model."""
         import onnxruntime  # noqa: PLC0415  # it starts a thread when imported, and workers are forked after their imports
 
         options = onnxruntime.SessionOptions()
@@ -53,12 +53,12 @@ class Dense:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # noqa: BLE001  # onnxruntime's errors have no narrower common class
-            raise BadInput(f"onnxruntime does not take the model: {first_line(error)}") from error
+            raise BadInput(f"onnxruntime does not accept the model: {first_line(error)}") from error
         self.inputs = tuple(each.name for each in self._session.get_inputs())
         self.outputs = tuple(each.name for each in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, F32]:
-        """(B,) by task; of `feeds` it takes what the model reads. Raises BadInput."""
+        """(B,) predictions by task. `feeds` may hold more than the model reads. Raises BadInput."""
         try:
             found = self._session.run(self.outputs, {name: feeds[name] for name in self.inputs})
         except Exception as error:  # noqa: BLE001  # likewise
@@ -67,6 +67,6 @@ class Dense:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, for a line of a manifest."""
+    """The first line of an error of other software, for a manifest."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Puts the exports of a job together, on the chief."""
+"""Builds the exports of a job from their parts, on rank 0."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,7 +21,7 @@ from trainer.leading import Lead
 from trainer.observe import Observer
 
 LOOK_S = 60.0
-"""How long reading the rows of the golden predictions may take."""
+"""Longest time to read the rows of the golden predictions."""
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def open_exporting(
     observer: Observer,
     arithmetic: Mapping[str, str],
 ) -> Iterator[Exporting]:
-    """A decider that exports, known to the operator before it goes on; its process ends with the context.
+    """The decider that exports, added to the operator; its process ends with the context.
 
-    A model is traced here, once, where the job exports anything.
+    Traces the model, once, if the job has exports.
     """
 
     def look(keys: Mapping[str, Keys]) -> Mapping[str, F32]:
@@ -77,7 +77,7 @@ def open_exporting(
 
 
 def begin_exporting(exporting: Exporting, chief: Lead, committer: Committer) -> None:
-    """Go on with what was cut, once everything is restored; see Exporting.begin."""
+    """Resume the exports that were cut, once everything is restored; see Exporting.begin."""
     beginning = chief.beginning
     replayed = [operation for logged in beginning.replay for operation in logged.operations]
     exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)

@@ -1,6 +1,6 @@
-"""An export in the making, in words: the operation that the log has of it, and what the exporter is asked for.
+"""The messages about an export: its operations in the log, and the request to the exporter process.
 
-Pure but for what `Setting` is given. When one is due is trainer.exports.schedule's decision.
+Pure, except for the functions in `Setting`. trainer.exports.schedule decides what is due.
 """
 
 import math
@@ -25,34 +25,34 @@ from trainer.operations import Closing
 from trainer.records import ExportedOperation, ExportOperation
 
 EXPORTS = "exports"
-"""Folder in the store for the exports of streams without a path."""
+"""Folder in the store for exports of streams without a path."""
 STAGES = "exports-stage"
-"""Folder in the store for what the chief prepares of an export."""
+"""Folder in the store for what rank 0 prepares for an export."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What exports of a job need to know of it."""
+    """What exports need to know about their job."""
 
     job: str
     store: Path
     folder: Path
-    """The spec's: relative destinations start there."""
+    """Folder of the job file: relative destinations start there."""
     timeline: str
     fingerprint: Mapping[str, str]
-    """Libraries and hardware."""
+    """Versions of libraries and hardware."""
     timed: bool
     """Whether events have times."""
     streams: Mapping[str, ExportSection]
     schema: Schema
     tables: Callable[[], Mapping[str, TableSection]]
-    """Sections in force."""
+    """The sections in force."""
     forks: Callable[[], int]
-    """How many passes that were trained again came out otherwise, so far."""
+    """How many passes gave another result when they were trained again, so far."""
     stage: Callable[[ExportRequest, Path], None]
-    """Writes what only the chief knows of the version that is closed into an empty folder, as far as it can."""
+    """Writes what only rank 0 knows of the closed version into an empty folder, as far as it can."""
     exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Holds the store against other chiefs. Raises Superseded where this one was replaced: nothing is its own then."""
+    """Locks the store against another rank 0. Raises Superseded where that one has replaced us."""
 
     def __post_init__(self) -> None:
         """Raises SpecError."""
@@ -67,52 +67,52 @@ class Setting:
 
     @cached_property
     def slots(self) -> dict[str, dict[int, str]]:
-        """By table: slot group to the name of its first slot."""
+        """By table: name of the first slot of each slot group."""
         found: dict[str, dict[int, str]] = {}
         for slot in self.schema.sparse:
             found.setdefault(slot.sparse.table, {}).setdefault(slot.group, slot.name)
         return found
 
     def by_event(self, stream: str) -> bool:
-        """Whether the stream's clock is that of events."""
+        """Whether the stream's clock is event time."""
         return (self.streams[stream].clock or ("event" if self.timed else "wall")) == "event"
 
     def address(self, stream: str) -> str:
-        """Where its exports go."""
+        """Destination of a stream's exports."""
         return address_of(self.streams[stream], stream, self.store, self.folder)
 
     def shared(self, stream: str) -> dict[str, Any]:
-        """What a delta has in common with its parent, under the present settings: see SHARED."""
+        """The values of SHARED under the present settings."""
         section = self.streams[stream]
         tables = section.tables or tuple(self.tables())
         plain = {name: getattr(section, name) for name in SHARED if name not in ("address", "tables")}
         return {"address": self.address(stream), "tables": sorted(tables), **plain}
 
     def is_gone(self, stream: str, path: str) -> bool:
-        """Whether a folder on this machine has no such complete export; other places are not looked into."""
+        """Whether a folder of this machine lacks a complete export; False for an object store, which is not asked."""
         address = parse(self.address(stream))
         return address.kind is AddressKind.FOLDER and not is_done(Path(address.root) / self.job / path)
 
 
 def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -> str:
-    """Where a stream's exports go; a relative place is taken from the spec's `folder`."""
+    """Destination of a stream's exports; a relative path starts at the job file's `folder`."""
     return str(store / EXPORTS / stream) if section.path is None else parse(section.path, folder).text
 
 
 class Destination(NamedTuple):
-    """What an address leads to, however it is spelled."""
+    """What an address means, however it is spelled."""
 
     root: str
     """"s3://bucket/prefix", or a folder without links in its path."""
     endpoint: str | None = None
-    """Of an object store that is not Amazon's."""
+    """Endpoint of an object store that is not Amazon's."""
 
     def __str__(self) -> str:
         return self.root
 
 
 def destination_of(text: str) -> Destination:
-    """The place of an address as `address_of` gives it."""
+    """The destination of an address that `address_of` returned."""
     address = parse(text)
     match address.kind:
         case AddressKind.FOLDER:
@@ -162,7 +162,7 @@ def exported_operation(cut: Body, answer: ExportAnswer, now_s: float) -> Exporte
 def facts_of(
     setting: Setting, body: Body, chain: Chain, close: Closing, day: int, low_s: float | None
 ) -> dict[str, Any]:
-    """What is known of the version only while it is the present one. `low_s`: lowest event time of all passes."""
+    """Facts that are known only while a version is the present one. `low_s`: lowest event time of all passes."""
     high_s = close.event_time_s
     since_s = low_s if body["type"] == "base" else chain.low_s
     sections = setting.tables()
@@ -177,7 +177,7 @@ def facts_of(
 
 
 def request_of(setting: Setting, body: Body, facts: Mapping[str, Any]) -> ExportRequest:
-    """What the exporter is asked for, but for the commit, which is none yet: as it was logged, whatever the spec is."""
+    """The request to the exporter, by the logged operation, not by the present spec. The commit is not set yet."""
     stream = body["stream"]
     shared = {name: body[name] for name in SHARED if name != "address"} | {"tables": tuple(body["tables"])}
     return ExportRequest(
@@ -202,12 +202,12 @@ def request_of(setting: Setting, body: Body, facts: Mapping[str, Any]) -> Export
 
 
 def name_of(version: int, kind: Kind) -> str:
-    """Of an export's folder."""
+    """Name of an export's folder."""
     return f"{version:010d}-{kind}"
 
 
 def _finite(value: Any) -> Any:
-    """For JSON: numbers that are none become null."""
+    """For JSON: NaN and infinite numbers become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

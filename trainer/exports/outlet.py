@@ -1,7 +1,7 @@
 """Exports where they are stored: `Outlet` writes those of one job, `Place` reads a folder of them.
 
 Both use a blob store (trainer.blob): a folder of this machine or an object store. The order of writing is
-trainer.exports.writing's matter, the meaning of files trainer.exports.reading's. Imports no torch.
+decided in trainer.exports.writing; trainer.exports.reading reads the files. Imports no torch.
 """
 
 import re
@@ -27,7 +27,7 @@ MAX_SMALL_BYTES = 64 << 20
 
 
 class ExportUnusable(BadInput):
-    """There is no export here, or it is not complete, damaged, or of a newer Millrace."""
+    """An export is missing, incomplete, damaged, or from a newer Millrace."""
 
 
 class ExportTooNew(ExportUnusable):
@@ -35,7 +35,7 @@ class ExportTooNew(ExportUnusable):
 
 
 class ParentMissing(ExportUnusable):
-    """What a delta builds on is not there any more."""
+    """The parent of a delta does not exist any more."""
 
 
 class Outlet:
@@ -102,7 +102,7 @@ def folder_outlet(folder: Path, deadline: Deadline) -> Outlet:
 
 
 class Place:
-    """A folder of exports, local or in an object store; `scratch` takes what is fetched from the latter."""
+    """A folder of exports, local or in an object store; `scratch` takes files fetched from the latter."""
 
     def __init__(self, address: str, scratch: Path) -> None:
         self.address, self.scratch = address.rstrip("/"), scratch
@@ -117,13 +117,13 @@ class Place:
         return self._blobs.get(path, MAX_SMALL_BYTES, Deadline.after(FETCH_S))
 
     def names(self) -> list[str]:
-        """Names of exports in the folder, complete or not, in order; in a local folder only."""
+        """Names of exports in a local folder, complete or not, in order; empty for an object store."""
         is_local = self._blobs.address.kind is Kind.FOLDER
         found = self._blobs.folders("", Deadline.after(FETCH_S)) if is_local else []
         return sorted((name for name in found if NAME.fullmatch(name)), key=lambda name: int(name.partition("-")[0]))
 
     def above(self) -> "Place":
-        """The folder that holds this one."""
+        """The folder above this one."""
         return Place(_edited(self.address, lambda path: path.rstrip("/").rpartition("/")[0] or "/"), self.scratch)
 
     def below(self, path: str) -> "Place":

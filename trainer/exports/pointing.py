@@ -1,6 +1,6 @@
-"""What follows a complete export: current.json points to it, the donefile tells of it, old exports go.
+"""The steps after a complete export: current.json points to it, the donefile names it, old exports are removed.
 
-All of it may be asked for again after a crash, and then does what is left of it.
+Every step can be repeated after a crash; it then does what is still to do.
 """
 
 import logging
@@ -24,7 +24,7 @@ from trainer.markers import MARKERS, has_done
 
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
-"""Deltas that may follow a base; more are a circle."""
+"""Most deltas after a base; a longer chain is a circle."""
 LOOK_S = 30.0
 """Longest wait for the timelines that a destination holds."""
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def read_manifest(outlet: Outlet, path: str) -> dict[str, Any] | None:
-    """Of the complete export at `path`; None where there is none. Raises ManifestUnusable."""
+    """The manifest of the complete export at `path`; None where there is none. Raises ManifestUnusable."""
     if not has_done(outlet.names(path)):
         return None
     text = outlet.get(f"{path}/{MANIFEST}")
@@ -40,13 +40,13 @@ def read_manifest(outlet: Outlet, path: str) -> dict[str, Any] | None:
 
 
 def read_current(outlet: Outlet) -> dict[str, Any] | None:
-    """What current.json says; None where there is none. Raises ManifestUnusable."""
+    """The content of current.json; None where there is none. Raises ManifestUnusable."""
     text = outlet.get(CURRENT)
     return None if text is None else manifests.parsed(text, outlet.url(CURRENT), manifests.POINTED)
 
 
 def chain_of(outlet: Outlet, manifest: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Paths from its base on to an export. `known` is a chain that need not be read again. Raises ManifestUnusable."""
+    """Paths from the base of an export to itself. `known`: a chain that need not be read. Raises ManifestUnusable."""
     newer: list[str] = []
     at: Mapping[str, Any] = manifest
     while len(newer) < MAX_CHAIN:
@@ -59,18 +59,18 @@ def chain_of(outlet: Outlet, manifest: Mapping[str, Any], known: Sequence[str]) 
         parent = manifests.path_of(at["parent"])
         found = read_manifest(outlet, parent)
         if found is None:
-            raise ManifestUnusable(f"{outlet.url(path)} builds on {parent}, which is not there: a base is needed")
+            raise ManifestUnusable(f"{outlet.url(path)} builds on {parent}, which does not exist: a base is needed")
         at = found
     raise ManifestUnusable(f"{outlet.url(manifests.path_of(manifest))}: its chain has no end")
 
 
 def point(outlet: Outlet, manifest: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Have current.json name an export."""
+    """Make current.json name an export."""
     outlet.put(CURRENT, manifests.as_bytes(manifests.current(manifest, chain)))
 
 
 def tell(outlet: Outlet, manifest: Mapping[str, Any], *, passed: bool) -> None:
-    """Have the donefile name an export, once."""
+    """Add an export to the donefile, once."""
     path = manifests.path_of(manifest)
     if not any(_path_in(line) == path for line in reversed(outlet.tail(DONEFILE).splitlines())):
         outlet.append(DONEFILE, manifests.done_line(manifest, passed=passed))
@@ -85,20 +85,20 @@ def _path_in(line: bytes) -> object:
 
 
 def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str, stream: str) -> list[str]:
-    """Remove what is superfluous of a stream -> its paths. What is another's stays, and does not count as kept."""
+    """Remove old exports of a stream -> their paths. Exports of other streams stay and do not count."""
     present = [each for each in _present(outlet) if not (each.is_base and _is_anothers(outlet, each.path, stream))]
     found = superfluous(present, keep, set(needed), newest)
     gone = [path for path in found if not _is_anothers(outlet, path, stream)]
     for path in gone:
         discard(outlet, path)
     if gone:
-        what = "1 export that is" if len(gone) == 1 else f"{len(gone):,} exports that are"
-        log.info("removed %s not kept any more, the newest %s", what, gone[0])
+        what = "1 old export" if len(gone) == 1 else f"{len(gone):,} old exports"
+        log.info("removed %s, the newest %s", what, gone[0])
     return gone
 
 
 def discard(outlet: Outlet, path: str) -> None:
-    """Remove an export, complete or not. _DONE goes first, so that nobody takes what is left for one."""
+    """Remove an export, complete or not. _DONE goes first, so that nobody reads the rest as an export."""
     for marker in MARKERS:
         outlet.remove(f"{path}/{marker}")
     outlet.remove_folder(path)
@@ -110,7 +110,7 @@ def _present(outlet: Outlet) -> list[Present]:
 
 
 def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
-    """Whether a manifest says so; one that is damaged or not there says nothing."""
+    """Whether the manifest names another stream; False where it is damaged or missing."""
     try:
         told = documents.parse(outlet.get(f"{path}/{MANIFEST}") or b"{}", path)
     except documents.NotReadable:
@@ -119,9 +119,9 @@ def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
 
 
 def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path, folder: Path) -> int:
-    """The highest number of a timeline that has exports; 0 where there is none.
+    """The highest number of a timeline that has exports, so that a new store takes none of them again; 0: none.
 
-    A place that does not answer is passed over: an export that finds another one at its very address is refused.
+    A destination that does not answer is skipped: an export never overwrites another one at its address.
     """
     newest = 0
     for stream, section in streams.items():
@@ -130,7 +130,7 @@ def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path,
             with tempfile.TemporaryDirectory(prefix="millrace-exports-") as scratch:
                 names = open_outlet(address, job, Path(scratch), Deadline.after(LOOK_S)).folders("")
         except MillraceError as error:
-            log.warning("which timelines exports of %s have had is not known: %s", stream, error)
+            log.warning("the timelines of the exports of %s are not known: %s", stream, error)
             continue
         newest = max([newest, *(int(name[1:]) for name in names if re.fullmatch(r"t\d+", name))])
     return newest

@@ -1,8 +1,8 @@
-"""Exports as they lie in a folder or an object store: opened, checked, their rows read; chains from a base on replayed.
+"""Opens exports in a folder or an object store, checks them, reads their rows, and replays chains from a base on.
 
-Nothing is read that has no _DONE (trainer.markers). Files of an object store are fetched whole, when they are first
-read, into a folder that the caller gives. Writing exports is not done here; merging rows is trainer.exports.chunks'
-work. Imports no torch.
+An export without _DONE is never read (trainer.markers). Files of an object store are fetched whole, when they are first
+read, into a folder of the caller. trainer.exports.writing writes exports; trainer.exports.chunks merges rows. Imports
+no torch.
 """
 
 import json
@@ -26,7 +26,7 @@ from trainer.exports.outlet import ExportTooNew, ExportUnusable, ParentMissing, 
 from trainer.markers import DONE, MARKERS
 
 FORMAT = 1
-"""Number of the manifest's layout; a reader that meets a newer one says so."""
+"""Format number of the manifest. A reader refuses newer ones."""
 MANIFEST, CURRENT, DENSE = "manifest.json", "current.json", "dense.safetensors"
 CHUNK_ROWS = 65_536
 
@@ -54,23 +54,23 @@ class Export:
 
     @property
     def version(self) -> int:
-        """Of the state it gives."""
+        """Version of the state after this export."""
         return int(self.manifest["version"])
 
     @property
     def tables(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the manifest says of each table."""
+        """The manifest's entry of each table."""
         tables: Mapping[str, Mapping[str, Any]] = self.manifest["tables"]
         return tables
 
     @property
     def files(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the manifest says of each file."""
+        """The manifest's entry of each file."""
         files: Mapping[str, Mapping[str, Any]] = self.manifest["files"]
         return files
 
     def problems(self) -> dict[str, str]:
-        """Reads every file: what is wrong, by file; empty where all is as written."""
+        """Read every file -> problem by file; empty where all files are as written."""
         return {path: problem for path in self.files if (problem := self._problem(path))}
 
     def _problem(self, path: str) -> str:
@@ -86,7 +86,7 @@ class Export:
         return "" if found.sha256 == wanted["sha256"] else "has other bytes than were written"
 
     def check(self) -> "Export":
-        """Itself. Raises ExportUnusable where a file is not as written."""
+        """Return itself. Raises ExportUnusable where a file is not as written."""
         for path, problem in self.problems().items():
             raise ExportUnusable(f"{self.place.address}: {path} {problem}; fetch it again, or use another export")
         return self
@@ -103,7 +103,7 @@ class Export:
         return self._chunks("rows", table)
 
     def tombstones(self, table: str) -> Iterator[Chunk]:
-        """Rows that went, likewise."""
+        """The tombstones of a table, likewise."""
         return self._chunks("tombstones", table)
 
     def dense(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -129,7 +129,7 @@ class Export:
 
 
 def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Chunk]:
-    """Chunks of a file; of a `table`'s rows, or, without one, of tombstones."""
+    """Chunks of a file: rows of a `table`, or tombstones where it is None."""
     with pq.ParquetFile(file) as parquet:
         there = set(parquet.schema_arrow.names)
         columns = ["slot", "sign", "key"]
@@ -137,7 +137,7 @@ def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Ch
             columns += ["weight"] * bool(table["first_order"]) + ["vector"] * bool(table["dim"])
             columns += ["scale"] * (table["dtype"] == "int8" and bool(table["dim"]))
         if missing := [name for name in columns if name not in there]:
-            raise ExportUnusable(f"{path}: lacks the columns {', '.join(missing)} that its manifest tells of")
+            raise ExportUnusable(f"{path}: lacks the columns {', '.join(missing)} that its manifest names")
         for batch in parquet.iter_batches(CHUNK_ROWS, columns=columns):
             if nulls := [name for name in columns if batch.column(name).null_count]:
                 raise ExportUnusable(f"{path}: column {nulls[0]!r} has nulls")
@@ -145,7 +145,7 @@ def _read(file: Path, path: str, table: Mapping[str, Any] | None) -> Iterator[Ch
 
 
 def chunk_of(batch: pa.RecordBatch, what: str, dim: int) -> Chunk:
-    """A batch of an export's columns as a chunk. Raises ExportUnusable where vectors are of another length."""
+    """A batch of an export's columns as a chunk. Raises ExportUnusable where vectors have another length."""
 
     def column(name: str) -> Any:
         return batch.column(name).to_numpy(zero_copy_only=False) if name in batch.schema.names else None
@@ -157,7 +157,7 @@ def chunk_of(batch: pa.RecordBatch, what: str, dim: int) -> Chunk:
         vectors = batch.column("vector")
         length = vectors.type.list_size if pa.types.is_fixed_size_list(vectors.type) else None
         if length != dim:
-            raise ExportUnusable(f"{what}: vectors are {vectors.type}, not of {dim} numbers as its manifest tells")
+            raise ExportUnusable(f"{what}: vectors are {vectors.type}, not of {dim} numbers as its manifest says")
         vector_RD = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
     codes_R = slots.indices.to_numpy(zero_copy_only=False).astype(np.int32)
     sign_R, key_R = (column(name).astype(np.uint64, copy=False) for name in ("sign", "key"))
@@ -167,7 +167,7 @@ def chunk_of(batch: pa.RecordBatch, what: str, dim: int) -> Chunk:
 
 
 def open_export(address: str, scratch: Path) -> Export:
-    """The complete export at `address`; of a job's folder, the one that is current. Raises ExportUnusable."""
+    """The complete export at `address`; for a job's folder, its current export. Raises ExportUnusable."""
     place = Place(address, scratch)
     if place.small(MANIFEST) is None and (current := place.small(CURRENT)) is not None:
         place = place.below(str(object_of(current, f"{place.address}/{CURRENT}")["path"]))
@@ -175,7 +175,7 @@ def open_export(address: str, scratch: Path) -> Export:
 
 
 def is_export(address: str, scratch: Path) -> bool:
-    """Whether there is anything of an export."""
+    """Whether an export, complete or not, is at `address`."""
     place = Place(address, scratch)
     return any(place.small(name) is not None for name in (MANIFEST, CURRENT))
 
@@ -184,7 +184,7 @@ def opened(place: Place) -> Export:
     """The complete export in `place`. Raises ExportUnusable."""
     text = place.small(MANIFEST)
     if text is None:
-        raise ExportUnusable(f"{place.address}: is no export: it has no {MANIFEST}")
+        raise ExportUnusable(f"{place.address}: is not an export: it has no {MANIFEST}")
     manifest = object_of(text, f"{place.address}/{MANIFEST}")
     try:
         if int(manifest["format"]) > FORMAT:
@@ -193,11 +193,13 @@ def opened(place: Place) -> Export:
                 "use a newer one"
             )
         if all(place.small(marker) is None for marker in MARKERS):
-            raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete, and nothing of it may be read")
+            raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete and must not be read")
         export = Export(place, manifest)
         named = export.name, export.kind, export.version, export.files, manifest["parent"]
         if strange := [path for path in export.files if not re.fullmatch(r"[\w.-]+", path)]:
-            raise ExportUnusable(f"{place.address}: its manifest names {strange[0]!r}, which is no file of an export")
+            raise ExportUnusable(
+                f"{place.address}: its manifest names {strange[0]!r}, which is not a file of an export"
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise ExportUnusable(f"{place.address}: its manifest cannot be read: {error!r}") from error
     assert named
@@ -213,14 +215,14 @@ def object_of(text: bytes, what: str) -> dict[str, Any]:
 
 
 def check_fields(told: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:
-    """Raise ExportUnusable at the first of `fields` that is missing, or of another type."""
+    """Raise ExportUnusable for the first of `fields` that is missing or has another type."""
     for name, kind in fields.items():
         if type(told.get(name)) is not kind:
             raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(told.get(name))[:100]}")
 
 
 def parent_of(export: Export) -> Export | None:
-    """What a delta builds on; None for a base. Raises ParentMissing."""
+    """The export that a delta builds on; None for a base. Raises ParentMissing."""
     parent = export.manifest["parent"]
     if export.kind == "base" or parent is None:
         return None
@@ -235,16 +237,16 @@ def parent_of(export: Export) -> Export | None:
     except ExportUnusable as error:
         raise ParentMissing(
             f"{export.place.address}: builds on {parent['name']}, which cannot be used any more ({error}); "
-            "start from an export whose chain is whole: the newest base, or what follows it"
+            "start from an export whose chain is complete: the newest base, or a delta after it"
         ) from error
 
 
 def chain_of(export: Export) -> list[Export]:
-    """From its base on to `export`. Raises ParentMissing, and ExportUnusable where they do not fit together."""
+    """The exports from its base to `export`. Raises ParentMissing, and ExportUnusable where they do not fit."""
     chain = [export]
     while (parent := parent_of(chain[0])) is not None:
         if parent.version >= chain[0].version:
-            raise ExportUnusable(f"{chain[0].place.address}: its parent {parent.name} is no older than it is")
+            raise ExportUnusable(f"{chain[0].place.address}: its parent {parent.name} is not older than itself")
         chain.insert(0, parent)
     if chain[0].kind != "base":
         raise ParentMissing(f"{chain[0].place.address}: is a delta without a parent; start from a base")
@@ -259,14 +261,14 @@ def chain_of(export: Export) -> list[Export]:
 
 
 def one_dtype(chain: list[Export], table: str) -> bool:
-    """Whether a table's values are of one type in all of a chain."""
+    """Whether a table's values have one type in all exports of a chain."""
     return len({export.tables[table]["dtype"] for export in chain if table in export.tables}) == 1
 
 
 def state_at(chain: list[Export], table: str) -> Iterator[Chunk]:
     """All rows of a table after the last export of a chain, in order: replay(base, deltas).
 
-    Values are as in the files where all are of one type, else float32.
+    Values have the type of the files where that is one type, else float32.
     """
     decode = not one_dtype(chain, table)
     streams: list[Stream] = []

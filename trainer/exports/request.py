@@ -1,4 +1,4 @@
-"""What the chief asks its exporter process for, and what that answers: one JSON object a line each way."""
+"""The messages between rank 0 and its exporter process: one JSON object per line in each direction."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -10,53 +10,53 @@ from trainer.exports.config import ExportSection
 
 
 class Parent(Section):
-    """The export before, on which a delta builds."""
+    """The export that a delta builds on."""
 
     name: str
     """"0000000012-base"."""
     version: Count
     """Rows changed after it are in the delta."""
     timeline: str
-    """Where it lies."""
+    """Of the parent."""
 
 
 class ExportRequest(Section):
-    """One export of one commit; may be asked for again after it failed or was cut off."""
+    """One export of one commit. May be sent again after the export failed or was interrupted."""
 
     job: str
     """Name of the job."""
     stream: str
     """Name of the stream."""
     section: ExportSection
-    """Its settings."""
+    """Settings of the stream."""
     kind: Literal["base", "delta"]
-    """What."""
+    """A whole model, or what changed since `parent`."""
     timeline: str
     """Of the version."""
     version: Count
-    """The state exported."""
+    """Version to export."""
     parent: Parent | None
-    """Of a delta."""
+    """Parent of a delta; None for a base."""
     all: bool = False
-    """Whether delta_threshold is passed over, after an export that failed."""
+    """Whether to ignore delta_threshold, after an export that failed."""
     why: str = ""
-    """For the manifest: why it is of this kind."""
+    """For the manifest: why the export is of this kind."""
     commit: Path
     """Folder of the commit of this version, leased."""
     address: str
-    """Destination of the stream, as trainer.mirror.address gives it: exports lie in <address>/<job>/<timeline>/."""
+    """Destination of the stream, as trainer.mirror.address gives it: exports are in <address>/<job>/<timeline>/."""
     stage: Path
-    """Folder with what the chief prepared: model.json, golden.parquet and onnx-template.onnx, each if it could."""
+    """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
     tables: dict[str, TableSection]
     """Sections in force at this version, of the tables to export."""
     slots: dict[str, dict[SlotGroup, str]]
     """By table: slot group to the name of its slot."""
     groups: dict[str, SlotGroup] = {}
-    """Slot group of every sparse slot by name; as `slots` has it unless given."""
+    """Slot group of every sparse slot by name. Default: as in `slots`."""
     folder: Path = Path()
-    """The spec's: where the command after an export runs."""
+    """Folder of the job file: the command after an export runs there."""
     facts: dict[str, Any] = {}
-    """Straight into the manifest: positions, event_time, day, metrics, fingerprint."""
+    """Copied into the manifest: positions, event_time, day, metrics, fingerprint."""
 
     @property
     def name(self) -> str:
@@ -65,44 +65,44 @@ class ExportRequest(Section):
 
 
 class ExportAnswer(Section):
-    """How it ended."""
+    """How an export ended."""
 
     name: str
-    """Of the export."""
+    """Name of the export."""
     outcome: Literal["complete", "failed"]
     """"complete": _DONE is there."""
     error: str | None = None
     """What failed, where, what to do."""
     final: bool = False
-    """Of a failure: whether trying again cannot help."""
+    """Whether another try cannot succeed either."""
     path: str = ""
     """Address of the export's folder."""
     current: bool = False
-    """Whether it passed its gates and is pointed to."""
+    """Whether it passed its gates, so that current.json points to it."""
     failed_gates: tuple[str, ...] = ()
-    """In words."""
+    """Descriptions of the gates that failed."""
     command_error: str | None = None
-    """How the command after it failed, if it did."""
+    """How the command after the export failed, if it did."""
     rows: Count = 0
-    """Exported, of all tables."""
+    """Exported rows of all tables."""
     tombstones: Count = 0
-    """Of all tables."""
+    """Exported tombstones of all tables."""
     pending: Count = 0
-    """Changed rows that the thresholds kept back."""
+    """Changed rows that thresholds excluded."""
     num_bytes: Count = 0
-    """Of all files."""
+    """Size of all files."""
     seconds: NotNegative = 0.0
     """From request to _DONE."""
     removed: tuple[str, ...] = ()
-    """Exports that are not kept any more and were removed: "t1/0000000012-base"."""
+    """Old exports that were removed: "t1/0000000012-base"."""
 
 
 class ExporterConfig(Section):
     """The first line of the exporter process's input."""
 
     store: Path
-    """The job's store: what is open while an export is made lies in its folder `live`."""
+    """The job's store; its folder `live` takes the row stores that are open during an export."""
     generation: Count | None = None
-    """The chief's: once a newer one has claimed the job, nothing is made for it any more. None: not looked at."""
+    """Generation of rank 0: once a newer one has claimed the job, requests are refused. None: not checked."""
     faults: tuple[Fault, ...] = ()
-    """Where the process is to die, in runs that show what that costs."""
+    """Failpoints where the process dies, for fault tests."""

@@ -1,6 +1,6 @@
-"""What is kept for exports, and what may go: exports at a destination; commits and prepared files in the store.
+"""What is kept for exports: which exports at a destination; commits and prepared files in the store.
 
-`superfluous` is pure; removing exports is trainer.exports.pointing's matter.
+`superfluous` is pure; trainer.exports.pointing removes exports.
 """
 
 import re
@@ -16,12 +16,12 @@ from trainer.exports.ordering import STAGES
 NAME = re.compile(r"(t\d+)/(\d{10,})-(base|delta)")
 _STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
 HOLDER = "export-"
-"""Before a stream's name: who holds a commit that is exported."""
+"""Prefix of a stream's name: the holder of a commit that is being exported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """An export that lies there."""
+    """An export at a destination."""
 
     path: str
     """"t1/0000000012-base"."""
@@ -30,14 +30,14 @@ class Present:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Timeline and version: exports in order of time."""
+        """Timeline and version, which sort exports by time."""
         match = NAME.fullmatch(self.path)
         assert match is not None, self.path
         return int(match[1][1:]), int(match[2])
 
     @property
     def is_base(self) -> bool:
-        """Whether it stands alone."""
+        """Whether it is a base."""
         return self.path.endswith("-base")
 
 
@@ -47,10 +47,10 @@ def is_export(path: str) -> bool:
 
 
 def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], newest: str) -> list[str]:
-    """Paths of those that go, newest first, so that what stays can be replayed at any moment in between.
+    """Paths of the exports to remove, newest first, so that the rest can be replayed at any moment.
 
-    What is older than the `keep` newest complete bases goes, and what is not complete and older than `newest`; never
-    what is `needed`: the chains of what is pointed to and of what was exported last.
+    Exports older than the `keep` newest complete bases are removed, and incomplete ones older than `newest`. `needed`
+    exports stay: the chains of the current export and of the last one.
     """
     found = sorted(present, key=lambda each: each.order, reverse=True)
     bases = [each for each in found if each.is_base and each.complete]
@@ -64,7 +64,7 @@ def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], 
 
 
 def commit_of(commits: Commits, stream: str, flight: Link) -> str | None:
-    """The commit of an export's version: the one that is held for it, or else the newest."""
+    """The commit of an export's version: the one held for it, or else the newest; None where there is none."""
     holders = commits.holders()
     found = [
         (HOLDER + stream in holders.get(name, ()), order_of(name), name)
@@ -75,7 +75,7 @@ def commit_of(commits: Commits, stream: str, flight: Link) -> str | None:
 
 
 def release_others(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
-    """Let go of commits held for exports that ended or never came to be; `ours` are commit and stream of the others."""
+    """Release commits held for exports that ended or were never made; keep those in `ours` (commit and stream)."""
     held = {(name, HOLDER + stream) for name, stream in ours}
     for name, holders in commits.holders().items():
         for who in holders:
@@ -84,7 +84,7 @@ def release_others(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
 
 
 def remove_stages(store: Path, ours: Collection[Path]) -> None:
-    """Remove what was prepared for other exports than those of `ours`."""
+    """Remove prepared files of all exports except those in `ours`."""
     for path in (store / STAGES).glob("*"):
         if path not in ours and _STAGE.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)

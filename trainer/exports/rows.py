@@ -1,10 +1,9 @@
-"""The rows of one table that an export takes from a commit, and those that went: chosen, in the order of stores.
+"""Selects the rows and the deletions of one table that an export takes from a commit, in the order of stores.
 
-A base reads every row, a delta those that a list of changed keys names. The stores of a commit are linked into a
-scratch folder and opened there; nothing of the commit is touched. How rows are written is trainer.exports.tables'
-matter.
+A base reads every row, a delta the rows of a list of changed keys. The stores of a commit are linked into a scratch
+folder and opened there; the commit itself is not touched. trainer.exports.tables writes the rows.
 
-Shapes: U rows of a chunk, W words of a row, P keys of one part, G keys that went.
+Shapes: U rows of a chunk, W words of a row, P keys of one part, F found rows of a chunk, G deleted keys.
 """
 
 import shutil
@@ -32,11 +31,11 @@ from trainer.commits import Commit, CommitDamaged
 U8 = NDArray[np.uint8]
 
 CHUNK_ROWS = 65_536
-"""Rows of a delta that are looked up at once."""
+"""Rows of a delta that are looked up in one call."""
 
 
 class NotCovered(MillraceError):
-    """What a delta needs is not there any more, or not yet: trying again cannot help, a base would do."""
+    """A delta lacks what it builds on. Another try cannot help; a base is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ class Selection:
 
     cut: Cut
     version: int
-    """Of the commit, at which it was cut."""
+    """Version of the commit, at which the export was cut."""
     is_base: bool
 
     def kept_back(self, life: Life, words_UW: U32) -> U8:
-        """(U,) what keeps back rows that are there, and, for a delta, changed: 0, or 1 + its place in KEEPERS.
+        """(U,) the threshold that excludes each row: 0 for none, or 1 + its index in KEEPERS.
 
-        Thresholds of 0 keep nothing back.
+        The rows exist and, for a delta, changed. Thresholds of 0 exclude nothing.
         """
         cut = Cut(since=0, base_threshold=self.cut.base_threshold) if self.is_base else self.cut
         if cut.base_threshold <= 0 and cut.delta_threshold <= 0 and cut.delta_keep_days is None:
@@ -59,23 +58,23 @@ class Selection:
         return life.kept_back(words_UW, cut, self.version)
 
     def chosen(self, life: Life, words_UW: U32) -> NDArray[np.bool_]:
-        """(U,) which it takes of rows that are there, and, for a delta, changed."""
+        """(U,) which of the rows, which exist and, for a delta, changed, the export takes."""
         chosen_U: NDArray[np.bool_] = self.kept_back(life, words_UW) == 0
         return chosen_U
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of an export in order, and what was met on the way to them."""
+    """Some rows of an export, in order, and how many were excluded among them."""
 
     keys_U: U64
     words_UW: U32
     kept_back: Mapping[str, int]
-    """Rows that could have been chosen (of a base those that are there, of a delta those that changed), by KEEPERS."""
+    """Excluded rows (of a base existing ones, of a delta changed ones), by the name in KEEPERS."""
 
 
 class TableRows:
-    """One table of a commit; a context, in which stores stay open once they were read."""
+    """One table of a commit. A context: stores stay open, once read, until it ends."""
 
     def __init__(
         self, commit: Commit, table: str, section: TableSection, groups: Mapping[str, int], scratch: Path
@@ -99,7 +98,7 @@ class TableRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the commit, those among them that are absent."""
+        """Rows of the commit, including absent ones."""
         return sum(int(part.tables[self._table]["rows"]) for part in self._parts)
 
     def all(self, selection: Selection, deadline: Deadline) -> Generator[Rows, None, None]:
@@ -110,7 +109,7 @@ class TableRows:
                 yield _chosen(selection, life, keys_U, words_UW)
 
     def find(self, keys_U: U64, selection: Selection) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """(U,) whether a base has rows of some keys, and (U, D) their weights, zeros where it has none."""
+        """(U,) whether a base has a row of each key, and (U, D) the weights, zeros where it has none."""
         found_U, weights_UD = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), self._num_weights), np.float32)
         order_U = np.argsort(order_of(keys_U))
         done = 0
@@ -124,19 +123,19 @@ class TableRows:
         return found_U, weights_UD
 
     def changes(self, since: int) -> Changes:
-        """Keys changed and gone after version `since`. Raises NotCovered."""
+        """Keys that changed or were deleted after version `since`. Raises NotCovered."""
         if any(life.shrinks for life in self._lives):
-            raise NotCovered(f"table {self._table!r}: rows that a shrink took are not removed yet: no delta can be cut")
+            raise NotCovered(f"table {self._table!r}: a shrink has not removed all of its rows: no delta can be cut")
         found = read_changes(self._commit.folder, self._parts, self._table, since, self._commit.version)
         if found is None:
             raise NotCovered(
-                f"{self._commit.name} does not tell which rows of table {self._table!r} changed after version {since}: "
-                "a base is needed"
+                f"{self._commit.name} does not record which rows of table {self._table!r} changed after version "
+                f"{since}: a base is needed"
             )
         return found
 
     def among(self, changes: Changes, selection: Selection, deadline: Deadline) -> Generator[Rows, None, None]:
-        """The rows that a delta takes. Raises CommitDamaged where a changed one is neither there nor gone."""
+        """The rows that a delta takes. Raises CommitDamaged where a changed row neither exists nor was deleted."""
         for part, life, keys_P in self._by_part(changes.changed_U):
             for begin in range(0, len(keys_P), CHUNK_ROWS):
                 deadline.check(f"exporting table {self._table!r}")
@@ -147,16 +146,16 @@ class TableRows:
                 yield _chosen(selection, life, keys_U[found_U], words_UW)
 
     def gone(self, changes: Changes, selection: Selection, deadline: Deadline) -> Iterator[tuple[U64, U16]]:
-        """Keys that went and of which the delta has no row, with their slot groups, in order.
+        """Deleted keys of which the delta has no row, with their slot groups, in order.
 
-        It has none either where thresholds keep back a row that was made since: what is served of the one before goes.
+        Includes keys with a new row that thresholds exclude: readers must drop the old row.
         """
         done = 0
         for part, life, keys_P in self._by_part(changes.gone_G):
             group_P = changes.gone_group_G[done : done + len(keys_P)]
             done += len(keys_P)
             for begin in range(0, len(keys_P), CHUNK_ROWS):
-                deadline.check(f"exporting what went from table {self._table!r}")
+                deadline.check(f"exporting deletions of table {self._table!r}")
                 keys_U, group_U = keys_P[begin : begin + CHUNK_ROWS], group_P[begin : begin + CHUNK_ROWS]
                 stays_U, words_FW = self._store(part).get(keys_U)
                 kept_back_F = (words_FW[:, 1] > selection.cut.since) & ~selection.chosen(life, words_FW)
@@ -164,7 +163,7 @@ class TableRows:
                 yield keys_U[~stays_U], group_U[~stays_U]
 
     def _by_part(self, keys_N: U64) -> Iterator[tuple[ShardPart, Life, U64]]:
-        """Keys in order, cut where parts end; parts without any are left out. Together the parts have all buckets."""
+        """Ordered keys, split by part; parts without keys are skipped. Together the parts cover all buckets."""
         bucket_N = keys_N % np.uint64(NUM_BUCKETS)
         for part, life in zip(self._parts, self._lives, strict=True):
             begin, end = np.searchsorted(bucket_N, np.array(part.buckets, np.uint64))

@@ -1,6 +1,6 @@
-"""Whether an export of a stream is due at a close, of which kind, on which parent, and why: in words.
+"""Decides whether an export of a stream is due at a close: its kind, its parent, and the reason in words.
 
-Pure. The job's log keeps each decision, so none is made twice; what is known of a stream is trainer.exports.chain's.
+Pure. The job's log keeps each decision, so none is made twice. trainer.exports.chain is the state of a stream.
 """
 
 import math
@@ -14,39 +14,39 @@ from trainer.exports.config import ExportSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """What a decision looks at beside settings and chain."""
+    """Input of a decision beside settings and chain."""
 
     time_s: float | None
-    """Of the stream's clock, unix seconds; None: not known yet."""
+    """Time of the stream's clock in unix seconds; None: not known yet."""
     timeline: str
     arithmetic: str
     """Hash of the fingerprint."""
     shared: Mapping[str, Any]
-    """What a delta has in common with its parent: trainer.exports.chain.SHARED."""
+    """Values of trainer.exports.chain.SHARED."""
     ended: bool = False
     """Whether the stream of events is at its end."""
     wish: Kind | None = None
-    """What a person asks for."""
+    """Kind that a person requested."""
     sweeping: Collection[str] = ()
-    """Tables of which rows that a shrink took are still to be removed."""
+    """Tables whose rows a shrink has yet to remove."""
     parent_gone: bool = False
-    """Whether the newest complete export is not there any more."""
+    """Whether the newest complete export does not exist any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What to export."""
+    """The export to cut."""
 
     kind: Kind
     parent: Link | None
-    """Of a delta."""
+    """Parent of a delta."""
     all: bool
-    """Whether delta_threshold is passed over: the export before it failed."""
+    """Whether to ignore delta_threshold, since the export before failed."""
     why: str
 
 
 def decide(section: ExportSection, chain: Chain, now: Now) -> Due | None:
-    """What is due now, if anything is; what falls due while another one is made, or a table is swept, waits."""
+    """The export that is due now, if any. None while another one is in progress or a table is swept."""
     if chain.flight is not None or set(now.shared["tables"]) & set(now.sweeping):
         return None
     called = _called(section, chain, now)
@@ -62,7 +62,7 @@ def decide(section: ExportSection, chain: Chain, now: Now) -> Due | None:
 
 
 def _called(section: ExportSection, chain: Chain, now: Now) -> tuple[Kind, str] | None:
-    """The kind that is called for, and by what."""
+    """The kind of export that is due, and the reason."""
     if now.wish is not None:
         return now.wish, "asked for"
     if chain.redo:
@@ -78,9 +78,9 @@ def _called(section: ExportSection, chain: Chain, now: Now) -> tuple[Kind, str] 
 
 
 def entered(interval_s: float | None, last_s: float | None, begun_s: float | None, now_s: float | None) -> bool:
-    """Whether another interval began since the last one that counts, in whole ones since the epoch, UTC.
+    """Whether another interval began since the last export. Intervals are counted from the epoch, UTC.
 
-    Also where a clock that was wrong is set back by more than one: it must not be waited for until it is so late again.
+    True also where the clock was set back by more than an interval, so that exports do not stop until it has caught up.
     """
     since_s = begun_s if last_s is None else last_s
     if interval_s is None or since_s is None or now_s is None:
@@ -91,12 +91,12 @@ def entered(interval_s: float | None, last_s: float | None, begun_s: float | Non
 
 
 def at_end(section: ExportSection, chain: Chain, *, ended: bool) -> bool:
-    """Whether the stream's end calls for one more."""
+    """Whether the end of the stream makes one more export."""
     return ended and section.at_end and (chain.fresh or chain.redo)
 
 
 def usual(section: ExportSection) -> Kind:
-    """The kind of an export for which nothing else decides."""
+    """The kind of an export where nothing else decides it."""
     return "base" if section.delta is None else "delta"
 
 
@@ -110,20 +110,20 @@ def hinders(section: ExportSection, chain: Chain, now: Now) -> str:
     if newest.timeline != now.timeline:
         return f"it is the first of timeline {now.timeline}"
     if chain.forked:
-        return "passes that were trained again came out otherwise"
+        return "passes gave other results when they were trained again"
     if newest.arithmetic != now.arithmetic:
-        return "libraries or hardware are others"
+        return "libraries or hardware changed"
     if changed := [name for name, value in now.shared.items() if newest.shared.get(name) != value]:
         return f"{' and '.join(changed)} changed"
     if not chain.tracked:
-        return f"commits did not keep what changed since {newest.name}"
+        return f"commits did not record what changed since {newest.name}"
     if now.parent_gone:
         return f"its parent {newest.name} is gone"
     return ""
 
 
 def _length(interval_s: float | None) -> str:
-    """An interval as a user writes it."""
+    """An interval as in a job file."""
     assert interval_s is not None, "it was entered"
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if interval_s >= length_s and interval_s % length_s == 0:

@@ -1,7 +1,7 @@
-"""What only the chief knows of a version that is exported: its model described, traced, and asked for predictions.
+"""Prepares what only rank 0 knows of a version that is exported: model description, trace, golden predictions.
 
-Into the stage's folder: model.json, golden.parquet and onnx-template.onnx, each if it can be had, and why.json, which
-says in words why one of the latter two is not there. The exporter process takes it from there.
+Writes model.json, golden.parquet and onnx-template.onnx into a folder, as far as possible, and why.json, which says why
+one of the latter two is missing. The exporter process continues from there.
 
 Shapes: U unique keys of a table, W weights of a row.
 """
@@ -39,12 +39,12 @@ from trainer.pooling import KernelPooling
 log = logging.getLogger(__name__)
 
 Look = Callable[[Mapping[str, Keys]], Mapping[str, F32]]
-"""(U, W) rows of keys by table, as they are now and as inference sees them: zeros where there is none, or
-marks (pserver.client.absent) where the table's default row is learnt."""
+"""Keys by table -> (U, W) their present rows, as inference sees them: zeros where there is no row, or marks
+(pserver.client.absent) where the table learns its default row."""
 
 
 class Stager:
-    """Traces when it is made. The loop's thread."""
+    """Traces the model in its constructor. Runs on the loop's thread."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Stager:
         tensors: Callable[[], Mapping[str, Tensor]],
         look: Look,
     ) -> None:
-        """`tensors` gives the model's state as trainer.dense.DensePart.tensors; `scratch` is for the template."""
+        """`tensors` returns the model's state like trainer.dense.DensePart.tensors; `scratch` takes the template."""
         self._schema, self._tables, self._tasks = schema, tables, tasks
         self._tensors, self._look = tensors, look
         self._most = max((section.golden for section in streams.values()), default=0)
@@ -78,14 +78,14 @@ class Stager:
             _put(self._template, template)
 
     def saw(self, samples: Samples) -> None:
-        """A batch of the pass: some of the last samples are kept. For every step, so it copies nothing."""
+        """Remember a batch of the pass, for golden samples. Called at every step, so it copies nothing."""
         self._kept.append(samples)
         self._num_kept += len(samples)
         while self._num_kept - len(self._kept[0]) >= self._most and len(self._kept) > 1:
             self._num_kept -= len(self._kept.popleft())
 
     def stage(self, request: ExportRequest, folder: Path) -> None:
-        """Write what there is into `folder`, for a version whose pass is closed. Raises Unwritable."""
+        """Write all that is available into `folder`, for a version whose pass is closed. Raises Unwritable."""
         section = request.section
         learnt = {name: row.tolist() for name, row in self._default_rows().items()}
         described = describe(self._schema, self._tables, self._tasks, section, learnt)
@@ -99,11 +99,11 @@ class Stager:
         _put(folder / WHY, json.dumps(why).encode())
 
     def _default_rows(self) -> dict[str, F32]:
-        """Those that are learnt, as they are now."""
+        """The learnt default rows, as they are now."""
         return saved_rows(self._tensors(), widths_of(self._schema, self._tables))
 
     def _golden(self, section: ExportSection) -> tuple[bytes | None, str]:
-        """The file; or why there is none."""
+        """The file, or why there is none."""
         if not section.golden:
             return None, "golden = 0"
         if not self._num_kept:
@@ -118,7 +118,7 @@ class Stager:
             return None, str(error)
 
     def _predicted(self, samples: Samples, section: ExportSection) -> dict[str, F32]:
-        """Predictions with the model and rows as they are, rows rounded as they will be exported."""
+        """Predictions of the present model and rows, with rows rounded as in the export."""
         assert self._frozen is not None
         self._frozen.load({name.removeprefix("model."): value for name, value in self._tensors().items()})
         lookups = [each.lookup(samples) for each in self._deduplicators]
@@ -133,7 +133,7 @@ class Stager:
 
 
 def _served(rows_UW: F32, table: TableSlots, dtype: Dtype, default_rows: Mapping[str, F32]) -> F32:
-    """Rows as who reads an export has them: a default row is a number in model.json, of whatever type rows are."""
+    """Rows as a reader of the export gets them. Default rows are not rounded: model.json has them as numbers."""
     if table.name not in default_rows:
         return rounded(rows_UW, table.first_order, dtype)
     zeros_W = np.zeros(table.width, np.float32)

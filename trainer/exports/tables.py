@@ -1,11 +1,11 @@
-"""Writes the rows and tombstones of one table into an export's Parquet files, and counts them.
+"""Writes the rows and tombstones of one table to the Parquet files of an export, and counts them.
 
-    rows-<table>-<n>.parquet        slot, sign, key, weight, vector, scale: each only where there is one
+    rows-<table>-<n>.parquet        slot, sign, key, and weight, vector, scale where the table has them
     tombstones-<table>-<n>.parquet  slot, sign, key
 
-Ascending by `order_of(key)` over all files of a table. Nothing is null, so that readers need no masks. Numbers are
-plain and not compressed: for trained weights lz4 saves 4 %, zstd 10 % for a third more time; int8 vectors go by
-dictionary, a byte a number, since Parquet has no type so small.
+Rows ascend by `order_of(key)` over all files of a table. No value is null, so that readers need no masks. Numbers are
+plain and not compressed: for trained weights lz4 saves 4 %, and zstd 10 % for a third more time. int8 vectors use a
+dictionary, one byte per number, since Parquet has no type so small.
 
 Shapes: U rows of a chunk, G slot groups (65,536).
 """
@@ -35,24 +35,24 @@ from trainer.exports.rows import Rows, Selection, TableRows, weights_of
 from trainer.exports.values import Dtype, Values, written
 
 MAX_FILE_ROWS = 1_000_000
-"""After so many rows a file ends, at the end of a chunk at the latest."""
+"""A file ends with the chunk that reaches this many rows."""
 REST_SHARE = 0.25
-"""How long work on rows rests, of the time that it takes: training keeps four fifths of its rate beside it."""
+"""Pause after each chunk, as a fraction of the time it took: training keeps four fifths of its rate."""
 NUM_GROUPS = 1 << 16
 ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 
 OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
-"""Opens a file of the export by name."""
+"""Opens a new file of the export by name."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What an export holds of one table."""
+    """What an export has of one table."""
 
     rows: int = 0
     tombstones: int = 0
     kept_back: Counter[str] = field(default_factory=Counter)
-    """Rows that a threshold kept back, by its name: of a delta changed ones, of a base any."""
+    """Rows that a threshold excluded, by its name: of a delta changed rows, of a base any."""
     model_rows: int = 0
     """All rows at the version."""
     rows_by_group: Counter[int] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Counts:
     not_finite: int = 0
 
     def take(self, values: Values, group_U: U16, kept_back: Mapping[str, int], num_weights: int) -> None:
-        """Some rows were written, others kept back."""
+        """Count rows that were written, and rows that were excluded."""
         self.rows += len(group_U)
         self.kept_back.update(kept_back)
         self.rows_by_group.update(_counts_of(group_U))
@@ -75,7 +75,7 @@ class Counts:
         self.not_finite += values.not_finite
 
     def message(self, slots: "Slots", section: TableSection, dtype: Dtype) -> dict[str, Any]:
-        """As the manifest tells it."""
+        """As the manifest has it."""
         groups = sorted(self.rows_by_group.keys() | self.tombstones_by_group.keys())
         by_slot = {
             slots.name(g): {"rows": self.rows_by_group[g], "tombstones": self.tombstones_by_group[g]} for g in groups
@@ -97,7 +97,7 @@ class Counts:
 
 
 class Slots:
-    """Slot groups and the names that stand for them in files."""
+    """The names of slot groups in files."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = dict(names)
@@ -105,7 +105,7 @@ class Slots:
         self._arrange()
 
     def name(self, group: int) -> str:
-        """What stands for a group; one that the spec has no more has none of its own."""
+        """Name of a group; one that the spec does not have any more is called "group-<n>"."""
         return self._names.get(group, f"group-{group}")
 
     def column(self, group_U: U16) -> pa.DictionaryArray:
@@ -135,18 +135,18 @@ class TableWriter:
 
     @property
     def num_weights(self) -> int:
-        """D: weights of a row."""
+        """D, the number of weights in a row."""
         return int(self.section.first_order) + self.section.dim
 
     def base(self, source: TableRows, selection: Selection) -> Counts:
-        """Every row that is there and is chosen."""
+        """Write every selected row."""
         counts = Counts()
         for chunk in self._rows(source.all(selection, self.deadline), counts):
             counts.model_rows += len(chunk.keys_U) + sum(chunk.kept_back.values())
         return counts
 
     def delta(self, source: TableRows, selection: Selection) -> Counts:
-        """Rows that changed, and what went. Raises NotCovered."""
+        """Write the rows that changed, and the deletions. Raises NotCovered."""
         counts = Counts(model_rows=source.num_rows)
         changes = source.changes(selection.cut.since)
         for _ in self._rows(source.among(changes, selection, self.deadline), counts):
@@ -159,8 +159,8 @@ class TableWriter:
         return counts
 
     def _rows(self, chunks: Generator[Rows, None, None], counts: Counts) -> Iterator[Rows]:
-        """Write each chunk, then hand it on."""
-        # Closed even after an error: a store is held open by whoever is in the middle of reading it.
+        """Write each chunk, then yield it."""
+        # Closed even after an error: an unfinished reader holds a store open.
         pace = Pace(REST_SHARE)
         with closing(chunks), Files(self.open, f"rows-{self.table}", self._schema()) as files:
             for chunk in chunks:
@@ -182,7 +182,7 @@ class TableWriter:
 
 
 class Files:
-    """Files of one kind of one table, made as rows come; a context. None is made where no rows come."""
+    """Files of one kind of one table, made when rows come. A context. Without rows there are no files."""
 
     def __init__(self, open_file: OpenFile, prefix: str, schema: pa.Schema) -> None:
         self._open, self._prefix, self._schema = open_file, prefix, schema
@@ -200,7 +200,7 @@ class Files:
         if kind is None:
             self._end()
         else:
-            self._stack.__exit__(kind, error, trace)  # whatever has begun does not count
+            self._stack.__exit__(kind, error, trace)  # an incomplete file does not count
 
     def write(self, columns: Sequence[pa.Array]) -> None:
         """Append rows."""
@@ -236,7 +236,7 @@ class Files:
 
 
 def _schema(weight: str | None, vector: str | None, dim: int) -> pa.Schema:
-    """Columns of rows; without `weight` and `vector`, of tombstones."""
+    """Columns of rows; of tombstones where `weight` and `vector` are None."""
     fields = [("slot", pa.dictionary(pa.int32(), pa.string())), ("sign", pa.uint64()), ("key", pa.uint64())]
     fields += [("weight", ARROW[weight])] if weight else []
     if vector and dim:
@@ -246,7 +246,7 @@ def _schema(weight: str | None, vector: str | None, dim: int) -> pa.Schema:
 
 
 def _columns(values: Values, dim: int) -> list[pa.Array]:
-    """Of the weights."""
+    """The columns of the weights."""
     found = [] if values.weight_R is None else [pa.array(values.weight_R)]
     if values.vector_RD is not None:
         numbers = pa.array(values.vector_RD.reshape(-1))

@@ -1,13 +1,13 @@
-"""The dense part of a model as ONNX, traced once a job; also the frozen twin that gives the golden predictions.
+"""Traces the dense part of a model as ONNX, once per job; also the frozen copy that makes golden predictions.
 
-What is traced reads one named input a slot and gives one output a task:
+The traced model has named inputs for each slot and one output per task:
 
-    "<slot>"        pooled slot: float32 (B, W), its pooled row; a sequence: float32 (B, L, W), zeros behind its end
+    "<slot>"        pooled slot: float32 (B, W), its pooled row; a sequence: float32 (B, L, W), zeros after its end
     "<slot>.mask"   of a sequence: bool (B, L), true where there is a sign
     "<slot>"        dense slot: float32 (B, size)
     "<task>"        output: (B,), a probability for loss "bce", a value for "mse"
 
-A trace is only kept when, with weights replaced and another number of samples, it gives what the module gives.
+A trace is accepted only if it equals the module also with other weights and another number of samples.
 
 Shapes: B samples, W weights of a row (the first-order weight, if any, then the vector), L max_len of a sequence.
 """
@@ -28,14 +28,14 @@ from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from trainer.models.outputs import check_outputs
 
 OPSET = 18
-"""Of ONNX: of December 2022, so that runtimes of some age take it too."""
+"""Of ONNX, from December 2022, so that older runtimes accept it, too."""
 SAMPLES_TRACED, SAMPLES_TRIED = 3, 5
 TOLERANCE = 1e-4
-"""By which a trace may differ from the module on weights drawn at random, relative to values above 1."""
+"""Largest allowed difference of trace and module for random weights, relative for values above 1."""
 
 
 class TraceFailed(MillraceError):
-    """The module cannot be had as ONNX; exports go on without it."""
+    """The module cannot be converted to ONNX; exports do without it."""
 
 
 def input_names(shape: Shape) -> list[str]:
@@ -45,7 +45,7 @@ def input_names(shape: Shape) -> list[str]:
 
 
 class Served(nn.Module):
-    """A model as those who serve it call it: one tensor an input, in the order of `input_names`."""
+    """A model as a server calls it: one tensor per input, in the order of `input_names`."""
 
     def __init__(self, model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Served(nn.Module):
 
 
 def _inputs(shape: Shape, named: Mapping[str, Tensor], any_input: Tensor) -> Inputs:
-    """The model's view, as trainer.inputs makes it of a batch."""
-    num_samples = any_input.shape[0]  # a traced number, not to be made an int
+    """The model's inputs, as trainer.inputs makes them from a batch."""
+    num_samples = any_input.shape[0]  # a traced number: it must not become an int
 
     def nothing(*sizes: int) -> Tensor:
         return torch.zeros((num_samples, *sizes))
@@ -89,7 +89,7 @@ def _sequence(slot: SlotShape, named: Mapping[str, Tensor]) -> SequenceInput:
 
 
 def predictions_of(outputs: object, tasks: Sequence[TaskSection], inputs: Inputs) -> dict[str, Tensor]:
-    """(B,) by task of what a model returned: probabilities or values."""
+    """(B,) probabilities or values by task, from what a model returned."""
     given = check_outputs(outputs, [task.name for task in tasks], inputs.num_samples)
     return {
         task.name: torch.sigmoid(given[task.name].float()) if task.loss == "bce" else given[task.name].float()
@@ -98,7 +98,7 @@ def predictions_of(outputs: object, tasks: Sequence[TaskSection], inputs: Inputs
 
 
 class Frozen:
-    """A copy of a model on the CPU, for inference: dropout and the like are off, the job's own model is not touched."""
+    """A copy of a model on the CPU, in inference mode. The job's own model is not touched."""
 
     def __init__(self, model: nn.Module, tasks: Sequence[TaskSection]) -> None:
         """Raises TraceFailed where the module cannot be copied."""
@@ -109,29 +109,29 @@ class Frozen:
         self._tasks = tasks
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over weights and buffers, by their names in the module's state."""
+        """Load weights and buffers, by their names in the module's state."""
         for name, value in self.model.state_dict(keep_vars=True).items():
             value.detach().copy_(tensors[name])
 
     def predict(self, inputs: Inputs) -> dict[str, F32]:
-        """(B,) by task. Raises TraceFailed where the module cannot."""
+        """(B,) predictions by task. Raises TraceFailed where the module fails."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = predictions_of(self.model(inputs), self._tasks, inputs)
         except Exception as error:  # noqa: BLE001  # likewise
-            raise TraceFailed(f"the module, once it does not train, cannot predict: {first_line(error)}") from error
+            raise TraceFailed(f"the module cannot predict in inference mode: {first_line(error)}") from error
         return {name: value.numpy() for name, value in found.items()}
 
 
 def trace(model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> bytes:
-    """A template for trainer.exports.onnx.filled; its weights are no model's. Raises TraceFailed, saying why."""
+    """A template for trainer.exports.onnx.filled; its weights mean nothing. Raises TraceFailed with the reason."""
     names = [*input_names(shape), *(task.name for task in tasks)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise TraceFailed(f"two inputs or outputs would be named {twice[0]!r}; give the slot or the task another name")
     served = Served(Frozen(model, tasks).model, shape, tasks).eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the tracer warns of is tried out below
+            warnings.simplefilter("ignore")  # the check below covers what the tracer warns of
             _disturb(served, 1)
             template = _traced(served, shape, [task.name for task in tasks])
             _disturb(served, 2)
@@ -144,25 +144,25 @@ def trace(model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> bytes
 
 
 def _traced(served: Served, shape: Shape, outputs: Sequence[str]) -> bytes:
-    """By torch's older exporter: the newer one needs onnxscript, and folds weights into constants of its own."""
+    """Trace with torch's older exporter: the newer one needs onnxscript and folds weights into constants."""
     inputs, file = input_names(shape), io.BytesIO()
     torch.onnx.export(
         served,
         tuple(_examples(shape, SAMPLES_TRACED).values()),
-        file,  # type: ignore[arg-type]  # it writes to anything that can be written to
+        file,  # type: ignore[arg-type]  # it accepts any writable object
         input_names=inputs,
         output_names=list(outputs),
         dynamic_axes={name: {0: "B"} for name in (*inputs, *outputs)},
         opset_version=OPSET,
         do_constant_folding=False,
-        training=torch.onnx.TrainingMode.PRESERVE,  # it is frozen; EVAL would also melt layers into one
+        training=torch.onnx.TrainingMode.PRESERVE,  # the model is frozen; EVAL would also fuse layers
         dynamo=False,
     )
     return file.getvalue()
 
 
 def _check(template: bytes, served: Served, shape: Shape, outputs: Sequence[str]) -> None:
-    """Raise TraceFailed unless the template with the module's present weights does as the module does."""
+    """Raise TraceFailed unless the template with the module's present weights predicts as the module does."""
     tensors = {name: value.numpy() for name, value in served.model.state_dict().items()}
     examples = _examples(shape, SAMPLES_TRIED)
     wanted = served(*examples.values())
@@ -174,23 +174,23 @@ def _check(template: bytes, served: Served, shape: Shape, outputs: Sequence[str]
         allowed = TOLERANCE * np.maximum(1, np.abs(value.numpy()))
         if found[name].shape != tuple(value.shape) or not (np.abs(found[name] - value.numpy()) <= allowed).all():
             raise TraceFailed(
-                f"the trace predicts {name!r} otherwise than the module: its forward decides by values or by the "
-                "number of samples, or changes weights before it uses them; write it in torch operations alone"
+                f"the trace and the module predict {name!r} differently: its forward depends on values or on the "
+                "number of samples, or changes weights before it uses them; use torch operations only"
             )
 
 
 def _disturb(served: Served, seed: int) -> None:
-    """Other weights, no two tensors alike: the tracer would make one of those that are."""
+    """Change all weights so that no two tensors are equal: the tracer would merge equal ones."""
     generator = torch.Generator().manual_seed(seed)
     parameters = {name for name, _ in served.model.named_parameters(remove_duplicate=False)}
     for name, value in served.model.state_dict().items():
-        if value.is_floating_point():  # buffers are not made less: those of normalisation must stay above 0
+        if value.is_floating_point():  # buffers only grow: those of normalization must stay above 0
             draw = torch.randn if name in parameters else torch.rand
             value.add_(0.1 * draw(value.shape, generator=generator).to(value.dtype))
 
 
 def _examples(shape: Shape, num_samples: int) -> dict[str, Tensor]:
-    """Inputs at random."""
+    """Random inputs."""
     generator = torch.Generator().manual_seed(num_samples)
 
     def uniform(*sizes: int) -> Tensor:

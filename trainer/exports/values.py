@@ -1,6 +1,6 @@
-"""How weights are written: as float32, as float16, or vectors as int8 with a scale for each row. Pure.
+"""Converts weights for files: float32, float16, or int8 vectors with a scale per row. Pure.
 
-What a type cannot hold is counted, never passed on in silence: a float16 ends at 65,504, where larger weights are cut.
+Weights that a type cannot hold are counted: float16 ends at 65,504, and larger weights are cut to it.
 
 Shapes: R rows, D numbers of a vector, W weights of a row: the first-order weight, if any, then the vector.
 """
@@ -24,24 +24,24 @@ MAX_INT8 = 127
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Some rows as they are written."""
+    """Some rows, converted."""
 
     weight_R: NDArray[Any] | None
     """float32, or float16; None without first-order weights."""
     vector_RD: NDArray[Any] | None
     """float32, float16 or int8; None where D is 0."""
     scale_R: F32 | None
-    """Of int8 vectors: a value is int8 * scale."""
+    """Scales of int8 vectors: a value is int8 * scale."""
     clamped: int
-    """Weights too large for the type, cut to its largest."""
+    """Weights too large for the type, cut to its largest value."""
     not_finite: int
-    """Weights that are no number, or infinite."""
+    """Weights that are NaN or infinite."""
     squares: float
     """Sum of the squares of all weights."""
 
 
 def written(weights_RW: F32, first_order: bool, dtype: Dtype) -> Values:
-    """Rows as `dtype` has them."""
+    """Rows converted to `dtype`."""
     weight_R = np.ascontiguousarray(weights_RW[:, 0]) if first_order else None
     vector_RD = np.ascontiguousarray(weights_RW[:, int(first_order) :])
     vector: NDArray[Any] | None = vector_RD if vector_RD.shape[1] else None
@@ -64,12 +64,12 @@ def written(weights_RW: F32, first_order: bool, dtype: Dtype) -> Values:
 
 
 def as_float16(values: F32) -> NDArray[np.float16]:
-    """Rounded to nearest, ties to even; cut to the largest float16."""
+    """Round to nearest, ties to even; cut to the largest float16."""
     return np.clip(values, np.float32(-MAX_FLOAT16), np.float32(MAX_FLOAT16)).astype(np.float16)
 
 
 def as_float16_reference(value: float) -> bytes:
-    """The twin of `as_float16` on one value: its two bytes."""
+    """Reference for `as_float16` on one value: its two bytes."""
     if math.isnan(value):
         return b"nan"
     return struct.pack("<e", max(-MAX_FLOAT16, min(MAX_FLOAT16, value)))
@@ -78,20 +78,20 @@ def as_float16_reference(value: float) -> bytes:
 def as_int8(vector_RD: F32) -> tuple[NDArray[np.int8], F32]:
     """int8 and scales: scale = max |v| / 127, int8 = v / scale rounded to nearest, ties to even.
 
-    A row of zeros, or of numbers too small for a scale, is zeros with scale 0; a row that holds what is no finite
-    number is zeros with scale NaN.
+    A row of zeros, or of numbers too small for a scale, becomes zeros with scale 0. A row with a NaN or infinite number
+    becomes zeros with scale NaN.
     """
     with np.errstate(all="ignore"):
         scale_R = np.abs(vector_RD).max(axis=1, initial=np.float32(0)) / np.float32(MAX_INT8)
         scale_R[~np.isfinite(scale_R)] = np.nan
-        divisor_R = np.where(scale_R > 0, scale_R, np.float32(np.inf))  # into zeros
+        divisor_R = np.where(scale_R > 0, scale_R, np.float32(np.inf))  # gives zeros
         rounded_RD = np.rint(vector_RD / divisor_R[:, None])
         rounded_RD[np.isnan(scale_R)] = 0
         return np.clip(rounded_RD, -MAX_INT8, MAX_INT8).astype(np.int8), scale_R
 
 
 def as_int8_reference(vector: Sequence[float]) -> tuple[list[int], float]:
-    """The twin of `as_int8` on one row of float32 values."""
+    """Reference for `as_int8` on one row of float32 values."""
     if not all(math.isfinite(value) for value in vector):
         return [0] * len(vector), math.nan
     scale = _float32(max((abs(value) for value in vector), default=0.0) / MAX_INT8)
@@ -101,5 +101,5 @@ def as_int8_reference(vector: Sequence[float]) -> tuple[list[int], float]:
 
 
 def _float32(value: float) -> float:
-    """The nearest float32; dividing two of them in double and rounding once more gives what float32 does."""
+    """The nearest float32. A division of float32 values in double, rounded once more, equals one in float32."""
     return float(np.float32(value))

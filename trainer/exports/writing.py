@@ -1,8 +1,7 @@
-"""Makes one export of one commit: files, gates, manifest, _DONE, and then what follows it.
+"""Makes one export of one commit: files, gates, manifest, _DONE, then the steps after a complete export.
 
-Order is correctness: nothing reads what has no _DONE, so _DONE comes last, and whatever fails before it is removed. An
-export that is asked for again after its _DONE is not made again: only what follows is done where it is not. Imports no
-torch.
+Nothing reads an export without _DONE, so _DONE is written last. After an earlier failure the files are removed. An
+export that is requested again after its _DONE is not made again: only missing later steps are done. Imports no torch.
 """
 
 import hashlib
@@ -38,28 +37,28 @@ from trainer.exports.tables import Counts, Slots, TableWriter
 from trainer.markers import DONE
 
 FINAL = (NotCovered, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError)
-"""Failures that come again however often it is tried."""
+"""Failures that would repeat at every try."""
 
 log = logging.getLogger(__name__)
 
 
 class Occupied(NotCovered):
-    """Another export has the very address."""
+    """Another export has the same address."""
 
 
 @dataclass
 class Files:
-    """The files of the export that is being made."""
+    """The files of the export in progress."""
 
     outlet: Outlet
     path: str
     """"t1/0000000012-base"."""
     written: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """As the manifest has them."""
+    """The manifest's entries of complete files."""
 
     @contextmanager
     def open(self, name: str) -> Iterator[BlobWriter]:
-        """A new file; once left it is one of the export's."""
+        """A new file; it belongs to the export once the context ends."""
         with self.outlet.file(f"{self.path}/{name}") as sink:
             yield sink
         rows = {} if sink.rows is None else {"rows": sink.rows}
@@ -67,7 +66,7 @@ class Files:
 
 
 def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
-    """Make it, in its time; a failure is an answer. `scratch` is a folder of the store's disk for it alone."""
+    """Make an export within its deadline; a failure becomes an answer. `scratch`: a folder for this call alone."""
     started_s, deadline = time.monotonic(), Deadline.after(request.section.deadline)
     try:
         with _scratch(scratch):
@@ -104,7 +103,7 @@ def _scratch(path: Path) -> Iterator[None]:
 
 @dataclass
 class Making:
-    """One export on its way."""
+    """One export in progress."""
 
     request: ExportRequest
     outlet: Outlet
@@ -113,30 +112,30 @@ class Making:
 
     @property
     def path(self) -> str:
-        """Below the job's exports."""
+        """Path below the job's exports."""
         return f"{self.request.timeline}/{self.request.name}"
 
     def run(self) -> ExportAnswer:
-        """1. Make it, unless it is there. 2. What follows."""
+        """1. Make the export, unless it is complete. 2. Do the steps after it."""
         told = pointing.read_manifest(self.outlet, self.path)
         if told is None:
             told = self._make()  # 1
         elif (differs := self._difference(told)) is not None:
             raise Occupied(
                 f"{self.outlet.url(self.path)} holds another complete export: {differs}; give the stream a path of "
-                "its own, or move away what is there"
+                "its own, or move the other export away"
             )
         return self._follow(told)  # 2
 
     def _difference(self, told: Mapping[str, Any]) -> str | None:
-        """In what the export that is there is not the one asked for: also one of another run, which began anew."""
+        """How the existing export differs from the requested one. It may come from another run of the job."""
         ours = hashlib.sha256(dense_file(dense_of(self.request.commit))).hexdigest()
         if (differs := manifest.difference(told, self.request)) is None and told["files"][DENSE]["sha256"] != ours:
             differs = f"its {DENSE} has other tensors"
         return differs
 
     def _make(self) -> dict[str, Any]:
-        """1. Look at the parent. 2. A folder without leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
+        """1. Check the parent. 2. Remove leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
         current_rows = self._current_rows()
         self._check_parent()  # 1
         commit = read_commit(self.request.commit)
@@ -154,7 +153,7 @@ class Making:
             self.deadline.check("completing the export")
             self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
         except MillraceError:
-            with suppress(MillraceError):  # it is removed by whoever comes next; what happened matters more
+            with suppress(MillraceError):  # the next try removes it; the first error matters more
                 pointing.discard(self.outlet, self.path)
             raise
         reach(Point.EXPORT_DONE)
@@ -171,7 +170,7 @@ class Making:
             raise NotCovered(f"the parent {path} is not in {self.outlet.url('')} any more: a base is needed")
 
     def _sources(self, commit: Commit, stack: ExitStack) -> dict[str, TableRows]:
-        """The rows of every table; their stores are open until the stack is left."""
+        """The rows of every table; their stores stay open until the stack ends."""
         request, found = self.request, {}
         for table, section in request.tables.items():
             groups = request.groups or {name: group for group, name in request.slots[table].items()}
@@ -181,7 +180,7 @@ class Making:
     def _tables(
         self, sources: Mapping[str, TableRows], files: Files
     ) -> tuple[dict[str, Counts], dict[str, dict[str, Any]]]:
-        """Write the rows of every table: counts, and what the manifest says."""
+        """Write the rows of every table -> counts, and the manifest's entries."""
         request, counts, told = self.request, {}, {}
         for table, section in request.tables.items():
             slots, dtype = Slots(request.slots[table]), request.section.dtype
@@ -192,14 +191,16 @@ class Making:
         return counts, told
 
     def _served(self, sources: Mapping[str, TableRows]) -> Served:
-        """What a server of the export has. Without thresholds a delta leaves it with every row there is."""
+        """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""
         section, base = self.request.section, replace(self._selection(), is_base=True)
         whole = section.base_threshold <= 0 and (
             self.request.kind == "base" or (section.delta_threshold <= 0 and section.delta_keep_days is None)
         )
 
         def find(table: str, keys_U: U64) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-            from trainer.exports.golden import rounded  # with ONNX, some 50 MB, for those who trace models
+            from trainer.exports.golden import (
+                rounded,
+            )  # imports ONNX, some 50 MB; only jobs with a traced model need it
 
             found_U, weights_UD = sources[table].find(keys_U, base)
             return found_U, rounded(weights_UD, self.request.tables[table].first_order, section.dtype)
@@ -221,7 +222,7 @@ class Making:
         return Selection(cut, self.request.version, is_base)
 
     def _current_rows(self) -> int | None:
-        """Rows of the model that is pointed to. Raises ManifestUnusable where a newer Millrace wrote it."""
+        """Rows of the current export's model. Raises ManifestUnusable where a newer Millrace wrote it."""
         current = pointing.read_current(self.outlet)
         told = None if current is None else pointing.read_manifest(self.outlet, current["path"])
         if told is None:
@@ -248,7 +249,7 @@ class Making:
         return manifest.whole(self.request, tables, found, files.written, model.message())
 
     def _follow(self, told: Mapping[str, Any]) -> ExportAnswer:
-        """1. Point to it, if it passed. 2. The donefile. 3. Old ones go. 4. The user's command."""
+        """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""
         section = self.request.section
         failed = tuple(gate["why"] for gate in told["gates"].values() if not gate["passed"])
         before = self._chain()
@@ -261,7 +262,7 @@ class Making:
             needed = [*mine, *(before if failed else [])]
             removed = pointing.prune(self.outlet, section.keep, needed, self.path, self.request.stream)  # 3
         except MillraceError as error:  # the next one tries again
-            log.warning("exports of %s that are not kept any more cannot be removed: %s", self.request.stream, error)
+            log.warning("old exports of %s cannot be removed: %s", self.request.stream, error)
         return ExportAnswer(
             name=self.request.name,
             outcome="complete",
@@ -277,7 +278,7 @@ class Making:
         )
 
     def _chain(self) -> list[str]:
-        """Of what is pointed to."""
+        """The chain of the current export."""
         current = pointing.read_current(self.outlet)
         return [] if current is None else list(current["chain"])
 

@@ -1,4 +1,4 @@
-"""Where a mirror is, as a user writes it: parsed and refused without touching it."""
+"""Addresses of stores as users write them: parsed and validated without access to the store."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ BUCKET, REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"), re.compile(r"[
 
 
 class Kind(StrEnum):
-    """What keeps the objects."""
+    """Kind of a store."""
 
     FOLDER = "folder"
     S3 = "s3"
@@ -22,24 +22,24 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A mirror's place."""
+    """The address of a store."""
 
     text: str
-    """As it is shown to people, and passed on: absolute, and without anything secret."""
+    """The address for people and other processes: absolute, and without secrets."""
     kind: Kind
     root: str
     """Bucket and prefix, or the folder's path."""
     options: Mapping[str, str]
-    """Of the S3 client: some of S3_OPTIONS."""
+    """Options of the S3 client: some of S3_OPTIONS."""
 
     @property
     def bucket(self) -> str:
-        """First part of an S3 root."""
+        """Name of the bucket: the first part of an S3 root."""
         return self.root.partition("/")[0]
 
 
 def parse(text: str, folder: Path | None = None) -> Address:
-    """The address in `text`; a relative folder is taken from `folder`. Raises ValueError saying what is wrong."""
+    """The address in `text`; a relative folder starts at `folder`. Raises ValueError with the reason."""
     if "://" not in text:
         if not text:
             raise ValueError(f"is empty; write {FORMS}")
@@ -47,7 +47,7 @@ def parse(text: str, folder: Path | None = None) -> Address:
         return Address(str(path), Kind.FOLDER, str(path.absolute()), {})
     parts = urlsplit(text)
     if "@" in parts.netloc:
-        # Not repeated in the message: it may hold a password.
+        # The message does not repeat the address: it may contain a password.
         raise ValueError(
             "a URI with a user or password in it; credentials come from the environment "
             "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or the instance"
@@ -60,7 +60,7 @@ def parse(text: str, folder: Path | None = None) -> Address:
                 raise ValueError(f'{text!r} names no folder of this machine; write "file:///folder"')
             return Address(text, Kind.FOLDER, unquote(parts.path), {})
         case _:
-            raise ValueError(f"{parts.scheme}:// is not built; write {FORMS}")
+            raise ValueError(f"{parts.scheme}:// is not supported; write {FORMS}")
 
 
 def _s3_root(bucket: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a mirror's manifests say, checked; pure, no network."""
+"""The manifests of a mirror: parsed, sorted, and what may be removed. Pure, no network."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from trainer.commits import Commit, order_of, parse_manifest, to_prune
 
 @dataclass(frozen=True, slots=True)
 class MirroredCommit(Commit):
-    """One commit of a mirror; its folder is but its name."""
+    """One commit of a mirror; its folder is only its name."""
 
     text: bytes
-    """Its manifest.json."""
+    """Content of its manifest.json."""
 
 
 def read_manifest(name: str, text: bytes) -> MirroredCommit:
@@ -21,17 +21,17 @@ def read_manifest(name: str, text: bytes) -> MirroredCommit:
 
 
 def newest_first(commits: Iterable[MirroredCommit]) -> list[MirroredCommit]:
-    """By timeline, version, generation."""
+    """Commits by timeline, version and generation, newest first."""
     return sorted(commits, key=lambda commit: order_of(commit.name), reverse=True)
 
 
 def superfluous(names: Iterable[str], keep: int, pinned: Collection[str]) -> list[str]:
-    """Commits neither among the newest `keep` nor pinned, oldest first."""
+    """Names of commits that are neither among the newest `keep` nor pinned, oldest first."""
     return to_prune(sorted(names, key=order_of), keep, pinned)
 
 
 def unnamed(contents: Iterable[str], commits: Iterable[MirroredCommit]) -> list[str]:
-    """Contents that no commit names."""
+    """Hashes of contents that no commit names."""
     named = {file.sha256 for commit in commits for file in commit.files.values()}
     return sorted(set(contents) - named)
 
@@ -39,7 +39,7 @@ def unnamed(contents: Iterable[str], commits: Iterable[MirroredCommit]) -> list[
 def old_logs(names: Iterable[str], commits: Sequence[MirroredCommit], oldest_here: str) -> list[str]:
     """Files of the log, `<generation>-<part>.log`, that no commit needs.
 
-    They are older than those the store itself has kept (`oldest_here`), and of no generation after the oldest commit's.
+    They are older than the oldest file in the store (`oldest_here`), and not of a generation after the oldest commit's.
     """
     oldest = min((order_of(commit.name)[2] for commit in commits), default=0)
     generations = {name: name.partition("-")[0] for name in names if name < oldest_here}

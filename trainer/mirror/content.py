@@ -1,7 +1,7 @@
-"""What is in a mirror: puts a commit there, says which there are, removes old ones.
+"""Contents of a mirror: uploads commits, lists them, removes old ones.
 
 trainer.blob moves the bytes; trainer.mirror.uploader decides when; trainer.mirror.fetch brings commits back.
-One process at a time may write to a mirror; its caller sees to that.
+Only one process at a time may write to a mirror; the caller ensures it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -29,9 +29,9 @@ from trainer.mirror.catalog import (
 FILES, COMMITS, LOG = "files", "commits", "log"
 SUFFIX = ".json"
 KEY = "store.mirror"
-"""Of the spec: who names a mirror."""
+"""Key of the job file that names a mirror."""
 TRANSFERS = 3
-"""Files on their way at once."""
+"""Files that are transferred at the same time."""
 MAX_MANIFEST_BYTES = 64 << 20
 
 Item = TypeVar("Item")
@@ -53,7 +53,7 @@ class CommitPresent(MillraceError):
 
 
 def each(act: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Do `act` on every item, TRANSFERS at once; after the first error no other is begun, and it is raised."""
+    """Call `act` with every item, TRANSFERS at a time. After an error no further call begins, and it is raised."""
     with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="mirror") as pool:
         futures = [pool.submit(act, item) for item in items]
         try:
@@ -65,35 +65,35 @@ def each(act: Callable[[Item], None], items: Iterable[Item]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The commits of a mirror, newest first, and what is wrong with manifests that are none."""
+    """The commits of a mirror, newest first, and the errors of damaged manifests by name."""
 
     commits: list[MirroredCommit]
     damaged: dict[str, CommitDamaged]
 
     def refuse_newer(self) -> None:
-        """Raises NewerFormat where a newer Millrace has written to the mirror."""
+        """Raise NewerFormat where a newer Millrace has written to the mirror."""
         for error in self.damaged.values():
             if isinstance(error, NewerFormat):
                 raise error
 
     def refuse_others(self, job: str) -> None:
-        """Raises SpecError where there are commits of another job."""
+        """Raise SpecError where the mirror has commits of another job."""
         for other in {commit.job for commit in self.commits} - {job}:
             raise SpecError(f"this mirror holds commits of the job {other!r}; give {job!r} a prefix of its own", KEY)
 
     @property
     def orders(self) -> list[tuple[int, int, int]]:
-        """Timeline, version and generation of each, whole or not."""
+        """Timeline, version and generation of each commit, damaged or not."""
         names = (*(commit.name for commit in self.commits), *self.damaged)
         return [order_of(name) for name in names if NAME.fullmatch(name)]
 
     def refuse_followed(self, commit: Commit) -> None:
-        """Raises MirrorTaken where another machine went on from this mirror, on a timeline after the commit's."""
+        """Raise MirrorTaken where another machine continued from this mirror, on a timeline after the commit's."""
         newest = max([0, *(timeline for timeline, _, _ in self.orders)])
         if newest > commit.order[0]:
             raise MirrorTaken(
                 f"the mirror holds commits of timeline t{newest}, this job is on {commit.timeline}: another machine "
-                f"goes on from it; give one of the two a prefix of its own ({KEY})"
+                f"continues from it; give one of the two a prefix of its own ({KEY})"
             )
 
 
@@ -102,7 +102,7 @@ class Mirror:
 
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
-        self._read: dict[str, MirroredCommit] = {}  # manifests do not change; as many as the mirror keeps
+        self._read: dict[str, MirroredCommit] = {}  # manifests never change; bounded by what the mirror keeps
 
     @classmethod
     def open(cls, uri: str, deadline: Deadline) -> "Mirror":
@@ -114,11 +114,11 @@ class Mirror:
         return cls(open_blobs(address, "mirror", deadline))
 
     def upload(self, commit: Commit, log_files: Sequence[Path], deadline: Deadline) -> None:
-        """Make `commit` restorable from the mirror. Until step 3 a restart uses the one before.
+        """Make `commit` restorable from the mirror. Until step 3 a restart uses the commit before.
 
-        1. Files whose content is not there. 2. Files of the log, oldest first. 3. The manifest.
+        1. Files whose content is missing. 2. Files of the log, oldest first. 3. The manifest.
 
-        Raises CommitDamaged where a local file is not what the manifest says; it does not get into the mirror then.
+        Raises CommitDamaged where a local file differs from the manifest; the file is then not uploaded.
         """
         text = _text_of(commit)
         known = read_manifest(commit.name, text)
@@ -132,7 +132,7 @@ class Mirror:
         self._read[commit.name] = known
 
     def catalog(self, deadline: Deadline) -> Catalog:
-        """The commits that have a manifest, newest first. Whether their files are there is another question."""
+        """The commits that have a manifest, newest first. Their files are not checked: see `missing`."""
         present = self.blobs.sizes(COMMITS, deadline)
         names = [name.removesuffix(SUFFIX) for name in present if name.endswith(SUFFIX)]
         self._read = {name: commit for name, commit in self._read.items() if name in names}
@@ -147,22 +147,22 @@ class Mirror:
         return Catalog(newest_first(self._read.values()), damaged)
 
     def generations(self, deadline: Deadline) -> list[int]:
-        """Those that wrote log files."""
+        """The generations that wrote log files."""
         numbers = [name.partition("-")[0] for name in self.blobs.sizes(LOG, deadline)]
         return [int(number) for number in numbers if number.isdigit()]
 
     def missing(self, commit: MirroredCommit, deadline: Deadline) -> list[str]:
-        """Paths of the commit whose content is not there, or has another size."""
+        """Paths of the commit whose content is missing or has another size."""
         present = self.blobs.sizes(FILES, deadline)
         return [path for path, file in commit.files.items() if present.get(file.sha256) != file.num_bytes]
 
     def prune(self, keep: int, pinned: Collection[str], log_files: Sequence[Path], deadline: Deadline) -> list[str]:
-        """Remove all but the newest `keep` commits and those pinned -> names of those removed. `log_files` stay.
+        """Remove all but the newest `keep` commits and pinned ones -> names of the removed. `log_files` stay.
 
         1. Manifests, oldest first. 2. Contents that no manifest names any more. 3. Old files of the log.
-        Cut at any point it leaves whole commits, and things that the next prune removes.
+        An interruption leaves whole commits, and leftovers that the next prune removes.
 
-        Raises NewerFormat, having removed nothing, where a newer Millrace has written to the mirror.
+        Raises NewerFormat, and removes nothing, where a newer Millrace has written to the mirror.
         """
         catalog = self.catalog(deadline)
         catalog.refuse_newer()
@@ -197,13 +197,13 @@ class Mirror:
         each(put, [sha256 for sha256, (_, num_bytes) in wanted.items() if present.get(sha256) != num_bytes])
 
     def _put_log(self, log_files: Sequence[Path], deadline: Deadline) -> None:
-        """Files that are not there or have grown, up to their present length."""
+        """Upload files that are missing or have grown, up to their present length."""
         present = self.blobs.sizes(LOG, deadline)
         for path in log_files:
             try:
                 file = path.open("rb")
             except FileNotFoundError:
-                continue  # pruned meanwhile: it is not needed any more
+                continue  # pruned meanwhile, so it is not needed any more
             with file:
                 num_bytes = path.stat().st_size
                 if present.get(path.name) != num_bytes:
@@ -211,7 +211,7 @@ class Mirror:
 
 
 def _leftovers(names: Iterable[str]) -> list[str]:
-    """Of writers to a folder that died."""
+    """Unfinished files of writers that died."""
     return [name for name in names if name.endswith(UNFINISHED)]
 
 
@@ -223,5 +223,5 @@ def _text_of(commit: Commit) -> bytes:
 
 
 def lookup(uri: str, deadline: Deadline) -> Catalog:
-    """What the mirror at `uri` holds."""
+    """The catalog of the mirror at `uri`."""
     return Mirror.open(uri, deadline).catalog(deadline)

@@ -1,4 +1,4 @@
-"""The way back: a whole commit onto an empty machine, or single files in place of damaged ones."""
+"""Fetches from a mirror: a whole commit onto an empty machine, or single files to replace damaged ones."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ from trainer.mirror.content import FILES, Catalog, CommitPresent, Mirror, Mirror
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A commit that came from the mirror."""
+    """A commit that was fetched."""
 
     name: str
     passed_over: tuple[str, ...]
-    """Newer ones that are damaged there, and how, for people."""
+    """Errors of newer commits that are damaged in the mirror, for people."""
     timeline: int
     generation: int
-    """The highest the mirror knows of, in damaged commits and the log, too: what goes on begins above both."""
+    """Highest timeline and generation in the mirror, also in damaged commits and the log: new ones must be above."""
 
 
 def fetch(uri: str, store: Path, job: str, deadline: Deadline) -> Fetched:
-    """Bring the newest commit of `job` whose files are all in the mirror, and right, to `store`/commits/<name>.
+    """Fetch the newest commit of `job` whose files are complete and right, to `store`/commits/<name>.
 
-    Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, BlobUnavailable,
-    Unwritable; then nothing of it is left.
+    Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, CommitPresent,
+    BlobUnavailable, Unwritable; then nothing of the commit is left.
     """
     mirror = Mirror.open(uri, deadline)
     catalog = mirror.catalog(deadline)
@@ -48,16 +48,16 @@ def fetch(uri: str, store: Path, job: str, deadline: Deadline) -> Fetched:
             return Fetched(commit.name, tuple(passed_over), *_highest(catalog, mirror.generations(deadline)))
     if passed_over:
         raise MirrorEmpty(f"mirror {uri}: no commit in it is whole: {'; '.join(passed_over)}")
-    raise MirrorEmpty(f"mirror {uri}: there is no commit in it; check store.mirror, or begin without it")
+    raise MirrorEmpty(f"mirror {uri}: there is no commit in it; check store.mirror, or start without it")
 
 
 def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[str], deadline: Deadline) -> None:
-    """Replace the files `bad` (paths in the commit's `folder`) by what the mirror has under their hashes.
+    """Replace the files `bad` (paths in the commit's `folder`) by the mirror's contents with their hashes.
 
-    Each is renamed over the damaged one when it is whole, right and synced. Other commits that share the damaged file
+    A file is renamed over the damaged one once it is whole, right and synced. Other commits that share the damaged file
     by a hard link keep it: repair them, too.
 
-    Raises CommitDamaged where the mirror has not the content, or not the right one; BlobUnavailable, Unwritable.
+    Raises CommitDamaged where the mirror lacks the right content; BlobUnavailable, Unwritable.
     """
     mirror, files = Mirror.open(uri, deadline), files_of(manifest)
 
@@ -78,21 +78,21 @@ def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[st
 
 
 def newest_generation_in(uri: str, deadline: Deadline) -> int:
-    """The newest generation of workers that the mirror knows of: those that go on from it are above."""
+    """The newest generation of workers in the mirror; workers that continue from it must have a higher one."""
     mirror = Mirror.open(uri, deadline)
     return _highest(mirror.catalog(deadline), mirror.generations(deadline))[1]
 
 
 def _highest(catalog: Catalog, generations: Sequence[int]) -> tuple[int, int]:
-    """Timeline and generation."""
+    """Highest timeline and generation."""
     orders = catalog.orders
     return max([0, *(order[0] for order in orders)]), max([0, *generations, *(order[2] for order in orders)])
 
 
 def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Deadline) -> None:
-    """One commit, whole or not at all.
+    """Fetch one commit, whole or not at all.
 
-    1. Its files, under an unfinished name. 2. Their folders are synced. 3. The manifest. 4. The commit gets its name.
+    1. Its files, under an unfinished name. 2. Sync their folders. 3. The manifest. 4. The commit gets its name.
     """
     if missing := mirror.missing(commit, deadline):
         raise CommitDamaged(f"{commit.name}: {len(missing)} of its files are not in the mirror, {missing[0]} for one")

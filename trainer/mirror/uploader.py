@@ -1,7 +1,7 @@
-"""The chief's background thread that keeps the mirror up to date. Training never waits for it.
+"""The background thread of rank 0 that keeps the mirror up to date. Training never waits for it.
 
-It has one place for a commit not yet begun, which a newer one takes over: every commit is whole, so none is missed.
-After a restart the commit restored from is to be offered: nobody knows whether its upload had ended.
+One commit at a time waits for its upload; a newer commit replaces it, since every commit is whole. After a restart the
+restored commit must be offered again: its upload may not have ended.
 """
 
 import logging
@@ -18,18 +18,19 @@ from trainer.commits import Commit
 from trainer.mirror.content import Mirror
 
 RETRY_S = 5.0
-"""Pause after an upload that failed."""
+"""Pause after a failed upload."""
 UPLOAD_S = 3600.0
-"""How long one upload may take; it begins again then, without what is there already."""
+"""Longest time of one upload; then it starts again and skips what is uploaded."""
 MAX_BEHIND_S = 900.0
-"""Being behind for longer is trouble, in status, even if nothing fails."""
+"""A mirror that is behind for longer is trouble in the status, even if nothing fails."""
 LOCK_S = 5.0
-"""How long one try waits for another writer to the mirror; then status says so."""
+"""Longest wait of one try for another writer to the mirror; then the status shows it."""
 GIVE_UP_S = 45.0
-"""How long the end waits for a call that is given up: the S3 client returns only from silence, after its own tries."""
+"""Longest wait at the end for a call that is given up: one request must end first (trainer.blob.s3)."""
 LOCK = "mirror.lock"
-"""In the store: who writes to the mirror. A chief of an older generation that lives on cannot remove what the new one
-counts on: it holds the lock, and the new one waits; or it asks whether it is still the chief, and is not."""
+"""Lock file in the store, held while writing to the mirror. It protects the files of a new generation from a rank 0 of
+an older one that is still alive: either the old one holds the lock and the new one waits, or the old one sees that it
+was replaced."""
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Uploader:
         retry_s: float = RETRY_S,
         max_behind_s: float = MAX_BEHIND_S,
     ) -> None:
-        """`pinned` names commits to keep beside the newest `keep`; `check_chief` raises where a newer took over."""
+        """`pinned` names commits to keep beside the newest `keep`; `check_chief` raises where we were replaced."""
         self._uri, self._store, self._keep = uri, store, keep
         self._pinned, self._check_chief = pinned, check_chief
         self._retry_s, self._max_behind_s = retry_s, max_behind_s
@@ -64,7 +65,7 @@ class Uploader:
         self._thread.start()
 
     def offer(self, commit: Commit) -> None:
-        """Upload this one next; returns at once."""
+        """Upload this commit next; returns at once."""
         with self._changed:
             self._waiting, self._offered_s = commit, time.monotonic()
             if self._behind_since_s is None:
@@ -72,23 +73,23 @@ class Uploader:
             self._changed.notify()
 
     def holding(self) -> set[str]:
-        """Names of commits that are being read, or will be, and must not be pruned."""
+        """Names of commits that are or will be uploaded and must not be pruned."""
         with self._changed:
             return {commit.name for commit in (self._waiting, self._in_flight) if commit is not None}
 
     def status(self) -> dict[str, Any]:
-        """For people: last version mirrored, how long a newer one has waited, what is wrong."""
+        """For the status: last mirrored version, how long a newer one has waited, what is wrong."""
         with self._changed:
             behind_s = 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
             trouble = self._trouble
             if trouble is None and behind_s > self._max_behind_s:
                 trouble = f"behind for more than {self._max_behind_s:g} s: uploads are slower than commits"
             if not self._thread.is_alive() and self._stopping is None:
-                trouble = "the thread that uploads has ended by a bug; see the log"
+                trouble = "the upload thread has ended because of a bug; see the log"
             return {"version": self._version, "behind_s": behind_s, "trouble": trouble}
 
     def stop(self, deadline: Deadline) -> bool:
-        """Upload what waits, within `deadline`, and end -> whether everything offered is in the mirror."""
+        """Upload the waiting commit within `deadline`, then end -> whether everything offered is in the mirror."""
         with self._changed:
             self._stopping = deadline
             self._changed.notify()
@@ -107,7 +108,7 @@ class Uploader:
                 self._failed(commit, error)
 
     def _next(self) -> Commit | None:
-        """Wait for a commit; None when none will come, or no time is left."""
+        """Wait for a commit; None when none will come or no time is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._stopping is not None)
             if self._stopping is not None and self._stopping.passed():
@@ -127,7 +128,7 @@ class Uploader:
             self._mirror.prune(self._keep, {commit.name, *self._pinned()}, log_files, deadline)
         with self._changed:
             if self._trouble is not None:
-                log.info("the mirror is written to again, at version %d", commit.version)
+                log.info("the mirror is up to date again, at version %d", commit.version)
             self._trouble = None
 
     def _mirrored(self, commit: Commit) -> None:
@@ -136,7 +137,7 @@ class Uploader:
             self._behind_since_s = None if self._waiting is None else self._offered_s
 
     def _failed(self, commit: Commit, error: Exception) -> None:
-        """Keep the commit for another try, unless there is a newer one; then pause, if time allows."""
+        """Keep the commit for another try, unless there is a newer one; then pause, if time is left."""
         log.warning("mirror, at version %d: %s", commit.version, error)
         with self._changed:
             self._in_flight, self._trouble = None, str(error)

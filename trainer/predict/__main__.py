@@ -1,6 +1,6 @@
-"""One prediction worker as a process: `python -m trainer.predict --config FILE`, started by service.predicting.
+"""The process of a prediction worker: `python -m trainer.predict --config FILE`, started by service.predicting.
 
-FILE is a PredictWorker as JSON. The process leads a process group of its own and ends with who started it.
+FILE is a PredictWorker as JSON. The process leads a process group of its own and ends with its parent.
 """
 
 from pathlib import Path

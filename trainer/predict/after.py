@@ -34,14 +34,14 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
             raise SpecError("the job file is the spec; leave it out", f"{SECTION}.{key}")
     if request.version != LIVE:
         raise SpecError(
-            f'is {request.version!r}; what has just been trained predicts, which is "live": leave it out, or use '
+            f'is {request.version!r}; the model that was just trained predicts, which is "live": leave it out, or use '
             "`millrace predict` for another version",
             f"{SECTION}.version",
         )
     (source,) = job.sources.values()
     if not ends(source):
         raise SpecError(
-            "the stream never ends, so there is no end to predict at; bound the source, or use `millrace predict` "
+            "the stream never ends, so the prediction would never start; bound the source, or use `millrace predict` "
             "while the job trains",
             SECTION,
         )
@@ -53,7 +53,7 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
 
 
 def ends(source: AnySource) -> bool:
-    """Whether a stream has an end."""
+    """Whether a stream ends."""
     if isinstance(source, FilesSource):
         return not source.follow
     if isinstance(source, KafkaSource):
@@ -62,7 +62,7 @@ def ends(source: AnySource) -> bool:
 
 
 def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:
-    """Whether it asks for more of the model than its predictions."""
+    """Whether a request asks for other tensors than predictions."""
     return not {*request.outputs} <= {task.name for task in job.tasks}
 
 
@@ -91,4 +91,4 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the question"))))
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))

@@ -1,9 +1,9 @@
-"""Samples in batches of one fixed size: what a model says of a sample then depends on nothing but the segment.
+"""Cuts samples into batches of one fixed size, so that the prediction of a sample depends on its segment alone.
 
-Kernels of matrix products may round otherwise for another number of rows, so a batch that is not full is filled up
-with empty samples, which are thrown away again.
+Kernels of matrix products may round differently for another number of rows. So an incomplete batch is padded with empty
+samples, whose predictions are dropped.
 
-Shapes: B samples of a batch before, P after it is filled up.
+Shapes: B samples of a batch before padding, P after it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from trainer.embedding import Deduplicator, Lookup, TableSlots
 
 @dataclass(frozen=True, slots=True)
 class FixedBatch:
-    """Samples of one batch, and what its tables are asked for."""
+    """Samples of one batch, and the keys to look up."""
 
     num_samples: int
-    """Those that are some; the others are filling."""
+    """Samples without the padding."""
     samples: Samples
-    """P of them."""
+    """P samples, with the padding."""
     lookups: tuple[Lookup, ...]
 
     @property
     def keys(self) -> dict[str, Keys]:
-        """By table."""
+        """Keys by table."""
         return {look.table.name: look.keys for look in self.lookups}
 
 
@@ -50,7 +50,7 @@ class FixedBatches:
         self._batch_size = batch_size
 
     def block(self, samples: Samples) -> Block:
-        """Cut samples, wherever that is in an event, and fill the last batch up."""
+        """Cut samples into batches, also in the middle of an event, and pad the last one."""
         return Block(samples, tuple(self._batches(samples)))
 
     def _batches(self, samples: Samples) -> Iterator[FixedBatch]:
@@ -61,7 +61,7 @@ class FixedBatches:
 
 
 def filled_up(samples: Samples, size: int) -> Samples:
-    """`size` samples: these, then empty ones."""
+    """`samples`, padded with empty ones to `size`."""
     more = size - len(samples)
     if not more:
         return samples
@@ -80,7 +80,7 @@ def _with_empty(column: Ragged, more: int) -> Ragged:
 
 
 def no_samples(schema: Schema) -> Samples:
-    """None of a schema's samples."""
+    """Zero samples of a schema."""
     weights = {slot.name: np.zeros(0, np.float32) if slot.sparse.weighted else None for slot in schema.sparse}
     nothing = np.zeros(0, np.uint64)
     return Samples(
@@ -93,4 +93,4 @@ def no_samples(schema: Schema) -> Samples:
 
 
 META_TYPES: dict[str, type] = {"float": np.float32, "uint64": np.uint64, "int64": np.int64, "string": object}
-"""Of a meta slot's values, by its type."""
+"""Type of a meta slot's values, by the type in the spec."""

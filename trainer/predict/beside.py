@@ -19,7 +19,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 
 class ProcessPace:
-    """Of one process, all its threads together; `rest` between pieces of work, on one thread."""
+    """Limits the CPU time of a process, over all threads. Call `rest` between pieces of work, on one thread."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class ProcessPace:
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`cores`: how many it may use on average."""
+        """`cores`: how many the process may use on average."""
         self._cores, self._worked_s, self._now_s, self._sleep = cores, worked_s, now_s, sleep
         self._begin = worked_s(), now_s()
 
     def rest(self) -> None:
-        """Sleep until the work since the last rest is within the share; what was not used is not saved up."""
+        """Sleep until the CPU time since the last rest is within the share. Unused time is not saved."""
         worked_s, now_s = self._worked_s(), self._now_s()
         left_s = (worked_s - self._begin[0]) / self._cores - (now_s - self._begin[1])
         if left_s > 0:
@@ -42,9 +42,9 @@ class ProcessPace:
 
 
 def step_back() -> None:
-    """Let every other process go first."""
+    """Give every other process priority."""
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # no such grouping here, or it is not ours to change
+    with contextlib.suppress(OSError):  # no autogroup here, or no permission to change it
         AUTOGROUP.write_text(str(NICENESS))
 
 

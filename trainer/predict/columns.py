@@ -1,7 +1,7 @@
-"""Columns of a part: where each sample is of, its labels, what is handed through, what the model said.
+"""Columns of a part: origin of each sample, labels, copied slots, outputs of the model.
 
-`partition` and `offset` are the event's; `sample` is its number among the samples of that event. Where the pipe cannot
-tell events apart (protocol = "multislot"), `offset` is null and `sample` counts the samples of the part.
+`partition` and `offset` are those of the event; `sample` is the number of the sample within the event. Where the pipe
+cannot distinguish events (protocol = "multislot"), `offset` is null and `sample` counts within the part.
 
 Shapes: B samples.
 """
@@ -29,20 +29,20 @@ META_ARROW = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(),
 
 @dataclass(frozen=True)
 class Columns:
-    """What a part's columns are, and how they are made."""
+    """The columns of a part, and how they are made."""
 
     schema: Schema
     tasks: tuple[TaskSection, ...]
     handed: tuple[str, ...]
-    """Slots, and "event_time"."""
+    """Copied slots, and "event_time"."""
     outputs: tuple[str, ...]
-    """Tasks and other names, in the order asked for."""
+    """Tasks and other outputs, in the requested order."""
     traced: bool
     """Whether samples can be traced to events."""
 
     @classmethod
     def of(cls, request: PredictionRequest, job: TrainerJob, schema: Schema) -> "Columns":
-        """Raises SpecError for a column that the job does not have."""
+        """The columns of a request. Raises SpecError for a column that the job does not have."""
         known = [*schema.by_name, TIMES]
         for number, name in enumerate(request.columns):
             if name not in known:
@@ -56,7 +56,7 @@ class Columns:
         return columns
 
     def names(self) -> list[str]:
-        """Of all columns but those of weights."""
+        """Names of all columns except those of weights."""
         return [
             *("partition", "offset", "sample"),
             *(LABEL + task.name for task in self.tasks),
@@ -65,11 +65,11 @@ class Columns:
         ]
 
     def column_of(self, output: str) -> str:
-        """The column of an output."""
+        """Name of the column of an output."""
         return PREDICTION + output if any(task.name == output for task in self.tasks) else output
 
     def table(self, segment: Segment, samples: Samples, sample_B: I64, values: Mapping[str, NDArray[Any]]) -> pa.Table:
-        """The rows of some samples; `values` are the outputs', predictions by task."""
+        """The rows of some samples; `values` holds the outputs by name, predictions by task."""
         found: dict[str, pa.Array] = {
             "partition": pa.array([segment.partition] * len(samples), pa.string()),
             "offset": pa.array(samples.event_B) if self.traced else pa.nulls(len(samples), pa.int64()),
@@ -111,7 +111,7 @@ def label_of(task: TaskSection, samples: Samples) -> pa.Array:
 
 
 def tensor_of(values: NDArray[Any]) -> pa.Array:
-    """(B, ...) values as a column: one a sample, or a list of fixed length."""
+    """(B, ...) values as a column: one value per sample, or a list of fixed length."""
     if values.ndim == 1:
         return pa.array(values)
     width = int(np.prod(values.shape[1:]))
@@ -123,7 +123,7 @@ def _lists(column: Ragged, values: pa.Array) -> pa.Array:
 
 
 class Numbering:
-    """Numbers samples within their events, or, untraced, within the part; goes on from block to block."""
+    """Numbers samples within their events or, if not traced, within the part; continues over blocks."""
 
     def __init__(self, traced: bool) -> None:
         self._traced = traced
@@ -140,7 +140,7 @@ class Numbering:
         place_B = np.arange(len(event_B))
         start_B = np.maximum.accumulate(np.where(first_B, place_B, 0))
         number_B: I64 = place_B - start_B
-        if event_B[0] == self._event:  # the block before ended within this event
+        if event_B[0] == self._event:  # the event began in the block before
             number_B[: int(np.argmax(np.r_[event_B != event_B[0], True]))] += self._next
         self._event, self._next = int(event_B[-1]), int(number_B[-1]) + 1
         return number_B

@@ -1,4 +1,4 @@
-"""What a user asks of a prediction job, and what its launcher tells one of its workers. Imports no torch."""
+"""The request of a prediction job, and the configuration of its workers. Imports no torch."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,30 +10,30 @@ from millrace.config import Count, FolderPath, PositiveSize, Section
 from millrace.secrecy import Options
 
 LIVE = "live"
-"""As a version: the newest commit."""
+"""Version name of the newest commit."""
 TIMES = "event_time"
-"""As a column: when the event happened."""
+"""Name of the column with the time of the event."""
 
 
 class KafkaInput(Section):
     """Ranges of a Kafka topic."""
 
     topic: str
-    """One topic."""
+    """The topic."""
     ranges: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], tuple[Count, Count]] | None = None
-    """By partition's number: the first offset, and the one after the last; unless given, all that is retained now."""
+    """By number of partition: first offset, and the one after the last. Default: all that is retained now."""
     options: Options = {}
-    """Options of kafka-python's consumer, over those of the job's own source where that is Kafka. Where they change
-    brokers or anything of security, none of the job's credentials are used."""
+    """Options of kafka-python's consumer; they override those of the job's own Kafka source. Where they change brokers
+    or any security option, none of the job's credentials are used."""
 
 
 class InputSection(Section):
-    """The events to predict: files of the job's own format, or ranges of a topic."""
+    """The events to predict: files in the job's own format, or ranges of a Kafka topic."""
 
     paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1, max_length=1_000)
     """Globs or templates as in sources.*.paths, relative to the job's folder."""
     kafka: KafkaInput | None = None
-    """Records of Kafka."""
+    """Records of a Kafka topic."""
 
     @model_validator(mode="after")
     def _one_of(self) -> "InputSection":
@@ -46,39 +46,41 @@ class PredictionRequest(Section):
     """One prediction job."""
 
     input: InputSection
-    """Which events."""
+    """The events."""
     output: FolderPath
-    """Folder of the Parquet files; made if absent. A rerun of the same request goes on in it."""
+    """Folder of the Parquet files; made if absent. A rerun of the same request continues in it."""
     version: str = LIVE
     """"live" (the newest commit), a commit's name, a version's number, or an export: its folder or s3:// address."""
     columns: tuple[str, ...] = ()
-    """Slots that are handed through, and "event_time"."""
+    """Slots to copy to the output, and "event_time"."""
     outputs: tuple[str, ...] = ()
-    """Tensors of the model that are written: a task (its prediction), any other tensor that the model returns, "slot."
-    before a pooled slot's name (its vector), or the path of a module in the model; the predictions unless given."""
+    """Tensors to write: a task (its prediction), any other tensor that the model returns, "slot." before a pooled
+    slot's name (its vector), or the path of a module in the model. Default: the predictions."""
     metrics: bool = True
-    """Whether predictions are measured against the labels, where there are any."""
+    """Whether to compute metrics where events have labels."""
     trainers: int = Field(default=1, ge=1, le=64)
-    """Processes that predict; the output does not depend on how many."""
+    """Processes that predict. The output does not depend on their number."""
     shards: int | None = Field(default=None, ge=0, le=64)
-    """Processes that hold the rows; 0: they are in the one trainer. Unless set: 0 with one trainer, else 1."""
+    """Processes that hold the rows; 0: the one trainer holds them. Default: 0 with one trainer, else 1."""
     segment_events: int = Field(default=20_000, ge=1, le=10_000_000)
-    """Events (positions) of one output file: what one trainer does at a time, and what a kill may lose."""
+    """Events (positions) of one output file: the unit of work, and what a kill may lose."""
     batch_size: int = Field(default=1024, ge=1, le=1 << 20)
-    """Samples the model sees at once; the last ones of a file are filled up with empty samples."""
+    """Samples of a batch; the last batch of a file is padded with empty samples."""
     share: float | None = Field(default=None, gt=0, le=1)
-    """Of this machine's cores, how much the workers may use together. Unless set, half where the job trains in its
-    store at the start, else all; below all, every other process goes first, too."""
+    """Share of this machine's cores that the workers may use together. Default: half if the job trains in its store at
+    the start, else all. Below 1, every other process has priority, too."""
     spec: dict[str, Any] | None = None
-    """The sections of a job spec, where no job is named: an export does not say how its events are parsed."""
+    """Sections of a job spec, where no job is named: an export does not say how to parse events."""
     base: FolderPath | None = None
-    """With `spec`: the folder where its relative paths start."""
+    """Folder at which relative paths of `spec` start."""
 
     @field_validator("output")
     @classmethod
     def _is_a_folder(cls, output: str) -> str:
         if "://" in output:
-            raise ValueError("predictions are written to a folder; to an object store is not built: copy it there")
+            raise ValueError(
+                "predictions are written to a folder; an object store is not supported: copy the folder there"
+            )
         return output
 
     @model_validator(mode="after")
@@ -97,32 +99,32 @@ class PredictionRequest(Section):
         return 0 if self.trainers == 1 else 1
 
     def what(self) -> dict[str, Any]:
-        """All that the output depends on, as JSON-able data: not who makes it, nor where to."""
+        """Everything that the output depends on, as JSON-able data: without its folder and the number of processes."""
         return self.model_dump(mode="json", exclude={"output", "trainers", "shards", "share", "spec", "base"})
 
 
 class PredictWorker(Section):
-    """What the launcher tells one worker, as JSON."""
+    """Configuration of one worker, as JSON."""
 
     job: dict[str, Any]
     """The whole spec."""
     folder: Path
-    """The spec's folder."""
+    """Folder of the job file."""
     request: PredictionRequest
-    """What is asked for."""
+    """The request."""
     output: Path
-    """The absolute path of the output."""
+    """Absolute path of the output."""
     commit: Path
-    """Folder of the commit whose rows and weights are read."""
+    """Folder of the commit with rows and weights."""
     rank: Count
     """This worker's number."""
     shards: tuple[str, ...] = ()
-    """Addresses of the shards, which hold the rows already; none: they are restored into this process."""
+    """Addresses of shards that hold the rows; without any, this process restores the rows itself."""
     secret: str = ""
-    """What shards ask for."""
+    """Secret of the shards."""
     live: Path
-    """Folder for an embedded shard's open row stores."""
+    """Folder for the open row stores of an embedded shard."""
     cores: float = Field(default=1.0, gt=0, le=1 << 20)
     """Cores that this process may use on average."""
     max_message: PositiveSize = 256 << 20
-    """Bound of a message from a shard."""
+    """Largest message from a shard."""

@@ -1,7 +1,7 @@
-"""An export as a commit in a scratch folder: what shards restore and a model loads. Imports no torch.
+"""Converts an export to a commit in a scratch folder, which shards and the model can load. Imports no torch.
 
-Importing is trainer.importing's work. Here it is made sure that the export is whole and of the very slots of the job:
-a warm start may take what fits, a prediction may not.
+trainer.importing does the import. This module checks that the export is whole and has exactly the slots of the job: a
+warm start may import a part, a prediction may not.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from trainer.importing.exported import Exported
 
 
 def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of a commit below `scratch`, which is new, and what it is of.
+    """Folder of a new commit below `scratch`, and facts of the export.
 
     Raises ExportUnusable, ParentMissing, BadInput, SpecError.
     """
@@ -30,7 +30,7 @@ def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Pa
     schema = Schema.of(job.slots)
     check_fits(export, job, schema)
     source = Exported(export)
-    tensors = Tensors(tuple(source.dense()), {}, ())  # whether the model has these, and no others, its loading says
+    tensors = Tensors(tuple(source.dense()), {}, ())  # the model checks these names when it loads them
     choice = Choice.of(schema, job.tables, (), None)
     (scratch / "store").mkdir(parents=True)
     done = make(scratch / "store", job, raw, source, choice, tensors)
@@ -47,12 +47,13 @@ def check_fits(export: Export, job: TrainerJob, schema: Schema) -> None:
         theirs, ours = ({each["name"]: each for each in described.get(what, ())} for described in (model, wanted))
         if differ := sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)):
             raise SpecError(
-                f"{where}: its {what} {', '.join(differ[:5])} are not as in the job; give the job's own", what
+                f"{where}: its {what} {', '.join(differ[:5])} differ from the job's; use an export of the job itself",
+                what,
             )
     for name in wanted["tables"]:
         if not model.get("tables", {}).get(name, {}).get("exported"):
             raise SpecError(
-                f"{where}: has no rows of table {name!r}, and without them nothing can be predicted; "
+                f"{where}: has no rows of table {name!r}, and predictions need them; "
                 "use a stream that exports all tables",
                 f"tables.{name}",
             )

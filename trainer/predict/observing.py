@@ -1,8 +1,8 @@
-"""What the metrics need of each sample, kept beside a part until all parts are there; and the metrics over all of them.
+"""Stores the inputs of metrics for each part, and computes the metrics once all parts exist. Imports no torch.
 
-A part's columns are an Arrow file: "<n>.prediction", "<n>.label" and "<n>.weight" of task n, "group", "slice.<slot>".
-All parts go through one meter in their order, as one pass: so the figures do not depend on who predicted which part.
-Imports no torch.
+The columns of a part are an Arrow file: "<n>.prediction", "<n>.label" and "<n>.weight" of task n, "group",
+"slice.<slot>". All parts pass through one meter in order, as one pass. So metrics do not depend on
+which worker made a part.
 
 Shapes: B samples.
 """
@@ -29,7 +29,7 @@ GROUP, SLICE = "group", "slice."
 def targets_of(
     samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None
 ) -> tuple[dict[str, F32], dict[str, F32]]:
-    """(B,) labels and weights by task; without a label both are 0, as where it is masked."""
+    """(B,) labels and weights by task; both are 0 where a label is missing or masked."""
     label_B, weight_B = targets(samples, tasks, weight_slot)
     for name, values in label_B.items():
         there_B = np.isfinite(values)
@@ -46,7 +46,7 @@ def observed_table(
     group_B: NDArray[np.uint64] | None,
     slices: Mapping[str, NDArray[Any]],
 ) -> pa.Table:
-    """What is kept of some samples."""
+    """The inputs of metrics for some samples."""
     found: dict[str, pa.Array] = {}
     for number, task in enumerate(tasks):
         found[f"{number}.prediction"] = pa.array(prediction_B[task.name])
@@ -92,9 +92,9 @@ def measured(
     tensors: Iterable[Mapping[str, Sequence[Any]]],
     check: Callable[[], None],
 ) -> dict[str, Any]:
-    """{"tasks": {task: measures}, "tensors": {tensor: measures}} over all parts; `check` is called now and then.
+    """{"tasks": {task: measures}, "tensors": {tensor: measures}} over all parts; calls `check` between batches.
 
-    The mean AUC of groups is exact, and keeps 12 bytes of each sample and task, and 8 of its group, in memory.
+    The mean AUC of groups is exact; it needs 12 bytes of memory per sample and task, and 8 per sample for the group.
     """
     meter = Meter(config.model_copy(update={"halves": False}), tasks, timed=False)
     for number, batch in enumerate(_batches(files)):

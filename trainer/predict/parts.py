@@ -1,16 +1,16 @@
-"""The files of an output: parts, each whole or not there, and what is told when all are.
+"""The files of an output: parts, each whole or absent, and summaries once all parts exist.
 
-    <output>/part-000000.parquet ...      one a segment, in order
-    <output>/_dead_letters/               of events that gave no sample, where the spec keeps them
+    <output>/part-000000.parquet ...      one per segment, in order
+    <output>/_dead_letters/               events that gave no sample, where the spec keeps them
     <output>/_metrics.json                over all parts
-    <output>/_manifest.json               what this is, and the sha256 of each file
-    <output>/_SUCCESS                     empty; for schedulers that wait for it
-    <output>/_DONE                        empty; last
-    <output>/.prediction/                 work: the plan, marks of parts, what metrics need; gone once _DONE is there
+    <output>/_manifest.json               description of the output, and the sha256 of each file
+    <output>/_SUCCESS                     empty; for schedulers that wait for this name
+    <output>/_DONE                        empty; written last
+    <output>/.prediction/                 work files: plan, marks of parts, inputs of metrics; removed after _DONE
 
-All but the parts have names that readers of Parquet pass over: the folder is one table to them. Outputs written before
-have the names without "_", and are read as well. A part counts once its mark is there: it is written after all that
-belongs to the part. Imports no torch.
+Readers of Parquet skip all names except those of parts: to them the folder is one table. Older outputs have names
+without "_" and are read as well. A part is complete once its mark exists: the mark is written after all files of the
+part. Imports no torch.
 """
 
 import json
@@ -31,28 +31,28 @@ from trainer.commits import hash_of
 from trainer.markers import DONE, SUCCESS, is_done
 
 WORK = ".prediction"
-"""Folder of what is needed until the output is done."""
+"""Folder of work files, until the output is complete."""
 METRICS, MANIFEST, DEAD_LETTERS = "_metrics.json", "_manifest.json", "_dead_letters"
 
 
 def part_name(number: int) -> str:
-    """The file of a part."""
+    """File name of a part."""
     return f"part-{number:06d}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is known of a finished part."""
+    """Facts of a finished part."""
 
     sha256: str
     num_bytes: int
     num_events: int
     num_samples: int
     num_judged: int
-    """What `rejected` is a part of."""
+    """Events that could be rejected: the total for `rejected`."""
     rejected: Mapping[str, int] = field(default_factory=dict)
     tensors: Mapping[str, Any] = field(default_factory=dict)
-    """Totals of tensors, see trainer.metrics.tensors."""
+    """Totals of tensors: see trainer.metrics.tensors."""
 
 
 class Output:
@@ -62,26 +62,26 @@ class Output:
         self.folder, self.work = folder, folder / WORK
 
     def observed(self, number: int) -> Path:
-        """What metrics need of a part."""
+        """File with the inputs of metrics of a part."""
         return self.work / f"observed-{number:06d}.arrow"
 
     def mark(self, number: int) -> Mark | None:
-        """That of a finished part whose file is there; None for any other."""
+        """The mark of a finished part whose file exists; None for any other part."""
         try:
             mark = Mark(**documents.read_object(self._mark(number)))
             size = (self.folder / part_name(number)).stat().st_size
-        except (FileNotFoundError, documents.NotReadable, TypeError):  # one that is damaged: the part is made again
+        except (FileNotFoundError, documents.NotReadable, TypeError):  # missing or damaged: the part is made again
             return None
         return mark if size == mark.num_bytes else None
 
     def num_finished(self) -> int:
-        """How many parts have their mark. Cheap."""
+        """Number of parts with a mark. Cheap."""
         return sum(1 for _ in self.work.glob("mark-*.json"))
 
     def finish(self, number: int, written: "Writing", facts: Mapping[str, Any]) -> None:
-        """Make a part whose files are written one that counts. Raises Unwritable.
+        """Complete a part whose files are written. Raises Unwritable.
 
-        1. What metrics need. 2. The part itself. 3. Its mark.
+        1. Inputs of metrics. 2. The part itself. 3. Its mark.
         """
         path = self.folder / part_name(number)
         with writing(path):
@@ -98,13 +98,13 @@ class Output:
         return self.work / f"mark-{number:06d}.json"
 
     def put(self, name: str, content: Mapping[str, Any]) -> None:
-        """A file of JSON, whole or not there. Raises Unwritable."""
+        """Write a JSON file, whole or not at all. Raises Unwritable."""
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
         with writing(self.folder / name):
             write_whole(REAL, self.folder / name, text.encode())
 
     def end(self, manifest: Mapping[str, Any]) -> None:
-        """1. The manifest. 2. _SUCCESS. 3. _DONE. 4. The work folder goes. Raises Unwritable."""
+        """Complete the output: 1. manifest, 2. _SUCCESS, 3. _DONE, 4. remove the work folder. Raises Unwritable."""
         self.put(MANIFEST, manifest)  # 1
         for name in (SUCCESS, DONE):
             with writing(self.folder / name):
@@ -112,15 +112,15 @@ class Output:
         shutil.rmtree(self.work, ignore_errors=True)  # 4
 
     def manifest(self) -> dict[str, Any] | None:
-        """Of an output that is done."""
+        """The manifest of a complete output; None for any other."""
         return self._read(MANIFEST) if is_done(self.folder) else None
 
     def metrics(self) -> dict[str, Any] | None:
-        """Over all parts; None where nothing was measured."""
+        """Metrics over all parts; None where there are none."""
         return self._read(METRICS)
 
     def rename_old(self) -> None:
-        """Give what an older Millrace began to write its present names. Raises Unwritable."""
+        """Rename files that an older Millrace began to write. Raises Unwritable."""
         for name in (METRICS, MANIFEST, DEAD_LETTERS):
             old = self.folder / _old(name)
             with writing(old):
@@ -135,12 +135,12 @@ class Output:
 
 
 def _old(name: str) -> str:
-    """The name of a file in an output that was written before."""
+    """Name of a file in an output of an older Millrace."""
     return name.removeprefix("_")
 
 
 class Writing:
-    """A part being written, block by block, under temporary names of this process."""
+    """A part that is written block by block, under temporary names of this process."""
 
     def __init__(self, output: Output, number: int, part: pa.Schema, observed: pa.Schema) -> None:
         self.part = output.work / f"{part_name(number)}.{os.getpid()}"
@@ -149,19 +149,19 @@ class Writing:
         self._arrow = pa.ipc.new_file(str(self.observed), observed)
 
     def add(self, part: pa.Table, observed: pa.Table) -> None:
-        """The rows of one block."""
+        """Append the rows of one block."""
         self._parquet.write_table(part)
         self._arrow.write_table(observed)
 
     def close(self) -> None:
-        """Both files are whole."""
+        """Finish both files."""
         self._parquet.close()
         self._arrow.close()
 
 
 @contextmanager
 def writing_part(output: Output, number: int, part: pa.Schema, observed: pa.Schema) -> Iterator[Writing]:
-    """A part's files, closed at the end and removed after an error. Raises Unwritable."""
+    """Open a part's files; close them at the end, remove them after an error. Raises Unwritable."""
     with writing(output.folder / part_name(number)):
         written = Writing(output, number, part, observed)
         try:

@@ -1,6 +1,6 @@
-"""What a prediction job does, fixed before it begins: which segments, in which order, of which version.
+"""The plan of a prediction job, fixed before it begins: segments, their order, the version.
 
-A plan lies in the output's work folder, so that a rerun does what the first run meant to, whatever came since.
+The plan is in the output's work folder, so that a rerun does the same as the first run, whatever happened since.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionReq
 
 PLAN = "plan.json"
 MAX_PARTS = 100_000
-"""Of one prediction: each is a file, and all are planned at once."""
+"""Most parts of one prediction: each is a file, and all are planned at once."""
 OPEN_S = 60.0
-"""How long Kafka may take to say what there is."""
+"""Longest wait for Kafka's partitions and offsets."""
 KEYS = {
     "sources.*.paths": "input.paths",
     "sources.*.topics": "input.kafka.topic",
     "sources.*.options": "input.kafka.options",
 }
-"""What a source's keys are called in a request."""
+"""Names of a source's keys in a request."""
 SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
-"""How options of Kafka begin that say how a client shows who it is, and through whom it connects."""
+"""Prefixes of Kafka options for authentication and proxies."""
 
 
 class OtherPrediction(MillraceError):
-    """The output folder holds something else than what is asked for."""
+    """The output folder has the output of another request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Plan:
     """See module docstring."""
 
     fingerprint: str
-    """Of all that the output depends on but the version and the input's ends."""
+    """Hash of everything that the output depends on, except the version and the ends of the input."""
     version: Mapping[str, Any]
-    """What the rows are of, for people and for a rerun."""
+    """Origin of rows and weights, for people and for a rerun."""
     segments: tuple[Segment, ...]
-    """One a part, in order."""
+    """One per part, in order."""
 
     def write(self, folder: Path) -> None:
-        """Fix it. Raises Unwritable."""
+        """Store the plan. Raises Unwritable."""
         segments = [asdict(segment) for segment in self.segments]
         message = {"fingerprint": self.fingerprint, "version": dict(self.version), "segments": segments}
         with writing(folder / PLAN):
@@ -62,12 +62,12 @@ class Plan:
 
     @staticmethod
     def forget(folder: Path) -> None:
-        """Of one of which no part is there."""
+        """Remove a plan of which no part exists."""
         (folder / PLAN).unlink()
 
     @classmethod
     def read(cls, folder: Path) -> "Plan | None":
-        """The one that was fixed; None where there is none."""
+        """The stored plan; None where there is none."""
         try:
             message = documents.read_object(folder / PLAN)
             segments = tuple(Segment(**each) for each in message["segments"])
@@ -75,11 +75,11 @@ class Plan:
         except FileNotFoundError:
             return None
         except (KeyError, TypeError) as error:
-            raise documents.NotReadable(folder / PLAN, f"is no plan: {error!r}") from error
+            raise documents.NotReadable(folder / PLAN, f"is not a plan: {error!r}") from error
 
 
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
-    """Of a request, and of what of the spec makes samples and predictions out of events; not of secrets."""
+    """Hash of a request and of the parts of the spec that turn events into predictions; without secrets."""
     pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
     source = next(iter(job.sources.values()))
     shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
@@ -95,7 +95,7 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
 
 
 def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
-    """The input as a source of events that are as the job's. Raises SpecError."""
+    """The input as a source with the job's event format. Raises SpecError."""
     own = next(iter(job.sources.values()))
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
     if asked.paths is not None:
@@ -103,15 +103,15 @@ def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
     assert asked.kafka is not None, "checked"
     options = merged(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
     if "bootstrap_servers" not in options:
-        raise SpecError("the job's source is no Kafka, so give options.bootstrap_servers", "input.kafka.options")
+        raise SpecError("the job's source is not Kafka, so set options.bootstrap_servers", "input.kafka.options")
     return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)
 
 
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's options of Kafka with those of a request over them.
+    """A job's Kafka options, overridden by those of a request.
 
-    The job's credentials are for its own brokers, shown as the job shows them: a request that names another broker, or
-    any option of security, has none of them.
+    The job's credentials are for its own brokers and its own authentication. A request that names another broker,
+    or any security option, gets none of them.
     """
     if any(name.startswith(SECURITY) for name in asked) or servers_of(asked) - servers_of(own):
         own = {name: value for name, value in own.items() if not name.startswith(SECURITY)}
@@ -119,7 +119,7 @@ def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def servers_of(options: Mapping[str, Any]) -> frozenset[str]:
-    """The brokers that options of Kafka name, however they are written."""
+    """The brokers in Kafka options, however they are written."""
     if "bootstrap_servers" not in options:
         return frozenset()
     given = options["bootstrap_servers"]
@@ -128,20 +128,20 @@ def servers_of(options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def names_commit(version: str) -> bool:
-    """Whether a request's version means one of the job's commits; else it is the place of an export."""
+    """Whether a request's version names one of the job's commits; otherwise it is the address of an export."""
     return version == LIVE or any(form.fullmatch(version) for form in (VERSION, NAME))
 
 
 def placed(request: PredictionRequest, folder: Path) -> PredictionRequest:
-    """The request with output and export where they belong, absolute: as it is checked, so it is carried out.
+    """The request with absolute addresses of output and export: what is checked is then what is used.
 
-    Relative ones start at `folder`. Raises SpecError.
+    Relative addresses start at `folder`. Raises SpecError.
     """
     version = request.version
     if not names_commit(version):
         try:
             version = parse(version, folder).text
-        except (ValueError, RuntimeError) as error:  # the latter of "~nobody"
+        except (ValueError, RuntimeError) as error:  # RuntimeError for "~nobody"
             raise SpecError(str(error), "version") from None
     return request.model_copy(update={"output": str(folder / request.output), "version": version})
 
@@ -160,12 +160,12 @@ def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
 
 
 def under(error: SpecError, path: str) -> SpecError:
-    """The same mistake, of the key at `path`."""
+    """The same error for the key at `path`."""
     return SpecError(str(error).removeprefix(f"{error.path}: "), path)
 
 
 def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_events: int) -> tuple[Segment, ...]:
-    """All of the input as it is now, cut by position alone. Raises SpecError, BadInput, SourceUnavailable."""
+    """Segments of the present input, cut by position alone. Raises SpecError, BadInput, SourceUnavailable."""
     source = open_input(asked, job, folder)
     try:
         partitions = source.partitions(Deadline.after(OPEN_S))
@@ -177,7 +177,7 @@ def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_even
         bounds = [(partition, partition.start, partition.end) for partition in partitions]
     num_parts = sum(max(0, -((begin - end) // segment_events)) for _, begin, end in bounds)
     if num_parts > MAX_PARTS:
-        told = f"{segment_events} make {num_parts} parts of this input; at most {MAX_PARTS} may be: choose more events"
+        told = f"{segment_events} gives {num_parts} parts of this input; the most is {MAX_PARTS}: choose more events"
         raise SpecError(told, "segment_events")
     return tuple(
         Segment(part.name, part.number, at, min(at + segment_events, end), part.identity)
@@ -187,7 +187,7 @@ def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_even
 
 
 def _ranges(asked: KafkaInput, partitions: Sequence[Partition]) -> list[tuple[Partition, int, int]]:
-    """Partitions that are asked for, with begin and end, in the order of their numbers."""
+    """The requested partitions with begin and end, by number."""
     by_name = {partition.name: partition for partition in partitions}
     found: list[tuple[Partition, int, int]] = []
     for number, (begin, end) in sorted((asked.ranges or {}).items(), key=lambda each: int(each[0])):
@@ -196,7 +196,7 @@ def _ranges(asked: KafkaInput, partitions: Sequence[Partition]) -> list[tuple[Pa
             raise SpecError(f"{asked.topic} has no partition {number}; it has {len(partitions)}", "input.kafka.ranges")
         if not partition.begin <= begin <= end <= partition.end:
             raise BadInput(
-                f"{partition.name}: offsets {begin} to {end} are asked for; there are {partition.begin} to "
+                f"{partition.name}: the request names offsets {begin} to {end}; it has {partition.begin} to "
                 f"{partition.end} now"
             )
         found.append((partition, begin, end))

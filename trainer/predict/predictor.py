@@ -1,9 +1,9 @@
-"""The model of a commit as inference has it, and any tensor of it by name.
+"""Predicts with the model of a commit, in inference mode, and returns any of its tensors by name.
 
 A name means, in this order: a task (its prediction), another tensor that the model returns, "slot.<name>" (the pooled
-vector of a slot), a module inside the model by its path, as in torch's `named_modules` (what it gave out).
+vector of a slot), or a module by its path in torch's `named_modules` (its output).
 
-Shapes: P samples of a filled batch, U unique keys of a table, D floats of a row.
+Shapes: P samples of a padded batch, U unique keys of a table, D floats of a row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,26 +38,26 @@ from trainer.ranks import Alone
 from trainer.saved import DENSE
 
 SLOT = "slot."
-"""Before a slot's name: its pooled vector."""
+"""Prefix of a slot's name for its pooled vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the model said of a batch; (n, ...) each, of the samples that are some."""
+    """Outputs of the model for a batch, (n, ...) each, without the padding."""
 
     prediction_B: Mapping[str, F32]
     """By task: probability (bce) or value (mse)."""
     tensors: Mapping[str, NDArray[Any]]
-    """Those asked for by name that are no predictions."""
+    """Requested outputs that are not predictions."""
     measured: Mapping[str, F32]
-    """All that the model returned beside its tasks, and "loss", the loss of each sample."""
+    """All tensors that the model returned beside its tasks, and "loss", the loss of each sample."""
 
 
 class Predictor:
-    """One thread; on the CPU, whose rounding does not depend on what else there is."""
+    """The model, on one thread and on the CPU, so that rounding does not depend on the machine's load."""
 
     def __init__(self, job: TrainerJob, schema: Schema, folder: Path, outputs: Sequence[str]) -> None:
-        """The model at its initial weights; `load` gives it those of a commit. Raises SpecError."""
+        """Build the model with initial weights; `load` loads those of a commit. Raises SpecError."""
         self._schema, self._tasks, self._weight = schema, job.tasks, job.sample.weight
         self._device = torch.device("cpu")
         self._model = build_model(job, schema, folder, self._device)
@@ -69,14 +69,14 @@ class Predictor:
         self._outputs = [name for name in outputs if name not in tasks]
 
     def load(self, commit: Path) -> None:
-        """Take over a commit's weights. Raises BadInput where they are of another model."""
+        """Load the weights of a commit. Raises BadInput where they are of another model."""
         try:
             self._dense.load(load_file(commit / DENSE))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"{commit / DENSE}: cannot be read: {error}") from error
 
     def predict(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Told:
-        """What the model says, given the (U, D) rows of the batch's keys. Raises SpecError."""
+        """The outputs for a batch, given the (U, D) rows of its keys. Raises SpecError."""
         modules = [name for name in self._outputs if name in self._modules]
         inputs = self._inputs(batch, rows)
         with torch.no_grad(), self._listening(modules) as heard:
@@ -93,7 +93,7 @@ class Predictor:
         )
 
     def _losses(self, logits: Mapping[str, Tensor], samples: Samples) -> F32:
-        """(P,) losses, as trainer.step has them."""
+        """(P,) losses, as in trainer.step."""
         label_P, weight_P = targets_of(samples, self._tasks, self._weight)
         total_P = torch.zeros(len(samples))
         for task in self._tasks:
@@ -107,9 +107,9 @@ class Predictor:
         return found
 
     def try_out(self, batches: FixedBatches, size: int) -> dict[str, NDArray[Any]]:
-        """Of each output asked for that is no prediction, values of one empty batch: its type and shape.
+        """Values of one empty batch for each requested output that is not a prediction: they show type and shape.
 
-        Raises SpecError for a name that is none, with those that are.
+        Raises SpecError for an unknown name, with the known ones.
         """
         (batch,) = batches.block(filled_up(no_samples(self._schema), size)).batches
         rows = {look.table.name: np.zeros((0, look.table.width), np.float32) for look in batch.lookups}
@@ -140,7 +140,7 @@ class Predictor:
 
     @contextmanager
     def _listening(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
-        """What modules give out while the context lasts, by name; of one that is called often, the last."""
+        """The outputs of modules while the context lasts, by name; the last one of a module called more than once."""
         heard: dict[str, object] = {}
         modules = self._modules
         handles = [
@@ -162,13 +162,13 @@ class Predictor:
         if value is None:
             value = inputs.vectors[slot] if slot != name and slot in inputs.vectors else heard.get(name)
         if not isinstance(value, Tensor) or not _by_sample(value, inputs.num_samples):
-            raise SpecError(f"{name!r} gave no value a sample this time, as it did at first", "outputs")
+            raise SpecError(f"{name!r} returned no value per sample, although it did for the empty batch", "outputs")
         array: NDArray[Any] = (value.float() if value.is_floating_point() else value).contiguous().numpy()
         return array
 
 
 def predicted(task: TaskSection, logit_P: Tensor) -> F32:
-    """(P,) probabilities, or values."""
+    """(P,) probabilities or values."""
     value: F32 = (torch.sigmoid(logit_P.float()) if task.loss == "bce" else logit_P.float()).numpy()
     return value
 

@@ -1,7 +1,7 @@
-"""One prediction worker: its segments, one after another, each read, predicted and written as a part.
+"""A prediction worker: reads, predicts and writes its segments one after another, each as a part.
 
-Which segments there are is trainer.predict.plan's decision; worker r does those of number r, r + W, ... that are not
-there yet. Rows are only read: nothing is learnt, no row made, no key counted.
+trainer.predict.plan fixes the segments; worker r of W does the numbers r, r + W, ... that have no part yet. Rows are
+only read: nothing is learnt, no row is made, no key is counted.
 """
 
 import logging
@@ -44,19 +44,19 @@ from trainer.predict.plan import Plan, open_input
 from trainer.predict.predictor import Predictor, Told
 
 BLOCK_BATCHES = 16
-"""Full batches in a block: what is cut and written at a time. Fewer would be filled up more often."""
+"""Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""
 BLOCKS_AHEAD = 2
 RESTORE_S, OPEN_S, PULL_S, CLOSE_S = 3600.0, 60.0, 120.0, 10.0
-"""How long reading a commit's rows, connecting to shards, asking for rows and ending may take."""
+"""Longest time to restore rows, to connect to shards, to pull rows, and to end."""
 KEPT_LETTERS = 1_000_000
-"""Files of dead letters: one a part, and all are kept."""
+"""Files of dead letters that are kept: one per part, so all of them."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a worker is made of."""
+    """The parts of a worker."""
 
     job: TrainerJob
     schema: Schema
@@ -68,12 +68,12 @@ class Parts:
     dead_letters: DeadLetters
     pace: ProcessPace
     nothing: "Predicted"
-    """Of no samples: what columns there are."""
+    """Zero samples: they define the columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What came of one block."""
+    """The predictions of one block."""
 
     samples: Samples
     prediction_B: Mapping[str, F32]
@@ -81,10 +81,10 @@ class Predicted:
 
 
 def run(config: PredictWorker) -> None:
-    """Predict all segments of this worker that are not there yet."""
+    """Predict all segments of this worker that have no part yet."""
     pa.set_cpu_count(1)
     plan = Plan.read(Output(config.output).work)
-    assert plan is not None, "fixed by who started us"
+    assert plan is not None, "the launcher wrote it"
     with opened(config) as parts:
         numbers = range(config.rank, len(plan.segments), config.request.trainers)
         todo = [number for number in numbers if parts.output.mark(number) is None]
@@ -98,7 +98,7 @@ def run(config: PredictWorker) -> None:
 
 @contextmanager
 def opened(config: PredictWorker) -> Iterator[Parts]:
-    """Everything one worker needs, with the rows and weights of the version; let go of in the opposite order."""
+    """Everything that a worker needs, with the version's rows and weights; closed in reverse order."""
     job, request, output = validate(TrainerJob, config.job, only_known=True), config.request, Output(config.output)
     schema = Schema.of(job.slots)
     # One thread, whatever the spec says: the number of threads changes how sums are rounded.
@@ -123,7 +123,7 @@ def opened(config: PredictWorker) -> Iterator[Parts]:
 
 
 def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shards:
-    """The rows of the commit: restored here, or on shards that hold them already."""
+    """The rows of the commit: on shards that hold them, or restored in this process."""
     if config.shards:
         return RemoteShards(
             config.shards,
@@ -157,14 +157,14 @@ def open_reader(config: PredictWorker, job: TrainerJob, schema: Schema, letters:
 
 
 def masks_of(job: TrainerJob, schema: Schema) -> dict[str, str]:
-    """Labels that may be absent: all that have a value for that, and those that may be in training."""
+    """Labels that may be missing: those of type float, and those that may be missing in training."""
     masks = {task.label: task.mask for task in job.tasks if task.mask}
     floats = [task.label for task in job.tasks if getattr(schema.by_name[task.label].entry, "type", "") == "float"]
     return {**masks, **dict.fromkeys(floats, "")}
 
 
 def predict_segment(parts: Parts, number: int, segment: Segment) -> None:
-    """Make one part. Raises what reading it raises."""
+    """Make one part. Passes on the errors of reading."""
     numbering = Numbering(parts.columns.traced)
     totals: dict[str, TensorTotal] = {}
     empty = _tables(parts, segment, parts.nothing, numbering)
@@ -173,11 +173,11 @@ def predict_segment(parts: Parts, number: int, segment: Segment) -> None:
             written.add(*_tables(parts, segment, predicted, numbering))
     parts.dead_letters.publish(number)
     parts.output.finish(number, written, facts_of(parts.loader.tally(number), totals))
-    log.info("part %d is there: %s, %d to %d", number, segment.partition, segment.begin, segment.end)
+    log.info("part %d is complete: %s, %d to %d", number, segment.partition, segment.begin, segment.end)
 
 
 def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
-    """What a part's mark tells."""
+    """Facts for a part's mark."""
     return {
         "num_events": tally.num_events,
         "num_samples": tally.num_samples,
@@ -188,7 +188,7 @@ def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
 
 
 def _predicted(parts: Parts, blocks: Iterator[Block], totals: dict[str, TensorTotal]) -> Iterator[Predicted]:
-    """Blocks in order, predicted; totals of what the model measures grow meanwhile."""
+    """Predictions of blocks, in order; adds the model's tensors to `totals`."""
     for block in blocks:
         told: list[Told] = []
         for batch, rows in _with_rows(parts.shards, block.batches):
@@ -204,7 +204,7 @@ def _predicted(parts: Parts, blocks: Iterator[Block], totals: dict[str, TensorTo
 
 
 def _with_rows(shards: Shards, batches: Sequence[FixedBatch]) -> Iterator[tuple[FixedBatch, Mapping[str, F32]]]:
-    """Batches with their rows, as inference reads them; shards look for those of the next one meanwhile."""
+    """Batches with their rows, as inference reads them; shards prepare the rows of the next batch meanwhile."""
     following: Prepared | None = None
     for place, batch in enumerate(batches):
         prepared = following or shards.prepare(batch.keys, learn=False)
@@ -215,7 +215,7 @@ def _with_rows(shards: Shards, batches: Sequence[FixedBatch]) -> Iterator[tuple[
 
 
 def _tables(parts: Parts, segment: Segment, predicted: Predicted, numbering: Numbering) -> tuple[pa.Table, pa.Table]:
-    """Rows of a block for the part, and for the metrics."""
+    """Rows of a block for the part, and inputs of metrics."""
     samples, job = predicted.samples, parts.job
     values = {**predicted.prediction_B, **predicted.tensors}
     table = parts.columns.table(segment, samples, numbering.number(samples.event_B), values)
@@ -227,7 +227,7 @@ def _tables(parts: Parts, segment: Segment, predicted: Predicted, numbering: Num
 
 
 def column_of(schema: Schema, samples: Samples, slot: str) -> NDArray[Any]:
-    """One value a sample of a meta or sparse slot, as trainer.observe has it."""
+    """One value per sample of a meta or sparse slot, as in trainer.observe."""
     if schema.by_name[slot].kind is SlotKind.META:
         return samples.meta[slot]
     return first_signs(samples.sparse[slot])

@@ -1,4 +1,4 @@
-"""`python -m trainer.replica CONFIG`: a replica, told by a ReplicaConfig as JSON. `millrace replica` does the same."""
+"""`python -m trainer.replica CONFIG` runs a replica, as `millrace replica` does; CONFIG is a ReplicaConfig as JSON."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One inference request, from its body to the body of its answer: what the server does for nearly all of its life."""
+"""Answers inference requests: from the body of a request to the body of its answer."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ from trainer.replica.requests import BadRequest, Reader, answered
 from trainer.replica.state import NothingServed, State
 
 INLINE_BYTES = 1 << 16
-"""Longer requests are read and answered by another thread, so that short ones go on meanwhile."""
+"""Longer requests are answered by another thread, so that they do not delay short ones."""
 INLINE_COST = 2048
-"""Likewise those that cost more, however short they are; see Reader.cost. So many take about 1 ms."""
+"""Likewise requests of a higher cost, whatever their length; see Reader.cost. This cost takes about 1 ms."""
 MAX_LONG = 4
-"""Long requests answered at a time, each with the memory of a batch; further ones wait."""
+"""Long requests that are answered at the same time, each with the memory of a batch; others wait."""
 TRIES = 10
-"""How often a model may change while one request is answered."""
+"""Tries of one request while the model keeps changing."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Answering:
         return self._answer(name, version, _read(body))
 
     def _answer(self, name: str, version: str | None, request: object) -> tuple[int, bytes]:
-        """Status and body of the answer to a request that was read."""
+        """Status and body of the answer to a parsed request."""
         begin_s = time.perf_counter()
         try:
             status, found = HTTPStatus.OK, self._infer(name, version, request)
@@ -58,7 +58,7 @@ class Answering:
             status, found = HTTPStatus.SERVICE_UNAVAILABLE, _error(error)
         except BadInput as error:
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _error(error)
-        except Exception:  # noqa: BLE001  # the rim of a request: the next one is answered
+        except Exception:  # noqa: BLE001  # outermost handler of a request: the next one is answered
             log.exception("a request could not be answered")
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, b'{"error": "a bug in the replica; see its log"}'
         self._figures.count(status, time.perf_counter() - begin_s)
@@ -71,10 +71,10 @@ class Answering:
         for _ in range(TRIES):
             reader = self._current()
             inputs = reader.inputs(request)
-            assert isinstance(request, dict)  # else it has no inputs
+            assert isinstance(request, dict)  # otherwise it had no inputs
             wanted = reader.outputs(request, inputs.num_samples)
             done = self._state.predict(reader.model, inputs)
-            if done is None:  # another model has come meanwhile
+            if done is None:  # the model changed meanwhile
                 continue
             kept, found = done
             if version is not None and version != self._state.name_of(kept):
@@ -82,7 +82,7 @@ class Answering:
                 continue
             self._figures.samples.inc(inputs.num_samples)
             return json.dumps(answered(name, self._state.name_of(kept), request, found, wanted)).encode()
-        raise NothingServed("the model changes all the time; ask again")
+        raise NothingServed("the model keeps changing; try again")
 
     def _current(self) -> Reader:
         """The reader of the model that is served. Raises NothingServed."""
@@ -92,12 +92,12 @@ class Answering:
         return reader
 
     async def answer(self, name: str, version: str | None, receive: Receive, send: Send) -> None:
-        """One request, as ASGI has it."""
+        """Answer one ASGI request."""
         body = b""
         while True:
             try:
                 message = await receive()
-            except HTTPException as error:  # it is too long, or too slow
+            except HTTPException as error:  # too long, or too slow
                 return await refuse(send, HTTPStatus(error.status_code), error.detail)
             if message["type"] == "http.disconnect":
                 return
@@ -114,7 +114,7 @@ class Answering:
         await answer(send, status, found)
 
     def _is_short(self, request: object) -> bool:
-        """Whether others may wait for its answer."""
+        """Whether other requests may wait until this one is answered."""
         try:
             return self._current().cost(request) <= INLINE_COST
         except NothingServed:
@@ -125,17 +125,17 @@ def check_name(state: State, name: str, version: str | None = None) -> None:
     """Raises NoSuchModel, NothingServed."""
     served = state.served
     if served is None:
-        raise NothingServed("no version is loaded yet; ask again when /v2/health/ready says so")
+        raise NothingServed("no version is loaded yet; try again once /v2/health/ready reports ready")
     if name != served.version.job:
         raise NoSuchModel(f"there is no model {name!r}; this replica serves {served.version.job!r}")
     if version is not None and version != state.name_of(served):
         known = any(version == state.name_of(each) for each in state.versions())
-        hint = "it is kept: roll back to it first" if known else "and it is not kept"
-        raise NoSuchModel(f"version {version} is not served, {state.name_of(served)} is; {hint}")
+        hint = "it is kept: roll back to it first" if known else "it is not kept either"
+        raise NoSuchModel(f"version {version} is not served, but {state.name_of(served)}; {hint}")
 
 
 def _read(body: bytes) -> object:
-    """The JSON of a body; BadRequest, not raised, where it is none."""
+    """The parsed JSON of a body; a BadRequest, returned and not raised, where it is not JSON."""
     try:
         return documents.parse(body, "the body")
     except documents.NotReadable as error:

@@ -1,4 +1,4 @@
-"""What a replica is told at its start."""
+"""Configuration of a replica."""
 
 from pathlib import Path
 
@@ -14,37 +14,37 @@ class ReplicaConfig(Section):
     """A replica of one job."""
 
     exports: str | None = None
-    """Folder or object store of one stream of one job's exports, where current.json is."""
+    """Folder or object store of one export stream of one job, where current.json is."""
     feed: str | None = None
-    """Address of a job of a service, http(s)://host:port/v1/jobs/<job>: its live feed is followed."""
+    """Address of a job at a service, http(s)://host:port/v1/jobs/<job>: follows its live feed."""
     store: Path | None = None
-    """Store of a job that runs on this machine: its live feed is followed."""
+    """Store of a job that runs on this machine: follows its live feed."""
     feed_token_file: Path | None = None
-    """File with the token that the service is asked with."""
+    """File with the token for requests to the service."""
     listen: str = "127.0.0.1:8090"
-    """Where requests are answered; port 0 takes a free one."""
+    """Address for requests; port 0 takes a free port."""
     token_file: Path | None = None
-    """File with the token that requests must bear; health is told to all."""
+    """File with the token that requests must carry. Health checks need none."""
     tls_cert: Path | None = None
-    """PEM file with the certificate and those between it and the root; with `tls_key`, requests come over HTTPS."""
+    """PEM file with the certificate and its intermediates; with `tls_key`, requests use HTTPS."""
     tls_key: Path | None = None
-    """PEM file with its key, without a password; not for everybody to read."""
+    """PEM file with the key of the certificate, without a password; others must not be able to read it."""
     anyone: bool = False
-    """Whether another address than loopback is listened on without a token."""
+    """Whether to listen on other addresses than loopback without a token."""
     address_file: Path | None = None
-    """File that gets host:port once requests are answered."""
+    """File that receives host:port once requests are answered."""
     keep_versions: Count = 100
-    """Versions to go back to, at most, beside the newest."""
+    """Most versions that are kept for a rollback, beside the newest."""
     keep_memory: Size = 1 << 30
-    """Memory for them, at most; the oldest go first."""
+    """Most memory for kept versions; the oldest are dropped first."""
     max_body: PositiveSize = 8 << 20
-    """The longest request."""
+    """Longest body of a request."""
     max_batch: PositiveCount = 4096
-    """Samples of one request, at most."""
+    """Most samples of one request."""
     max_requests: PositiveCount = 256
-    """Requests under way at once; more are answered 503."""
+    """Most requests at the same time; more are answered 503."""
     poll: Duration = 1.0
-    """How often current.json is looked at."""
+    """Interval of reads of current.json."""
 
     @field_validator("listen")
     @classmethod
@@ -55,7 +55,7 @@ class ReplicaConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
         if sum(each is not None for each in (self.exports, self.feed, self.store)) != 1:
-            raise SpecError("name one of --exports, --feed and --store, and no more: what is to be followed")
+            raise SpecError("name exactly one of --exports, --feed and --store: the source to follow")
         return self
 
     def tls(self) -> tuple[Path, Path] | None:
@@ -74,17 +74,17 @@ class ReplicaConfig(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can ask."""
+        """Whether only this machine can send requests."""
         return is_loopback(self.address[0])
 
     def token(self) -> str | None:
-        """What requests must bear. Raises SpecError where the address asks for one and there is none."""
+        """The token that requests must carry. Raises SpecError where the address needs one and there is none."""
         if self.token_file is not None:
             return read_token(self.token_file, "--token-file")
         if not self.is_loopback and not self.anyone:
             raise SpecError(
-                f"{self.address[0]!r} is not this machine's loopback: name a file with a token that requests must bear "
-                "(--token-file), or say that anyone may ask (--anyone)",
+                f"{self.address[0]!r} is not this machine's loopback: name a file with a token that requests must "
+                "carry (--token-file), or allow requests of anyone (--anyone)",
                 "--listen",
             )
         return None
@@ -100,5 +100,5 @@ def read_token(path: Path, option: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}", option) from error
     if len(token) < MIN_TOKEN or not token.isprintable() or " " in token:
-        raise SpecError(f"{path}: holds no token: a line of at least {MIN_TOKEN} letters and digits", option)
+        raise SpecError(f"{path}: holds no token; write a line of at least {MIN_TOKEN} letters and digits", option)
     return token

@@ -1,12 +1,11 @@
-"""A job's live feed as updates of a replica: parts of all shards and of the chief, put together by version.
+"""Turns a job's live feed into updates of a replica: assembles the parts of all shards and of rank 0 by version.
 
-A version is given once every shard and the chief have told all of it; what several versions say of a key, the newest
-wins. A base is read while training goes on, and what changes meanwhile is told again: so the first version that every
-part tells after its base is exact. Where the feed is, is trainer.replica.finding's to say; merging is done by
-trainer.replica.merging.
+A version is returned once every shard and rank 0 have sent all of it. Of several versions of a key the newest counts. A
+base is read while training goes on, and changes during that time are sent again; so the first version that every part
+sends after its base is exact. trainer.replica.finding finds the feed; trainer.replica.merging merges parts.
 
-Where something of it breaks, all of it is given up, and the next call begins anew with the version given last: what
-changed since is told, or, where that is no longer known, everything.
+When a part of the feed breaks, all of it is closed. The next call subscribes again from the version returned last: the
+job then sends what changed since, or everything where it does not know that any more.
 """
 
 import threading
@@ -28,21 +27,21 @@ from trainer.replica.merging import merged
 from trainer.replica.updates import TableUpdate, Update
 
 CHIEF = -1
-"""Stands for the chief among numbers of shards."""
+"""Number of rank 0 among the numbers of shards."""
 POKE_S = 5.0
-"""How long a chief may take to hear that its newest version is waited for."""
+"""Longest time to tell rank 0 that its newest version is waited for."""
 MAX_AHEAD = 64
-"""Versions of the chief that are kept. Where one is complete and not asked for, nothing more is read, and the job lets
-go of us at its bound."""
+"""Most versions of rank 0 that are kept. While complete versions are not fetched, reading stops at this number, and the
+job drops us at its own bound."""
 
 FIND_S = 10.0
-"""How long asking where the feed is may take, however soon an update is wanted: a service has 5 s to ask the chief."""
+"""Least time to find the feed, however short the deadline: a service waits up to 5 s for rank 0."""
 LAST_S = 0.5
-"""How long the rest of a version is waited for once a stream has ended."""
+"""Longest wait for the rest of a version after a stream has ended."""
 
 
 class Given(NamedTuple):
-    """What was given last: who keeps it with the rows may go on with it later."""
+    """The version returned last. A caller that keeps its rows may resume from it."""
 
     timeline: str
     generation: int
@@ -51,20 +50,20 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """What one shard told up to a version."""
+    """What one shard sent up to a version."""
 
     version: int
     tables: dict[str, list[Told]]
     exact: bool
-    """Whether the base was read before: all that the shard told is that version."""
+    """Whether the base was read before, so that the rows are exactly of that version."""
 
 
 @dataclass(slots=True)
 class _ShardParts:
-    """What one shard has told and was not given."""
+    """What one shard sent and was not returned yet."""
 
     whole: bool | None = None
-    """None: it has not answered yet."""
+    """None: the shard has not answered yet."""
     is_read: bool = False
     base: dict[str, list[Told]] = field(default_factory=dict)
     open: dict[str, list[Told]] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class _ShardParts:
     steps: list[_Step] = field(default_factory=list)
 
     def hear(self, part: Part) -> None:
-        """Of its stream, in order."""
+        """Take a part of the shard's stream, in order."""
         match part.kind:
             case pb.FeedPart.BEGIN:
                 self.whole = part.whole
@@ -87,11 +86,11 @@ class _ShardParts:
                 self.open = {}
 
     def versions(self) -> set[int]:
-        """Those that are exact."""
+        """The versions that are exact."""
         return {step.version for step in self.steps if step.exact}
 
     def take(self, upto: int) -> list[Mapping[str, list[Told]]]:
-        """All that was told up to a version, the oldest first."""
+        """Take all that was sent up to a version, oldest first."""
         chosen = [step.tables for step in self.steps if step.version <= upto]
         self.steps = [step for step in self.steps if step.version > upto]
         base, self.base = self.base, {}
@@ -100,25 +99,25 @@ class _ShardParts:
 
 @dataclass(slots=True)
 class _ChiefParts:
-    """What the chief has told."""
+    """What rank 0 sent and was not returned yet."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     onnx: bytes | None = None
     versions: dict[int, tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]] = field(default_factory=dict)
-    """Tensors, and what is told beside them."""
+    """By version: tensors and facts."""
 
     def hear(self, part: Part) -> None:
-        """Of its stream, in order."""
+        """Take a part of rank 0's stream, in order."""
         match part.kind:
             case pb.FeedPart.BEGIN:
                 self.facts, self.onnx = part.facts, part.onnx or self.onnx
             case pb.FeedPart.VERSION:
                 self.versions[part.version] = part.tensors, part.facts
-                if len(self.versions) > MAX_AHEAD:  # shards still tell their bases: old ones will not be asked for
+                if len(self.versions) > MAX_AHEAD:  # shards still send their bases: old versions are not needed
                     del self.versions[min(self.versions)]
 
     def take(self, version: int, given: int) -> tuple[Mapping[str, NDArray[Any]], float | None, EventTimes | None]:
-        """Tensors, newest event time, event times of what was learnt after `given`; older ones are forgotten."""
+        """Take the tensors, the newest event time, and event times since the version `given`; drop older versions."""
         tensors, facts = self.versions[version]
         told = [facts.get("event_times") for other, (_, facts) in self.versions.items() if given < other <= version]
         times = EventTimes.joined([EventTimes.of_message(each) for each in told if each]) if any(told) else None
@@ -127,7 +126,7 @@ class _ChiefParts:
 
 
 class _Following:
-    """Streams of one generation of workers, each read by a thread, until something breaks."""
+    """The streams of one generation of workers, each read by a thread, until one fails."""
 
     def __init__(self, where: Whereabouts, since: int, generation: int) -> None:
         self.where = where
@@ -136,18 +135,18 @@ class _Following:
         self.turn = threading.Condition()
         self.error: MillraceError | None = None
         self.given = 0
-        """Versions up to this one are not wanted."""
+        """Versions up to this one are not returned any more."""
         self._since, self._generation = since, generation
         addresses = {CHIEF: where.chief} | dict(enumerate(where.shards))
         self._streams = {
-            number: FeedStream("the chief" if number == CHIEF else f"shard {number}", address, where.secret)
+            number: FeedStream("rank 0" if number == CHIEF else f"shard {number}", address, where.secret)
             for number, address in addresses.items()
         }
         self._threads = [threading.Thread(target=self._read, args=(CHIEF,), name="feed", daemon=True)]
         self._threads[0].start()
 
     def _follow_shards(self) -> None:
-        """Once the chief follows: it has shards tell only while somebody follows it."""
+        """Subscribe to the shards. Called after rank 0 accepted us: shards send only while rank 0 has a subscriber."""
         for number in range(len(self.shards)):
             self._threads.append(threading.Thread(target=self._read, args=(number,), name="feed", daemon=True))
             self._threads[-1].start()
@@ -178,16 +177,16 @@ class _Following:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some shards tell everything and others what changed."""
+        """Whether some shards send everything and others only what changed."""
         return {shard.whole for shard in self.shards} >= {True, False}
 
     @property
     def is_near(self) -> bool:
-        """Whether the chief has told a version that is wanted."""
+        """Whether rank 0 has sent a newer version."""
         return max(self.chief.versions, default=0) > self.given and bool(self.chief.facts)
 
     def newest(self) -> int | None:
-        """The newest version that everybody has told and that is wanted."""
+        """The newest version that rank 0 and all shards have sent; None where none is new."""
         common = set(self.chief.versions)
         for shard in self.shards:
             common &= shard.versions()
@@ -195,7 +194,7 @@ class _Following:
         return newest if newest > self.given and self.chief.facts else None
 
     def close(self) -> None:
-        """End the streams; their threads end soon."""
+        """End the streams. Their threads end soon after."""
         with self.turn:
             self.error = self.error or Unavailable("the feed is closed")
             self.turn.notify_all()
@@ -207,18 +206,18 @@ class FeedUpdates:
     """See Updates. Subscribes at the first call of `next`."""
 
     def __init__(self, find: Find, held: Given | None = None) -> None:
-        """`held`: the version that is there already; the first update may then be what changed since."""
+        """`held`: the version that the caller has; the first update may then be what changed since."""
         self._find, self.held = find, held
-        """What was given last."""
+        """The version returned last."""
         self._following: _Following | None = None
         self._told: tuple[Mapping[str, Any] | None, bytes | None] = None, None
-        """Model and onnx given last."""
+        """Model and ONNX returned last."""
         self._from_nothing = False
         self._lock = threading.Lock()
         self._closed = False
 
     def next(self, deadline: Deadline) -> Update | None:
-        """See Updates: the newest version that is complete, everything since the one given last in it."""
+        """See Updates. Returns the newest complete version, with all changes since the one returned last."""
         while True:
             following = self._following or self._subscribe(deadline)
             with following.turn:
@@ -226,7 +225,9 @@ class FeedUpdates:
                     lambda f=following: f.newest() or f.error or f.is_mixed,  # type: ignore[misc]
                     deadline.left_s(),
                 )
-                if following.error is not None and following.is_near:  # parts of a job's last version come one by one
+                if (
+                    following.error is not None and following.is_near
+                ):  # the parts of a job's last version arrive one by one
                     following.turn.wait_for(following.newest, min(LAST_S, deadline.left_s()))
                 if following.is_mixed:
                     self._from_nothing = True
@@ -254,7 +255,7 @@ class FeedUpdates:
         return following
 
     def _given(self, following: _Following, version: int) -> Update:
-        """Within its turn."""
+        """Call with `following.turn` held."""
         shards, chief = following.shards, following.chief
         whole = any(shard.whole for shard in shards)
         told = [shard.take(version) for shard in shards]
@@ -298,7 +299,7 @@ class FeedUpdates:
 def _tables(
     names: Mapping[str, Any], told: list[list[Mapping[str, list[Told]]]], *, whole: bool
 ) -> Iterator[tuple[str, TableUpdate]]:
-    """Of every table, what its shards told."""
+    """The updates of every table, merged over its shards."""
     for name in sorted({*names, *(table for shard in told for step in shard for table in step)}):
         parts = [merged([step.get(name, []) for step in shard], whole=whole) for shard in told]
         yield name, TableUpdate.joined(parts)

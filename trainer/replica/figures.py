@@ -1,4 +1,4 @@
-"""What Prometheus reads of a replica. Names and labels are frozen by tests/golden/replica_metrics.txt."""
+"""Metrics of a replica for Prometheus. tests/golden/replica_metrics.txt fixes names and labels."""
 
 import time
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from trainer.replica.updates import Update
 PREFIX = "millrace_replica_"
 LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REASONS = ("unusable", "broken", "golden", "older", "no-base", "no-model", "another-job", "bug")
-"""Of a refusal, for counting; the log says more."""
+"""Labels of refusals; the log has the details."""
 
 
 class Figures:
-    """Counters that others count with, and gauges read of the state when they are asked for."""
+    """Counters for other modules, and gauges that are read from the state at each scrape."""
 
     def __init__(self, state: State) -> None:
         self.registry = CollectorRegistry()
@@ -45,9 +45,9 @@ class Figures:
         return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)
 
     def served(self, update: Update, now_s: float) -> None:
-        """A version was applied: from `now_s` on, unix seconds, it answers.
+        """Count a version that is served from `now_s` on (unix seconds).
 
-        A whole one is of events of any age, which other replicas may have served: of it the newest counts.
+        A whole update has events of any age, which other replicas may have served before: only the newest one counts.
         """
         self.updates.labels("whole" if update.whole else "difference").inc()
         if update.event_times is not None:
@@ -56,7 +56,7 @@ class Figures:
             self._freshness.add(EventTimes.one(update.event_time_s), now_s)
 
     def count(self, code: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         counter = self._by_code.get(code)
         if counter is None:
             counter = self._by_code[code] = self.requests.labels(str(int(code)))
@@ -73,7 +73,7 @@ class _FreshnessCollector(Collector):
         self._delays = delays
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram."""
+        """The freshness histogram."""
         found = self._delays.message()
         yield HistogramMetricFamily(
             f"{PREFIX}freshness_seconds",
@@ -88,7 +88,7 @@ class _StateCollector(Collector):
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges, each where there is a figure."""
+        """The gauges, each where its value is known."""
         served, now_s = self._state.served, time.time()
         version = GaugeMetricFamily(
             "millrace_replica_version", "The version that is served", labels=["job", "timeline"]

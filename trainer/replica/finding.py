@@ -1,6 +1,6 @@
-"""Where the live feed of a job is: asked of its chief, found through the store on this machine, or of a service.
+"""Finds the live feed of a job: through its store on this machine, or through a service. Rank 0 answers in both cases.
 
-Addresses and secret hold for one generation of the job's workers: after a crash they are asked for again.
+Addresses and secret are valid for one generation of the job's workers: after a crash they are requested again.
 """
 
 import urllib.error
@@ -20,17 +20,17 @@ MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where to subscribe, to which job."""
+    """Addresses of a feed, and the job it belongs to."""
 
     job: str
     timeline: str
     generation: int
     secret: str
-    """Of the feed alone: it reads, and does nothing else."""
+    """Secret of the feed: it allows reading only."""
     chief: str
     """host:port."""
     shards: tuple[str, ...]
-    """By number."""
+    """host:port of each shard, by number."""
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -48,11 +48,11 @@ class Whereabouts:
 
 
 Find = Callable[[Deadline], Whereabouts]
-"""Raises Unavailable where the job does not run now, Refused where there is no such job or no leave to ask."""
+"""Finds a feed. Raises Unavailable where the job does not run, Refused for an unknown job or without permission."""
 
 
 def in_store(store: Path) -> Find:
-    """Through the store's folder, by who may read the files of its workers."""
+    """Find the feed through the store's folder; the caller must be able to read the workers' files."""
 
     def find(deadline: Deadline) -> Whereabouts:
         try:
@@ -65,10 +65,10 @@ def in_store(store: Path) -> Find:
 
 
 def at_url(job_url: str, token: str | None = None) -> Find:
-    """Of a service: `job_url` is http(s)://host:port/v1/jobs/<job>; `token` of an operator of it."""
+    """Find the feed through a service: `job_url` is http(s)://host:port/v1/jobs/<job>, `token` that of an operator."""
     url = f"{job_url.rstrip('/')}/feed"
     if not url.startswith(("http://", "https://")):
-        raise Refused(f"{job_url!r} is no address of a job; it begins with http:// or https://")
+        raise Refused(f"{job_url!r} is not an address of a job; write one that begins with http:// or https://")
 
     def find(deadline: Deadline) -> Whereabouts:
         request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310  # checked above
@@ -86,7 +86,7 @@ def at_url(job_url: str, token: str | None = None) -> Find:
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> MillraceError:
-    """A server's trouble, a job that is not up and too many questions pass; everything else stays."""
+    """Unavailable for errors that pass (server errors, a job that is not up, too many requests), else Refused."""
     passes = error.code >= 500 or error.code in (408, 409, 425, 429)
     kind = Unavailable if passes else Refused
     with error:

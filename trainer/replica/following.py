@@ -1,8 +1,8 @@
-"""Exports as updates: polls current.json in a folder or an object store, and reads what it names.
+"""Turns exports into updates: polls current.json in a folder or an object store, and reads the exports it names.
 
-The first update is the state after the chain, from its base on; then come the new deltas alone where the chain goes on,
-as one update, since only its end has passed the gates. Every file is compared with its sha256 before anything of it is
-used. Whether the model answers as it should is asked by who holds it, with `Update.golden`.
+The first update is the state after the whole chain. When the chain grows, the next update holds all of its new
+deltas, since only the end of a chain has passed the gates. Every file is checked against its sha256 before it is used.
+The state checks the predictions of the model with `Update.golden`.
 
 Shapes: U unique keys of one table.
 """
@@ -29,35 +29,35 @@ from trainer.replica.updates import U16, U64, Rows, TableUpdate, Update
 
 MODEL, ONNX, GOLDEN = "model.json", "dense.onnx", "golden.parquet"
 FIELDS = {"format": int, "timeline": str, "version": int, "chain": list}
-"""What is read of current.json."""
+"""Fields that are read from current.json."""
 MAX_CHAIN = 100_000
-"""Longer chains are a mistake."""
+"""Longest chain that is accepted."""
 AGAIN_S = 60.0
-"""After so long, what could not be used is tried again, though current.json has not changed."""
+"""Pause before an unusable export is read again though current.json has not changed."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What current.json says."""
+    """Content of current.json."""
 
     timeline: str
     version: int
     chain: tuple[str, ...]
-    """Paths from its base on to the export itself."""
+    """Paths from the base to the export itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read of a chain."""
+    """The exports of a chain to read."""
 
     whole: bool
     paths: tuple[str, ...]
 
 
 def parsed(text: bytes, what: str) -> Current:
-    """Raises ExportUnusable."""
+    """Parse current.json. Raises ExportUnusable."""
     told = object_of(text, what)
     number = told.get("format")
     if type(number) is int and number > FORMAT:
@@ -65,7 +65,7 @@ def parsed(text: bytes, what: str) -> Current:
     check_fields(told, FIELDS, what)
     current = Current(told["timeline"], told["version"], tuple(map(str, told["chain"])))
     if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
-        raise ExportUnusable(f"{what} names a chain that is none of its own folder's")
+        raise ExportUnusable(f"{what} names a chain with paths outside its folder, or none")
     return current
 
 
@@ -74,9 +74,9 @@ def _leads_out(path: str) -> bool:
 
 
 def plan(current: Current, served: Version | None, loaded: str | None) -> Plan | None:
-    """What to read, where `served` was made of the chain that ends with the path `loaded`; None: nothing is new.
+    """The exports to read, where `served` came from the chain that ends with the path `loaded`; None: nothing is new.
 
-    An older version is read, too: that it is refused is said by who holds the newer one.
+    An older version is read, too: the state refuses it.
     """
     if served is not None and (served.timeline, served.number) == (current.timeline, current.version):
         return None
@@ -89,7 +89,7 @@ class ExportUpdates:
     """See Updates. Exports of one stream of one job."""
 
     def __init__(self, address: str, scratch: Path, poll_s: float = 1.0) -> None:
-        """`address`: the folder with current.json; `scratch` takes what is fetched from object stores."""
+        """`address`: the folder with current.json; `scratch` takes files fetched from object stores."""
         self.address = address.rstrip("/")
         self._scratch, self._poll_s = scratch, poll_s
         self._served: Version | None = None
@@ -100,12 +100,12 @@ class ExportUpdates:
         self._again = Deadline.after(AGAIN_S)
 
     def resume(self, served: Version | None) -> None:
-        """Go on from `served`, not from what was given last: that was refused. It is tried again after a while."""
+        """Continue from `served`: the update returned last was refused. It is tried again after a while."""
         if served != self._served:
             self._served = served if served in self._paths else None
 
     def next(self, deadline: Deadline) -> Update | None:
-        """See Updates. Raises ExportUnusable too; the same is tried again after a while."""
+        """See Updates. Also raises ExportUnusable; the export is tried again after a while."""
         while not self._closed.is_set():
             text = self._current()
             if text is not None and (text != self._seen or self._again.passed()):
@@ -116,7 +116,7 @@ class ExportUpdates:
             left_s = deadline.left_s()
             if not left_s and text is None:
                 raise Unavailable(
-                    f"{self.address} has no {CURRENT}: nothing is exported there yet, or it is another folder"
+                    f"{self.address} has no {CURRENT}: nothing is exported there yet, or the folder is wrong"
                 )
             if not left_s:
                 return None
@@ -138,7 +138,7 @@ class ExportUpdates:
         found = plan(current, self._served, None if self._served is None else self._paths.get(self._served))
         if found is None:
             return None
-        shutil.rmtree(self._scratch, ignore_errors=True)  # copies of what was read before
+        shutil.rmtree(self._scratch, ignore_errors=True)  # copies of earlier exports
         begin_s = time.monotonic()
         chain = [opened(_below(self.address, path, self._scratch)).check() for path in found.paths]
         update = read(chain, current, whole=found.whole)
@@ -157,18 +157,20 @@ def _below(address: str, path: str, scratch: Path) -> Place:
 
 
 def read(chain: Sequence[Export], current: Current, *, whole: bool) -> Update:
-    """The state after a chain from its base on, or what some deltas change. Raises ExportUnusable."""
+    """An update with the state after a whole chain, or with the changes of some deltas. Raises ExportUnusable."""
     newest = chain[-1]
     for export in chain:
         if export.manifest["timeline"] != current.timeline or export.manifest["job"] != newest.manifest["job"]:
-            raise ExportUnusable(f"{export.place.address} is not of the job and timeline that {CURRENT} tells of")
+            raise ExportUnusable(f"{export.place.address} is not of the job and timeline in {CURRENT}")
     if newest.version != current.version:
-        raise ExportUnusable(f"{newest.place.address} is version {newest.version}, not {current.version} as told")
+        raise ExportUnusable(
+            f"{newest.place.address} is version {newest.version}, not {current.version} as in {CURRENT}"
+        )
     if whole and chain[0].kind != "base":
-        raise ExportUnusable(f"{chain[0].place.address} is a delta; the chain in {CURRENT} has no base to begin with")
+        raise ExportUnusable(f"{chain[0].place.address} is a delta; the chain in {CURRENT} does not begin with a base")
     for parent, export in zip(chain, chain[1:], strict=False):
         if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
-            raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} has it")
+            raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} says")
     tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
     times = newest.manifest.get("event_time")
     return Update(
@@ -211,7 +213,7 @@ def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
 
 
 def _newest(chain: list[Export], table: str, *, gone: bool) -> Iterator[Chunk]:
-    """Of deltas, the rows that the last word on their keys is about, or, if `gone`, the tombstones that are it."""
+    """The keys of some deltas whose newest entry is a row or, if `gone`, a tombstone."""
     streams = []
     for export in chain:
         if table in export.tables:
@@ -222,7 +224,7 @@ def _newest(chain: list[Export], table: str, *, gone: bool) -> Iterator[Chunk]:
 
 
 def _rows(chunk: Chunk) -> Rows:
-    """Groups are not written in exports, and not asked for: keys tell rows apart."""
+    """Rows of a chunk. Exports have no slot groups, and a replica needs none: keys identify rows."""
     keys_U: U64 = chunk.key_R
     group_U: U16 = np.zeros(len(keys_U), np.uint16)
     return Rows(keys_U, group_U, chunk.values)

@@ -1,6 +1,6 @@
-"""Who may ask a replica, and how much at once: tokens, names of the host, sizes of bodies, requests under way.
+"""Authorization and limits of a replica: tokens, host names, sizes of bodies, number of requests at a time.
 
-An ASGI application around another. What is asked is trainer.replica.server's work.
+An ASGI application around another. trainer.replica.server answers the requests.
 """
 
 import hmac
@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
 
 BODY_S = 10.0
-"""How long a request's body may take to arrive: who is slow must not keep others out."""
+"""Longest time for a request's body to arrive: a slow client must not keep others out."""
 OPEN = ("/v2/health/live", "/v2/health/ready")
-"""Told to everybody: who looks after processes has no token."""
-LOCAL = served_names()
-"""Names of a replica without a token on loopback."""
+"""Open without a token, for process supervisors."""
+LOCAL_NAMES = served_names()
+"""Host names under which a replica without a token answers on loopback: a web page cannot use a name of its own."""
 
 
 class Gate:
-    """Lets requests through, or not."""
+    """Passes requests on, or refuses them."""
 
     def __init__(self, app: ASGIApp, token: str | None, max_body: int, max_requests: int, *, local: bool) -> None:
         self._app, self._max_body, self._max_requests = app, max_body, max_requests
@@ -52,17 +52,18 @@ class Gate:
         if is_too_long(headers, self._max_body):
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long()
         if self._under_way >= self._max_requests:
-            return HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max_requests} requests are under way; ask again"
+            return HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max_requests} requests are in progress; try again"
         return None
 
     def _stranger(self, headers: Headers) -> tuple[HTTPStatus, str] | None:
-        """What somebody is told who may not ask."""
+        """The refusal of a client without permission; None where it has permission."""
         if self._token is not None:
             if hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._token):
                 return None
-            return HTTPStatus.UNAUTHORIZED, "needs the header Authorization: Bearer and this replica's token"
-        if self._is_local and not is_known_host(headers, LOCAL):
-            return HTTPStatus.BAD_REQUEST, f"this replica does not answer as {', '.join(headers.getlist('host'))!r}"
+            return HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer with this replica's token"
+        if self._is_local and not is_known_host(headers, LOCAL_NAMES):
+            names = ", ".join(headers.getlist("host"))
+            return HTTPStatus.BAD_REQUEST, f"this replica does not answer under the name {names!r}"
         if is_cross_site(headers):
             return HTTPStatus.FORBIDDEN, "pages of other sites may not send requests here"
         return None
@@ -72,12 +73,12 @@ class Gate:
 
 
 async def refuse(send: Send, status: HTTPStatus, why: str) -> None:
-    """An answer of the protocol that is an error."""
+    """Send an error of the protocol."""
     await answer(send, status, json.dumps({"error": why}).encode())
 
 
 async def answer(send: Send, status: int, body: bytes) -> None:
-    """An answer in JSON."""
+    """Send an answer in JSON."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -1,7 +1,7 @@
-"""The dense part of a model with its weights given at each run: a new version's weights need no new session.
+"""Runs the dense part of a model with its weights as inputs: the weights of a new version need no new session.
 
-Making a session takes milliseconds in which nothing else of a Python process runs; weights that are inputs cost a
-request less than a microsecond. What the graph holds beside weights is trainer.exports.tracing's work.
+To make a session takes milliseconds in which no other thread of a Python process runs. Weights as inputs cost a request
+less than a microsecond. trainer.exports.tracing makes the graph.
 """
 
 import math
@@ -40,38 +40,38 @@ class Graph:
         del model.graph.initializer[:]
         model.graph.initializer.extend(kept)
         self.content: bytes = model.SerializeToString(deterministic=True)
-        """The graph alone: equal for all versions of one model."""
+        """The graph without weights: equal for all versions of one model."""
         self._session: Dense | None = None
 
     def open(self) -> "Graph":
-        """Itself, with its session. Raises BadInput."""
+        """Make the session if there is none; return itself. Raises BadInput."""
         self._session = self._session or Dense(self.content)
         return self
 
     @property
     def inputs(self) -> frozenset[str]:
-        """What it reads, weights apart."""
+        """Names of the inputs, without weights."""
         assert self._session is not None
         return frozenset(self._session.inputs) - frozenset(self._types)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What it says."""
+        """Names of the outputs."""
         assert self._session is not None
         return self._session.outputs
 
     @property
     def num_weights(self) -> int:
-        """Numbers in all the tensors that it reads."""
+        """Numbers in all weight tensors."""
         return sum(math.prod(shape) for _, shape in self._types.values())
 
     def weights(self, dense: Tensors) -> dict[str, NDArray[Any]]:
-        """Of all tensors of a version, those that it reads, by their names here. Raises BadInput."""
+        """The tensors of a version that the graph reads, by their names in the graph. Raises BadInput."""
         found = {}
         for name, (kind, shape) in self._types.items():
             tensor = dense.get(name.removeprefix(PREFIX))
             if tensor is None:
-                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is not there, and the model needs it")
+                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is missing, and the model needs it")
             if tensor.dtype != kind or tensor.shape != shape:
                 told = f"{tensor.dtype}{list(tensor.shape)}; the traced model has it as {kind}{list(shape)}"
                 raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is {told}")
@@ -81,6 +81,6 @@ class Graph:
         return found
 
     def run(self, feeds: Tensors) -> dict[str, NDArray[Any]]:
-        """(B,) by task; `feeds` are inputs and weights. Raises BadInput."""
+        """(B,) predictions by task; `feeds` are inputs and weights. Raises BadInput."""
         assert self._session is not None
         return dict(self._session.run(feeds))

@@ -1,6 +1,6 @@
-"""Which versions a replica holds, and what it takes to keep them: the way back to each of them.
+"""The versions that a replica keeps for a rollback, bounded in number and memory.
 
-Versions since the last whole one share tables and are one step apart; what came before lies in tables of its own.
+Versions since the last whole update share tables and are one step apart. Versions before it have tables of their own.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from trainer.replica.table import Step, Table
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which state of a model."""
+    """Names a state of a model."""
 
     job: str
     timeline: str
@@ -25,11 +25,11 @@ class Version:
 
 @dataclass(eq=False)
 class Epoch:
-    """Tables that began with a whole version, and how far they are brought."""
+    """Tables that began with a whole version, and the version they have now."""
 
     tables: Mapping[str, Table]
     at: int = 0
-    """Which of the epoch's versions its tables have: steps from its first."""
+    """The version of the tables, as the number of steps from the first of the epoch."""
 
     @property
     def num_bytes(self) -> int:
@@ -39,14 +39,14 @@ class Epoch:
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One version that is held."""
+    """One version that is kept."""
 
     version: Version
     epoch: Epoch
     place: int
-    """Which of its epoch's versions it is."""
+    """Its number of steps from the first version of its epoch."""
     steps: Mapping[str, Step]
-    """By table, from the version before it in its epoch; of the oldest that is kept, none."""
+    """By table, the step from the version before it in its epoch; empty for the oldest kept one."""
     model: Model
     weights: Tensors
     event_time_s: float | None
@@ -55,7 +55,7 @@ class Kept:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that only this version needs, beside the one before it: its steps, the rows they keep, weights."""
+        """Memory that this version adds: its steps, the old rows they keep, its weights."""
         tables, steps = self.epoch.tables, self.steps.items()
         rows = sum(step.num_bytes + step.num_kept * tables[name].row_bytes for name, step in steps)
         return rows + sum(tensor.nbytes for tensor in self.weights.values())
@@ -63,39 +63,39 @@ class Kept:
 
 @dataclass
 class History:
-    """Versions from the oldest to the newest, bounded in number and memory; the served one may be any of them."""
+    """Versions from oldest to newest, bounded in number and memory. Any of them may be the served one."""
 
     max_versions: int
-    """Beside the newest."""
+    """Most versions beside the newest."""
     max_bytes: int
-    """For what is kept beside the newest version."""
+    """Most memory beside the newest version."""
     kept: list[Kept] = field(default_factory=list)
 
     @property
     def newest(self) -> Kept | None:
-        """The last one applied."""
+        """The version applied last."""
         return self.kept[-1] if self.kept else None
 
     def find(self, number: int, timeline: str | None = None) -> Kept | None:
-        """The kept one of that number; where several timelines have it and none is named, the newest timeline's."""
+        """The kept version of a number; without a timeline, the one of the newest timeline that has it."""
         fits = (each for each in reversed(self.kept) if each.version.number == number)
         return next((each for each in fits if timeline in (None, each.version.timeline)), None)
 
     def num_bytes(self) -> int:
-        """Memory of what is kept beside the newest version. Any thread may ask."""
+        """Memory of versions beside the newest. Any thread may call."""
         kept = list(self.kept)
         epochs = {id(each.epoch): each.epoch for each in kept if each.epoch is not kept[-1].epoch}
         return sum(each.num_bytes for each in kept) + sum(epoch.num_bytes for epoch in epochs.values())
 
     def add(self, kept: Kept) -> None:
-        """A version was applied: all others are older. What is too much goes, the oldest first."""
+        """Add the version that was applied last; drop the oldest ones beyond the bounds."""
         self.kept.append(kept)
         total = self.num_bytes()
         while len(self.kept) > 1 and (len(self.kept) > self.max_versions + 1 or total > self.max_bytes):
             total -= self._drop_oldest()
 
     def _drop_oldest(self) -> int:
-        """-> the memory that came free."""
+        """Drop the oldest version -> the memory that became free."""
         oldest, second = self.kept[0], self.kept[1]
         del self.kept[0]
         if second.epoch is not oldest.epoch:

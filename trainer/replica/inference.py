@@ -1,6 +1,6 @@
-"""From signs and numbers of samples to predictions, by the rules of model.json and the rows of one version.
+"""Computes predictions from signs and numbers of samples, by the rules of model.json and the rows of one version.
 
-How a request says them is trainer.replica.requests' work; which version is read, trainer.replica.state's.
+trainer.replica.requests parses requests; trainer.replica.state chooses the version.
 
 Shapes: B samples, S slots of a table, N signs of a table in the order slot, sample, place; W floats of a row.
 """
@@ -29,23 +29,23 @@ POOLINGS = {
 }
 NO_WEIGHTS = np.empty(0, np.float32)
 FORMAT = 1
-"""Of model.json: what this reads."""
+"""Newest format of model.json that this module reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the slots of one table hold, for some samples."""
+    """The signs of the slots of one table, for some samples."""
 
     sign_N: U64
     offset_SB1: I64
     """Slot s of sample b has the signs from [s, b] to [s, b + 1]."""
     weight_N: F32
-    """Empty where all are 1: NO_WEIGHTS."""
+    """Weight of each sign; NO_WEIGHTS where all are 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """B samples as a model is asked: the tables in the order of `Model.tables`, dense slots by name."""
+    """B samples for a model: signs in the order of `Model.tables`, dense slots by name."""
 
     num_samples: int
     signs: Sequence[Signs]
@@ -55,7 +55,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """Where one input of the graph lies, for one sample, in what `kernels.pool` writes."""
+    """Position of one input of the graph, for one sample, in the output of `kernels.pool`."""
 
     name: str
     begin: int
@@ -65,7 +65,7 @@ class _Input:
 
 
 class TableSlots:
-    """The slots of one table, as `kernels.pool` is told of them."""
+    """The slots of one table, as `kernels.pool` needs them."""
 
     def __init__(self, name: str, table: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> None:
         self.name, self.slots = name, tuple(slots)
@@ -73,7 +73,7 @@ class TableSlots:
         default = table["default_row"]
         self.default_W = np.zeros(self.width, np.float32) if default == "zeros" else np.array(default, np.float32)
         if self.default_W.shape != (self.width,):
-            raise BadInput(f"model.json: the default row of table {name!r} has not {self.width} numbers")
+            raise BadInput(f"model.json: the default row of table {name!r} does not have {self.width} numbers")
         inputs: list[_Input] = []
         rows, self.num_floats, self.num_marks = [], 0, 0
         for slot in slots:
@@ -109,7 +109,7 @@ class TableSlots:
 
 
 class Model:
-    """A model as model.json and its graph tell it, without rows and weights."""
+    """A model as defined by model.json and its graph, without rows and weights."""
 
     def __init__(self, described: Mapping[str, Any], graph: Graph) -> None:
         """Raises BadInput."""
@@ -155,7 +155,7 @@ class Model:
 
 
 def differs_by(model: Model, views: Mapping[str, TableView], weights: Tensors, golden: bytes) -> float:
-    """The largest difference of what is answered to golden.parquet's predictions, relative above 1. Raises BadInput."""
+    """The largest difference from the predictions of golden.parquet, relative for those above 1. Raises BadInput."""
     samples = goldens.from_bytes(golden)
     found = model.graph.run(model.feeds(views, golden_inputs(model, samples)) | dict(weights))
     worst = 0.0

@@ -1,6 +1,6 @@
-"""Keeps a replica fresh: takes updates from where they come and has them served; what is refused is told, and counted.
+"""Keeps a replica fresh: takes updates from a source and has the state serve them; logs and counts refused ones.
 
-Whatever happens to the source, what is served goes on being served.
+Whatever happens to the source, the present version is still served.
 """
 
 import logging
@@ -19,42 +19,42 @@ from trainer.replica.state import HeldBack, State, UpdateRefused
 from trainer.replica.updates import Update, Updates
 
 TURN_S = 1.0
-"""How long one wait for an update lasts; then it is looked whether the process is to end."""
+"""Longest wait for an update before a check whether the process must end."""
 BACKOFF = Backoff((0.2, 0.5, 1.0, 2.0, 5.0, 10.0), endless=True)
-"""Between attempts while the source cannot be used."""
+"""Pauses between tries while the source fails; the last one repeats."""
 
 NICENESS = 5
-"""How far requests go before updates, where both want one core."""
+"""Niceness of updates: requests have priority."""
 
 log = logging.getLogger(__name__)
 
 
 class Source(Updates, Protocol):
-    """Updates that can be had again."""
+    """Updates that can be repeated."""
 
     def resume(self, served: Version | None) -> None:
-        """The update given last was refused: the next one is to follow on `served`, or is whole."""
+        """Note that the last update was refused: the next one must build on `served`, or be whole."""
         ...
 
 
 class Keeper:
-    """One thread between a source and a state."""
+    """Moves updates from a source to a state, on one thread."""
 
     def __init__(self, source: Source, state: State, figures: Figures) -> None:
         self._source, self._state, self._figures = source, state, figures
         self._trouble = ""
         self._failed = 0
         self.refused = ""
-        """Why the newest update is not served; empty where it is."""
+        """Why the newest update was refused; empty where it is served."""
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes, in words; empty where all is well."""
+        """Why no updates come; empty where they do."""
         return self._trouble
 
     def run(self, stopping: threading.Event) -> None:
-        """Keep fresh until `stopping`."""
-        with suppress(OSError):  # of this thread alone, on Linux
+        """Serve updates until `stopping` is set."""
+        with suppress(OSError):  # affects this thread only, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         pending: Update | None = None
         while not stopping.is_set():
@@ -67,7 +67,7 @@ class Keeper:
                     self._serve(pending)
                     pending = None
                 self._well()
-            except HeldBack:  # it is served when they go on
+            except HeldBack:  # the update is served once the rollback ends
                 continue
             except (Unavailable, DeadlineExceeded, NotYet) as error:
                 if stopping.is_set():
@@ -77,9 +77,9 @@ class Keeper:
                 pending = None
                 self._refuse(error)
                 self._rest(str(error), stopping)
-            except Exception:  # noqa: BLE001  # a bug in one update is not the end of what is served
+            except Exception:  # noqa: BLE001  # a bug in one update does not end the service
                 pending = None
-                log.exception("an update failed; the version before goes on being served")
+                log.exception("an update failed; the version before is still served")
                 self._figures.refused.labels("bug").inc()
                 self._source.resume(None)
                 self._rest("a bug; see the log", stopping)
@@ -89,7 +89,7 @@ class Keeper:
             self._state.apply(update)
         self._figures.served(update, time.time())
         self.refused = ""
-        what = "everything" if update.whole else "what changed"
+        what = "a whole update" if update.whole else "a difference"
         log.log(
             logging.INFO if update.whole else logging.DEBUG,
             "serving version %d of timeline %s: %s", update.version, update.timeline, what,
@@ -99,13 +99,13 @@ class Keeper:
         newest = self._state.versions()
         self._figures.refused.labels(error.reason if isinstance(error, UpdateRefused) else "unusable").inc()
         self._source.resume(newest[-1].version if newest else None)
-        goes_on = f"version {newest[-1].version.number} goes on being served" if newest else "nothing is served yet"
+        goes_on = f"version {newest[-1].version.number} is still served" if newest else "nothing is served yet"
         log.warning("refused: %s; %s", error, goes_on)
         self.refused = str(error)
 
     def _well(self) -> None:
         if self._trouble and not self.refused:
-            log.info("updates come again")
+            log.info("updates arrive again")
         self._trouble, self._failed = "", 0
         self._figures.following.set(1)
 

@@ -1,7 +1,6 @@
-"""Hot loops of a replica: signs to the inputs of a model, straight from rows in memory; one key led to another row.
+"""Hot loops of a replica: pools rows in memory into the inputs of a model; moves keys of an index to other rows.
 
-Which rows are whose, and which of two indexes is read, is trainer.replica.table's work. Indexes are those of
-pserver.kernels.
+trainer.replica.table owns the rows and the two indexes. Indexes have the layout of pserver.kernels.
 
 Shapes: S slots of a table, B samples, N signs in the order slot, sample, place; R rows in memory, I places of an index,
 W floats of a row; U unique keys.
@@ -19,19 +18,19 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 SUM, MEAN, SQRTN, SEQUENCE = 0, 1, 2, 3
-"""Kinds of pooling."""
+"""Codes of the kinds of pooling."""
 GROUP, POOLING, MAX_LEN, TAIL, PADDED, BEGIN, MASK = range(7)
-"""Columns of what `pool` is told of a slot: MAX_LEN 0 is none; BEGIN and MASK are where the slot's floats and marks
-begin, for one sample."""
+"""Columns of `slot_S7`. MAX_LEN 0 means none; BEGIN and MASK are the offsets of the slot's floats and marks in a
+sample."""
 
 
 @njit(nogil=True, cache=True)
 def pool(index_I, keys_R, rows_RW, default_W, sign_N, weight_N, offset_SB1, slot_S7, padding_S, out, mask):  # type: ignore[no-untyped-def]
-    """Write what a model reads of one table's slots to `out` and `mask`, which are zeros.
+    """Write the model's inputs from one table's slots to `out` and `mask`, which must be zero.
 
-    Slot s has its B samples behind each other from B * BEGIN on: W floats each, or, of a sequence, MAX_LEN times W, and
-    MAX_LEN marks in `mask` from B * MASK on. `weight_N` may be empty: all are 1. Sums are those of trainer.lookup.pool,
-    in the order of signs.
+    The B samples of slot s follow each other from B * BEGIN on: W floats each, or MAX_LEN times W for a sequence, whose
+    MAX_LEN marks are in `mask` from B * MASK on. An empty `weight_N` means that all weights are 1. Sums equal those of
+    trainer.lookup.pool, in the order of signs.
     """
     shift, last = shift_of(index_I), np.uint64(len(index_I) - 1)
     num_slots, num_samples, width = offset_SB1.shape[0], offset_SB1.shape[1] - 1, len(default_W)
@@ -82,7 +81,7 @@ def pool_reference(
     slot: dict[str, int],
     padding: int | None,
 ) -> tuple[F32, list[list[bool]]]:
-    """The twin of `pool` for one slot, on a dictionary: (B, W) or (B, MAX_LEN, W), and the marks of a sequence.
+    """Reference for `pool` on a dictionary, for one slot: (B, W) or (B, MAX_LEN, W), and the marks of a sequence.
 
     `signs` are (sign, weight) by sample; `slot` has "group", "pooling", "max_len", "tail".
     """
@@ -108,7 +107,7 @@ def pool_reference(
 
 @njit(nogil=True, cache=True)
 def replace(index_I, keys_R, old_U, new_U):  # type: ignore[no-untyped-def]
-    """Keys that lead to rows `old_U` lead to `new_U` from here on: rows of the same keys."""
+    """Point the keys of rows `old_U` to the rows `new_U`, which have the same keys."""
     shift, last = shift_of(index_I), np.uint64(len(index_I) - 1)
     for u in range(len(old_U)):
         at = keys_R[np.uint32(old_U[u])] >> shift
@@ -118,7 +117,7 @@ def replace(index_I, keys_R, old_U, new_U):  # type: ignore[no-untyped-def]
 
 
 def replace_reference(row_of: dict[int, int], keys: list[int], new: list[int]) -> None:
-    """The twin of `replace` on a dictionary."""
+    """Reference for `replace` on a dictionary."""
     for key, row in zip(keys, new, strict=True):
         assert key in row_of
         row_of[key] = row

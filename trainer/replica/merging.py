@@ -1,6 +1,6 @@
-"""What several versions say of one table, as one: of each key the newest.
+"""Merges the changes of several versions of one table: of each key the newest counts.
 
-Pure. Keys of different shards are different ones, so each shard's is merged alone.
+Pure. Different shards have different keys, so the changes of each shard are merged separately.
 
 Shapes: U keys of a part, S keys seen in newer parts.
 """
@@ -17,9 +17,9 @@ NONE = np.empty(0, np.uint64)
 
 
 def merged(steps: Sequence[Sequence[Told]], *, whole: bool) -> TableUpdate:
-    """Of one shard's steps, the oldest first, each in parts: within a step a row beats a key that is gone.
+    """Merge one shard's steps, oldest first, each in parts. Within a step a row overrides a deletion of its key.
 
-    Of a step's rows the last part that has a key counts. `whole`: nobody has rows of before, so nothing is gone.
+    The last part of a step that has a key counts. `whole`: the replica has no earlier rows, so no deletions are needed.
     """
     rows: list[list[Rows]] = []
     gone: list[U64] = [NONE]
@@ -27,7 +27,7 @@ def merged(steps: Sequence[Sequence[Told]], *, whole: bool) -> TableUpdate:
     for number, step in reversed(list(enumerate(steps))):
         rows.append([_without(told.rows, seen_S) for told in step])
         if whole and not number:
-            break  # the base, which is much: nothing older is to be kept away
+            break  # the base, which is large: nothing is older
         keys_U = np.union1d(seen_S, np.concatenate([NONE, *(told.rows.keys_P for told in step)]))
         gone_U = np.unique(np.concatenate([NONE, *(told.gone_U for told in step)]))
         gone.append(gone_U[_missing(gone_U, keys_U)])
@@ -45,7 +45,7 @@ def _without(present: Present, seen_S: U64) -> Rows:
 
 
 def _missing(keys_U: U64, seen_S: U64) -> NDArray[np.bool_]:
-    """(U,) which keys are not among `seen_S`, which is sorted."""
+    """(U,) which keys are not in the sorted `seen_S`."""
     if not len(seen_S):
         return np.ones(len(keys_U), np.bool_)
     at_U = np.minimum(np.searchsorted(seen_S, keys_U), len(seen_S) - 1)

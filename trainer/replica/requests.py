@@ -1,9 +1,9 @@
-"""The Open Inference Protocol's messages (version 2, REST): tensors of a request as inputs of a model, and back.
+"""Messages of the Open Inference Protocol (version 2, REST): parses requests into inputs of a model, formats answers.
 
-The inputs of a request are the model's slots. A sparse slot "user" is a tensor "user" of B samples: [B, n], its n signs
-each, or [B]; or ragged, all signs one behind the other, with how many are whose in "user.lengths", [B]. Signs are
-UINT64 or INT64, texts BYTES. "user.weight" is FP32 and as long, where the slot is weighted; without it all are 1. A
-dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
+The inputs of a request are the model's slots. A sparse slot "user" is a tensor "user" of B samples: [B, n] with n signs
+each, or [B]; or ragged, with all signs in a row and the number of each sample's signs in "user.lengths", [B]. Signs are
+UINT64 or INT64, texts are BYTES. "user.weight" is FP32 of the same length, for a weighted slot; without it all weights
+are 1. A dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
 
 Shapes: B samples, N signs of one table.
 """
@@ -25,19 +25,19 @@ LENGTHS, WEIGHT = ".lengths", ".weight"
 INTS = ("UINT64", "INT64", "UINT32", "INT32")
 FLOATS = ("FP32", "FP64")
 MAX_VALUES = 1 << 22
-"""Numbers and texts of one tensor, and numbers of one answer; more are refused."""
+"""Most numbers and texts of one tensor, and numbers of one answer; more are refused."""
 MAX_DIMENSIONS = 8
-"""Of a tensor: a product of many large sizes takes long to compute."""
+"""Most dimensions of a tensor: the product of many large sizes takes long to compute."""
 WEIGHTS_PER_VALUE = 1000
-"""Weights of the network that one sample passes in the time in which one number of JSON is read or written."""
+"""Weights of the network that cost one sample as much time as one number of JSON."""
 
 
 class BadRequest(BadInput):
-    """A request that cannot be answered, in words for who sent it."""
+    """A request that cannot be answered; the message is for its sender."""
 
 
 class Tensor:
-    """One tensor of a request, looked at."""
+    """One tensor of a request, validated."""
 
     __slots__ = ("data", "kind", "name", "shape")
 
@@ -48,10 +48,10 @@ class Tensor:
         except (TypeError, KeyError) as error:
             raise BadRequest(f"an input needs name, datatype, shape and data; {error} is missing") from None
         if type(self.name) is not str or type(self.shape) is not list or type(data) is not list:
-            raise BadRequest("an input's name is a text, its shape and data are lists")
+            raise BadRequest("an input's name must be a text, its shape and data must be lists")
         while data and type(data[0]) is list:
             if not set(map(type, data)) <= {list}:
-                raise BadRequest(f"{self.name}: data has lists and values side by side")
+                raise BadRequest(f"{self.name}: data mixes lists and values")
             data = list(chain.from_iterable(data))
         self.data: list[Any] = data
         size = 1
@@ -59,24 +59,24 @@ class Tensor:
             raise BadRequest(f"{self.name}: a shape of {len(self.shape)} sizes; at most {MAX_DIMENSIONS}")
         for each in self.shape:
             if type(each) is not int or not 0 <= each <= MAX_VALUES:
-                raise BadRequest(f"{self.name}: shape holds {each!r:.100}, which is no size")
+                raise BadRequest(f"{self.name}: shape holds {each!r:.100}, which is not a size")
             size *= each
         if size != len(data) or not self.shape:
-            raise BadRequest(f"{self.name}: {len(data)} values are there, the shape {self.shape} has {size}")
+            raise BadRequest(f"{self.name}: data has {len(data)} values, the shape {self.shape} has {size}")
         if size > MAX_VALUES:
             raise BadRequest(f"{self.name}: {size} values; at most {MAX_VALUES}")
 
     def typed(self, *kinds: str) -> "Tensor":
-        """Itself. Raises BadRequest where its values are of none of these types."""
+        """Return itself. Raises BadRequest where its values have none of these types."""
         if self.kind not in kinds:
             raise BadRequest(f"{self.name}: is {self.kind}, and must be {' or '.join(kinds)}")
         wanted = {str} if self.kind == "BYTES" else {int} if self.kind in INTS else {int, float}
         if not set(map(type, self.data)) <= wanted:
-            raise BadRequest(f"{self.name}: data holds values that are no {self.kind}")
+            raise BadRequest(f"{self.name}: data has values that are not {self.kind}")
         return self
 
     def floats(self) -> F32:
-        """Raises BadRequest."""
+        """The values as float32. Raises BadRequest."""
         try:
             with np.errstate(over="ignore"):
                 found = np.array(self.data, np.float32)
@@ -88,7 +88,7 @@ class Tensor:
 
 
 class Reader:
-    """Requests to one model."""
+    """Parses requests to one model."""
 
     def __init__(self, model: Model, max_batch: int) -> None:
         self.model, self._max_batch = model, max_batch
@@ -99,10 +99,10 @@ class Reader:
         self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
 
     def inputs(self, request: object) -> Inputs:
-        """Raises BadRequest."""
+        """The samples of a request. Raises BadRequest."""
         told = request.get("inputs") if isinstance(request, dict) else None
         if type(told) is not list or not told:
-            raise BadRequest('a request is an object with "inputs", a list of tensors')
+            raise BadRequest('a request must be an object with "inputs", a list of tensors')
         tensors: dict[str, Tensor] = {}
         for each in told:
             tensor = Tensor(each)
@@ -110,14 +110,14 @@ class Reader:
                 known = nearest(tensor.name, sorted(self._known))
                 raise BadRequest(f"there is no input {tensor.name!r:.100}; {known}")
             if tensor.name in tensors:
-                raise BadRequest(f"input {tensor.name!r} is there twice")
+                raise BadRequest(f"input {tensor.name!r} occurs twice")
             tensors[tensor.name] = tensor
         num_samples = self._num_samples(tensors)
         signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
         return Inputs(num_samples, signs, self._dense(tensors, num_samples))
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
-        """The outputs that a request of so many samples wants, all where it names none. Raises BadRequest."""
+        """The outputs that a request of `num_samples` asks for; all where it names none. Raises BadRequest."""
         told = request.get("outputs")
         names = _names(told) if told else self.model.outputs
         known = self.model.graph.outputs
@@ -125,18 +125,18 @@ class Reader:
             raise BadRequest(f"there is no output {unknown[0]!r:.100}; {nearest(unknown[0], known)}")
         if len(names) > len(set(names)):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            raise BadRequest(f"output {twice!r} is asked for twice; name each once")
+            raise BadRequest(f"output {twice!r} is named twice; name each once")
         if len(names) * num_samples > MAX_VALUES:
             asked = f"{len(names)} outputs of {num_samples} samples"
-            raise BadRequest(f"{asked} are more than {MAX_VALUES} numbers; ask for fewer samples at a time")
+            raise BadRequest(f"{asked} are more than {MAX_VALUES} numbers; send fewer samples per request")
         return names
 
     def cost(self, request: object) -> int:
-        """About how many numbers are read, computed and written for a request; 0 where it is wrong at first sight."""
+        """Roughly how many numbers are read, computed and written for a request; 0 for a malformed one."""
         try:
             sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
             return int(min(max(sizes), self._max_batch)) * self._values_each
-        except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # the last of -Infinity
+        except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # OverflowError for -Infinity
             return 0
 
     def _num_samples(self, tensors: Mapping[str, Tensor]) -> int:
@@ -146,7 +146,7 @@ class Reader:
         first = next(iter((*self._sparse, *self.model.dense)))
         num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
         if not 0 < num_samples <= self._max_batch:
-            raise BadRequest(f"{num_samples} samples in one request; 1 to {self._max_batch} are taken")
+            raise BadRequest(f"{num_samples} samples in one request; send 1 to {self._max_batch}")
         return num_samples
 
     def _dense(self, tensors: Mapping[str, Tensor], num_samples: int) -> dict[str, F32]:
@@ -154,12 +154,12 @@ class Reader:
         for name, size in self.model.dense.items():
             tensor = tensors[name].typed(*FLOATS, *INTS)
             if len(tensor.data) != num_samples * size or tensor.shape[0] != num_samples:
-                raise BadRequest(f"{name}: has the shape {tensor.shape}, and must have [{num_samples}, {size}]")
+                raise BadRequest(f"{name}: has the shape {tensor.shape}, but must have [{num_samples}, {size}]")
             found[name] = tensor.floats().reshape(num_samples, size)
         return found
 
     def _signs(self, table: TableSlots, tensors: Mapping[str, Tensor], num_samples: int) -> Signs:
-        """What the slots of one table hold."""
+        """The signs of one table's slots."""
         numbers: list[int] = []
         offsets: list[Iterable[int]] = []
         weights: list[float] = []
@@ -182,31 +182,31 @@ class Reader:
 
 
 def _names(told: object) -> list[str]:
-    """Of the outputs that a request lists."""
+    """The names in a request's list of outputs."""
     try:
         return [str(each["name"]) for each in told]  # type: ignore[attr-defined]
     except (TypeError, KeyError):
-        raise BadRequest('"outputs" is a list of objects with a name') from None
+        raise BadRequest('"outputs" must be a list of objects with a name') from None
 
 
 def _values_each(model: Model) -> int:
-    """About how many numbers a sample costs: those of JSON, and in their unit what the tables and the network do."""
+    """Rough cost of a sample in numbers of JSON, with the work of tables and network in the same unit."""
     of_tables = sum(table.num_floats + table.num_marks for table in model.tables)
     of_json = len(model.slots) + sum(model.dense.values()) + len(model.outputs)
     return of_json + (of_tables + model.graph.num_weights) // WEIGHTS_PER_VALUE
 
 
 def _offsets(tensor: Tensor, lengths: Tensor | None, num_samples: int, begin: int) -> Iterable[int]:
-    """Where each sample's signs begin, and the last one's end."""
+    """(B + 1,) where each sample's signs begin, and where the last one's end."""
     if lengths is not None:
         counts = lengths.typed(*INTS).data
         if len(counts) != num_samples or min(counts, default=0) < 0 or sum(counts) != len(tensor.data):
             raise BadRequest(
-                f"{lengths.name}: must hold {num_samples} numbers, together {len(tensor.data)} as there are values"
+                f"{lengths.name}: must have {num_samples} numbers with the sum {len(tensor.data)}, the number of values"
             )
         return list(accumulate(counts, initial=begin))
     if tensor.shape[0] != num_samples:
-        raise BadRequest(f"{tensor.name}: has the shape {tensor.shape}, and other inputs {num_samples} samples")
+        raise BadRequest(f"{tensor.name}: has the shape {tensor.shape}, but other inputs have {num_samples} samples")
     count = len(tensor.data) // num_samples
     return range(begin, begin + len(tensor.data) + 1, count) if count else [begin] * (num_samples + 1)
 
@@ -225,7 +225,7 @@ def _hashed(texts: Sequence[str]) -> list[int]:
     try:
         encoded = [text.encode() for text in texts]
     except UnicodeEncodeError:
-        raise BadRequest("a text holds half a surrogate pair, which is no UTF-8") from None
+        raise BadRequest("a text has half a surrogate pair, which is not UTF-8") from None
     offset_N1 = np.fromiter(accumulate(map(len, encoded), initial=0), np.int64, len(encoded) + 1)
     out_N: U64 = np.empty(len(encoded), np.uint64)
     hash_texts(np.frombuffer(b"".join(encoded), np.uint8), offset_N1, out_N)
@@ -241,7 +241,7 @@ def _out_of_range(table: TableSlots, tensors: Mapping[str, Tensor]) -> str:
 
 
 def answered(name: str, version: str, request: Json, found: Mapping[str, F32], wanted: Sequence[str]) -> dict[str, Any]:
-    """The answer to a request. Raises BadInput where a prediction is no number."""
+    """The answer to a request. Raises BadInput where a prediction is not finite."""
     outputs = []
     for output in wanted:
         value = found[output]
@@ -256,7 +256,7 @@ def answered(name: str, version: str, request: Json, found: Mapping[str, F32], w
 
 
 def metadata(model: Model) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Inputs and outputs, as the protocol tells of tensors."""
+    """Inputs and outputs, in the protocol's form."""
     inputs = []
     for slot in model.slots:
         if slot["kind"] == "dense":

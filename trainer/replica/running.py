@@ -1,4 +1,4 @@
-"""A replica from its parts: a source, a state, the thread that keeps it fresh, the server."""
+"""Runs a replica: a source, a state, the thread that applies updates, the server."""
 
 import gc
 import logging
@@ -26,15 +26,15 @@ from trainer.replica.state import State
 from trainer.replica.updates import Update, Updates
 
 SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter while another waits: requests wait for updates no longer than this."""
+"""Interval of thread switches of the interpreter: requests wait for the update thread no longer than this."""
 STOP_S = 10.0
-"""How long the thread that takes updates has to end."""
+"""Longest wait for the end of the update thread."""
 
 log = logging.getLogger(__name__)
 
 
 class Again:
-    """A source that has no way back to an older version: it begins anew, with everything."""
+    """A source that cannot return to an older version: it restarts with a whole update."""
 
     def __init__(self, begin: Callable[[], Updates]) -> None:
         self._begin, self._lock, self._closed = begin, threading.Lock(), False
@@ -59,7 +59,7 @@ class Again:
 
 
 def run(config: ReplicaConfig) -> None:
-    """Serve until a signal says to end. Raises SpecError."""
+    """Serve until a signal. Raises SpecError."""
     sys.setswitchinterval(SWITCH_S)
     pa.set_cpu_count(1)
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -73,16 +73,16 @@ def run(config: ReplicaConfig) -> None:
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()
         gc.collect()
-        gc.freeze()  # else requests wait each time all that is loaded is looked through
+        gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
         with serving(api, listener, tls):
-            _tell(listener, config)
+            _publish_address(listener, config)
             stopping.wait()
         source.close()
         thread.join(STOP_S)
 
 
 def source_of(config: ReplicaConfig, scratch: Path) -> Source:
-    """What is followed. Raises SpecError."""
+    """The source to follow. Raises SpecError."""
     if config.exports is not None:
         return ExportUpdates(config.exports, scratch, config.poll)
     if config.store is not None:
@@ -94,7 +94,7 @@ def source_of(config: ReplicaConfig, scratch: Path) -> Source:
     return Again(lambda: FeedUpdates(find))
 
 
-def _tell(listener: Listener, config: ReplicaConfig) -> None:
+def _publish_address(listener: Listener, config: ReplicaConfig) -> None:
     host, port = listener.getsockname()[:2]
     log.info("answering on %s://%s:%d/v2", "http" if config.tls_cert is None else "https", host, port)
     if config.address_file is not None:

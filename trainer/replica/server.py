@@ -1,6 +1,6 @@
-"""A replica's addresses: the Open Inference Protocol v2 over REST, `/metrics`, and going back to a version.
+"""The HTTP API of a replica: the Open Inference Protocol v2 over REST, `/metrics`, and rollbacks.
 
-Errors are the protocol's: `{"error": "..."}`. Inference itself is trainer.replica.answering's work.
+Errors have the form of the protocol: `{"error": "..."}`. trainer.replica.answering answers inference requests.
 """
 
 from contextlib import AbstractContextManager
@@ -43,30 +43,30 @@ STATUS: dict[type[Exception], HTTPStatus] = {
 
 
 class Rollback(BaseModel):
-    """Which version to serve."""
+    """The version to serve."""
 
     model_config = {"extra": "forbid"}
     version: Count
-    """One that is kept; the model's metadata lists them."""
+    """A kept version; the model's metadata lists them."""
     timeline: str | None = None
-    """Of this one: "t1" for "25@t1" in the list. Where several have the version and none is named, the newest's."""
+    """Its timeline: "t1" for "25@t1" in the list. Default: the newest timeline that has the version."""
 
 
 ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
 
 
 async def _rollback(request: Request) -> Rollback:
-    """The body, whatever it is called: `curl -d` calls it a form."""
+    """The body, whatever its content type: `curl -d` declares a form."""
     try:
         return Rollback.model_validate_json(await request.body())
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
     except ClientDisconnect:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body broke off") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
 
 
 class Shortcut:
-    """Inference goes straight to who answers it; all else to the application. Routing costs as much as predicting."""
+    """Passes inference requests straight to `Answering`, since routing costs as much as inference; others to `api`."""
 
     def __init__(self, answering: Answering, api: ASGIApp) -> None:
         self._answering, self._api = answering, api
@@ -83,7 +83,7 @@ class Shortcut:
 
 
 def app(state: State, keeper: Keeper, figures: Figures) -> FastAPI:
-    """The application that answers with `state` all that is not inference."""
+    """The application for all requests except inference."""
     api = FastAPI(title="Millrace replica", version=millrace.__version__, openapi_url="/openapi.json", docs_url=None)
     api.add_exception_handler(HTTPException, _error)
     api.add_exception_handler(RequestValidationError, _error)
@@ -93,7 +93,7 @@ def app(state: State, keeper: Keeper, figures: Figures) -> FastAPI:
 
     @api.get("/metrics", response_class=Response)
     def metrics() -> Response:
-        """Figures, for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(figures.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return api
@@ -102,7 +102,7 @@ def app(state: State, keeper: Keeper, figures: Figures) -> FastAPI:
 def _add_health(api: FastAPI, state: State, keeper: Keeper) -> None:
     @api.get("/v2")
     async def server() -> dict[str, Any]:
-        """What this server is."""
+        """Name, version and extensions of this server."""
         return {"name": "millrace replica", "version": millrace.__version__, "extensions": EXTENSIONS}
 
     @api.get("/v2/health/live")
@@ -115,20 +115,20 @@ def _add_health(api: FastAPI, state: State, keeper: Keeper) -> None:
         """Whether a version is loaded."""
         if state.served is not None:
             return JSONResponse({"ready": True})
-        why = keeper.refused or keeper.trouble or "nothing was found yet"
+        why = keeper.refused or keeper.trouble or "none was found yet"
         return JSONResponse({"ready": False, "error": f"no version is loaded: {why}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _add_models(api: FastAPI, state: State, keeper: Keeper) -> None:
     @api.get("/v2/models/{name}")
     async def model(name: str) -> dict[str, Any]:
-        """What the model reads and says, and its versions."""
+        """Inputs, outputs and versions of the model."""
         check_name(state, name)
         return _described(state, keeper)
 
     @api.get("/v2/models/{name}/versions/{version}")
     async def model_version(name: str, version: str) -> dict[str, Any]:
-        """Likewise, of the version that is served."""
+        """The same for the served version."""
         check_name(state, name, version)
         return _described(state, keeper)
 
@@ -146,13 +146,13 @@ def _add_models(api: FastAPI, state: State, keeper: Keeper) -> None:
 
     @api.post("/v2/models/{name}/rollback", openapi_extra=ROLLBACK_BODY)
     def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> dict[str, Any]:
-        """Serve a version that is kept, and nothing newer until `follow`."""
+        """Serve a kept version, and nothing newer until `follow`."""
         check_name(state, name)
         return _told(state.go_to(asked.version, asked.timeline), state)
 
     @api.post("/v2/models/{name}/follow")
     def follow(name: str) -> dict[str, Any]:
-        """Serve the newest version, and those that come."""
+        """Serve the newest version and later ones."""
         check_name(state, name)
         newest = state.go_to_newest()
         assert newest is not None
@@ -204,13 +204,13 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
 
 
 def gated(state: State, keeper: Keeper, figures: Figures, config: ReplicaConfig) -> Gate:
-    """All of it, as it is served. Raises SpecError."""
+    """The complete ASGI application of a replica. Raises SpecError."""
     whole = Shortcut(Answering(state, figures, config.max_batch), app(state, keeper, figures))
     return Gate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
 
 
 def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> AbstractContextManager[None]:
-    """Serve while the context lasts, with TLS by certificate and key; at the end requests in flight are answered."""
+    """Serve until the context ends, over TLS with a certificate and key. Requests in progress are still answered."""
     return http_server.serving(
         api, listener, tls=tls, thread_name="requests", http=InferenceConnection, lifespan="off", ws="none"
     )

@@ -1,7 +1,7 @@
-"""What a replica answers with: one version at a time, changed as a whole, and the way back to versions that are kept.
+"""The state of a replica: serves one version at a time, applies updates as a whole, and rolls back to kept versions.
 
-Applying never makes a reader wait: tables have two sides (trainer.replica.table). Where updates come from, and what
-becomes of one that is refused, is trainer.replica.keeping's work.
+An update never makes a reader wait: tables have two sides (trainer.replica.table). trainer.replica.keeping takes
+updates from a source and handles refused ones.
 """
 
 import threading
@@ -21,12 +21,12 @@ from trainer.replica.table import Step, Table, TableView
 from trainer.replica.updates import F32, U64, Rows, TableUpdate, Update
 
 LEAVE_S = 60.0
-"""How long reading the rows of one request may take at most; longer is a bug."""
+"""Longest time a request may read rows; longer is a bug."""
 NOTHING = TableUpdate((), np.empty(0, np.uint64))
 
 
 class UpdateRefused(BadInput):
-    """An update is not served: what was served before goes on. `reason` is one of few, for counting."""
+    """An update is refused; the version before is still served. `reason` is a label for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class UpdateRefused(BadInput):
 
 
 class HeldBack(MillraceError):
-    """Somebody went back to an older version: nothing newer is served until they say so."""
+    """A rollback is in force: nothing newer is served until `follow`."""
 
 
 class NothingServed(MillraceError):
@@ -42,7 +42,7 @@ class NothingServed(MillraceError):
 
 
 class NotKept(MillraceError):
-    """A version that is not there to go back to."""
+    """A version that is not kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +53,11 @@ class View:
     tables: Mapping[str, TableView]
     side: int
     readers: int = 0
-    """Requests that read rows of it now."""
+    """Requests that read its rows now."""
 
 
 class State:
-    """Rows, weights and model of the versions held. One thread changes it at a time; any may read."""
+    """Rows, weights and models of the kept versions. One thread at a time may change it; any may read."""
 
     def __init__(self, max_versions: int, max_bytes: int) -> None:
         self._history = History(max_versions, max_bytes)
@@ -69,23 +69,23 @@ class State:
 
     @property
     def served(self) -> Kept | None:
-        """The version that answers."""
+        """The served version."""
         view = self._view
         return None if view is None else view.kept
 
     @property
     def is_held_back(self) -> bool:
-        """Whether somebody chose the version that is served."""
+        """Whether a rollback is in force."""
         return self._is_held_back
 
     def model(self) -> Model:
-        """The served version's. Raises NothingServed."""
+        """The model of the served version. Raises NothingServed."""
         if (served := self.served) is None:
-            raise NothingServed("no version is loaded yet; ask again when /v2/health/ready says so")
+            raise NothingServed("no version is loaded yet; try again once /v2/health/ready reports ready")
         return served.model
 
     def predict(self, model: Model, inputs: Inputs) -> tuple[Kept, dict[str, F32]] | None:
-        """What the served version says; None where `model`, which `inputs` are for, is not its any more: ask anew.
+        """Predictions of the served version; None where it has another model than `model`, which `inputs` are for.
 
         Raises NothingServed, BadInput.
         """
@@ -102,7 +102,7 @@ class State:
         with self._left:
             view = self._view
             if view is None:
-                raise NothingServed("no version is loaded yet; ask again when /v2/health/ready says so")
+                raise NothingServed("no version is loaded yet; try again once /v2/health/ready reports ready")
             view.readers += 1
         try:
             yield view
@@ -113,33 +113,33 @@ class State:
                     self._left.notify_all()
 
     def versions(self) -> list[Kept]:
-        """All that are held, from the oldest."""
+        """All kept versions, oldest first."""
         return list(self._history.kept)
 
     def name_of(self, kept: Kept) -> str:
-        """Which version it is among those that are held: "25", and "25@t1" where a timeline newer than t1 is held."""
+        """Name of a version among the kept ones: "25", or "25@t1" where a timeline newer than t1 is kept."""
         number, timeline = kept.version.number, kept.version.timeline
         return str(number) if timeline == self._timeline else f"{number}@{timeline}"
 
     def num_rows(self) -> dict[str, int]:
-        """Of the served version, by table."""
+        """Rows of the served version, by table."""
         served = self.served
         return {} if served is None else {name: table.num_rows for name, table in served.epoch.tables.items()}
 
     def kept_bytes(self) -> int:
-        """Memory of what is there to go back to."""
+        """Memory of kept versions."""
         return self._history.num_bytes()
 
     def apply(self, update: Update) -> Kept:
-        """Serve another version. Raises UpdateRefused, HeldBack: then all is as it was.
+        """Serve another version. Raises UpdateRefused, HeldBack; then nothing has changed.
 
-        1. New rows into memory, where nobody looks. 2. The side that nobody reads goes over the step. 3. It is tried.
-        4. Readers come to this side: the version is served. 5. The last has left the other side, which goes over the
-        step as well. 6. Old versions are let go.
+        1. Write new rows to unused memory. 2. Apply the step to the idle side. 3. Check its predictions. 4. Publish the
+        idle side: the version is served. 5. When the last reader has left the other side, apply the step to it, too.
+        6. Drop old versions.
         """
         with self._changing:
             if self._is_held_back:
-                raise HeldBack("an older version is served at somebody's wish")
+                raise HeldBack("a rollback is in force")
             newest = self._history.newest
             check(None if newest is None else newest.version, update)
             try:
@@ -192,22 +192,22 @@ class State:
         return view
 
     def go_to(self, number: int, timeline: str | None = None) -> Kept:
-        """Serve a version that is kept, older or newer, and no other until `go_to_newest`. Raises NotKept.
+        """Serve a kept version, older or newer, and no other until `go_to_newest`. Raises NotKept.
 
-        Where several timelines have the number and none is named, it is the newest timeline's.
+        Without a timeline it is the version of the newest timeline that has the number.
         """
         with self._changing:
             kept = self._history.find(number, timeline)
             if kept is None:
                 asked = f"version {number}" if timeline is None else f"version {number} of timeline {timeline}"
                 held = ", ".join(self.name_of(each) for each in self._history.kept[-20:]) or "none"
-                raise NotKept(f"{asked} is not kept; of those that are, the newest: {held}")
+                raise NotKept(f"{asked} is not kept; the newest kept versions: {held}")
             self._switch(kept)
             self._is_held_back = True
             return kept
 
     def go_to_newest(self) -> Kept | None:
-        """Serve the last version applied, and what comes after it."""
+        """Serve the version applied last, and later ones."""
         with self._changing:
             self._is_held_back = False
             newest = self._history.newest
@@ -216,7 +216,7 @@ class State:
             return newest
 
     def _switch(self, kept: Kept) -> None:
-        """Serve a version that is kept: in the order of `apply`."""
+        """Serve a kept version, in the order of `apply`."""
         epoch, back = kept.epoch, kept.place < kept.epoch.at
         low, high = sorted((kept.place, epoch.at))
         between = [each for each in self._history.kept if each.epoch is epoch and low < each.place <= high]
@@ -231,12 +231,12 @@ class State:
         epoch.at = kept.place
 
     def _idle(self, epoch: Epoch) -> int:
-        """The side of an epoch that nobody reads."""
+        """The side of an epoch that has no readers."""
         view = self._view
         return 1 - view.side if view is not None and view.kept.epoch is epoch else 0
 
     def _publish(self, view: View) -> None:
-        """Readers come to `view`; returns when the last has left what was read before. Raises DeadlineExceeded."""
+        """Give readers `view`, and wait until the last one has left the old view. Raises DeadlineExceeded."""
         with self._left:
             old, self._view = self._view, view
             if old is not None and not self._left.wait_for(lambda: not old.readers, LEAVE_S):
@@ -244,24 +244,26 @@ class State:
 
 
 def check(newest: Version | None, update: Update) -> None:
-    """Whether an update may follow the newest version held. Raises UpdateRefused."""
+    """Raise UpdateRefused where an update may not follow the newest version."""
     told = f"version {update.version} of timeline {update.timeline}"
     if newest is None:
         if not update.whole:
-            raise UpdateRefused("no-base", f"{told} is a difference, and there is nothing it could be applied to")
+            raise UpdateRefused("no-base", f"{told} is a difference, and there is no version to apply it to")
     elif update.job != newest.job:
         raise UpdateRefused(
             "another-job", f"{told} is of job {update.job!r}; this replica serves {newest.job!r}: start another for it"
         )
     elif update.timeline != newest.timeline:
         if not update.whole:
-            raise UpdateRefused("no-base", f"{told} is a difference, and what is held is of timeline {newest.timeline}")
+            raise UpdateRefused(
+                "no-base", f"{told} is a difference, and the newest version is of timeline {newest.timeline}"
+            )
     elif update.version <= newest.number:
-        raise UpdateRefused("older", f"{told} is not newer than {newest.number}, which is held")
+        raise UpdateRefused("older", f"{told} is not newer than version {newest.number}")
 
 
 def _model_of(update: Update, newest: Kept | None) -> Model:
-    """The model of a version: the one before, as far as nothing else is told. Raises UpdateRefused, BadInput."""
+    """The model of a version; what the update lacks comes from the version before. Raises UpdateRefused, BadInput."""
     old = None if newest is None or update.whole else newest.model
     described = update.model if update.model is not None else None if old is None else old.described
     if described is None:
@@ -279,18 +281,18 @@ def _model_of(update: Update, newest: Kept | None) -> Model:
     if old is not None and [(each.name, each.width) for each in model.tables] != [
         (each.name, each.width) for each in old.tables
     ]:
-        raise UpdateRefused("no-base", f"version {update.version} has other tables than the one it is a difference to")
+        raise UpdateRefused("no-base", f"version {update.version} has other tables than the version before")
     return model
 
 
 def _rows(update: Update, table: str, width: int) -> Iterator[Rows]:
-    """Chunks of a table's rows, looked at. Raises BadInput."""
+    """Chunks of a table's rows, validated. Raises BadInput."""
     for rows in update.tables.get(table, NOTHING).rows:
         if rows.rows_UD.shape != (len(rows.keys_U), width):
             shape = "x".join(map(str, rows.rows_UD.shape))
             raise BadInput(f"rows of table {table!r} are {shape}, not {len(rows.keys_U)}x{width}")
         if not np.isfinite(rows.rows_UD).all():
-            raise BadInput(f"rows of table {table!r} hold numbers that are not finite")
+            raise BadInput(f"rows of table {table!r} have numbers that are not finite")
         yield rows
 
 
@@ -318,17 +320,17 @@ def _views(epoch: Epoch, side: int) -> dict[str, TableView]:
 
 
 def _try(view: View, update: Update) -> None:
-    """Answer golden samples, or where there are none, an empty one. Raises UpdateRefused, BadInput."""
+    """Predict the golden samples, or an empty one where there are none. Raises UpdateRefused, BadInput."""
     kept = view.kept
     if update.golden is not None:
         difference = differs_by(kept.model, view.tables, kept.weights, update.golden)
         if not difference <= TOLERANCE:
             raise UpdateRefused(
                 "golden",
-                f"version {update.version} answers its golden samples with a difference of {difference:.3g}, "
-                f"more than {TOLERANCE:g}: its rows or weights are not those it was exported from",
+                f"version {update.version} predicts its golden samples with a difference of {difference:.3g}, "
+                f"more than {TOLERANCE:g}: its rows or weights differ from the exported ones",
             )
         return
     found = kept.model.graph.run(kept.model.feeds(view.tables, kept.model.empty()) | dict(kept.weights))
     if not all(np.isfinite(found[name]).all() for name in kept.model.outputs):
-        raise UpdateRefused("broken", f"version {update.version} answers a sample without signs with no finite number")
+        raise UpdateRefused("broken", f"version {update.version} does not predict a finite number for an empty sample")

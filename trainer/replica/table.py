@@ -1,9 +1,9 @@
-"""The rows of one table in memory, readable at one version while the next one is put beside it.
+"""The rows of one table in memory: readers use one version while the next one is prepared.
 
-A row is written once and never changed: a new value of a key gets a new row number, and an index, key -> row number,
-says which of them counts. There are two indexes: one is read, the other is brought to the next version, then they
-change places. So a version is switched by one assignment, readers never wait, and going back to a version that is kept
-is leading keys back to rows that are still there. When readers have left an index is known by trainer.replica.state.
+A row is written once and never changed. A new value of a key gets a new row number, and an index (key -> row number)
+holds the valid one. There are two indexes, the sides: one is read while the other is updated, then they swap. So a
+version is switched by one assignment, readers never wait, and a rollback points keys back to old rows, which are still
+in memory. trainer.replica.state knows when readers have left a side.
 
 Shapes: U unique keys, R rows in memory, I places of an index, W floats of a row.
 """
@@ -27,7 +27,7 @@ MAX_ROWS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What a reader needs of one version: nothing of it changes while it is read."""
+    """One version for readers. Nothing of it changes while it is read."""
 
     index_I: I32
     keys_R: U64
@@ -36,22 +36,22 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one version changed: every key once, the row it had and the row it has. EMPTY: none."""
+    """The changes of one version: each key once, with its row before and after; EMPTY where it has none."""
 
     keys_U: U64
     before_U: I32
     after_U: I32
     num_kept: int
-    """Rows that are there for the sake of the version before."""
+    """Rows that are kept only for the version before."""
 
     @classmethod
     def of(cls, keys_U: U64, before_U: I32, after_U: I32) -> "Step":
-        """The step."""
+        """A step with its number of kept rows."""
         return cls(keys_U, before_U, after_U, int(np.count_nonzero(before_U != EMPTY)))
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the step, without the rows it keeps."""
+        """Memory of the step, without the rows that it keeps."""
         return int(self.keys_U.nbytes + self.before_U.nbytes + self.after_U.nbytes)
 
 
@@ -59,17 +59,17 @@ class Table:
     """Rows of one table. One thread writes."""
 
     def __init__(self, width: int, num_rows: int = 0) -> None:
-        """`num_rows`: how many are about to come."""
+        """`num_rows`: the expected number of rows."""
         self.width = width
         self.num_rows = 0
         self._used, self._free = 0, FreeNumbers()
-        room = max(num_rows + num_rows // 4, MIN_PLACES // 2)  # memory is taken as it is written
+        room = max(num_rows + num_rows // 4, MIN_PLACES // 2)  # the system allocates memory when it is written
         self._keys_R, self._rows_RW = _arrays(room, width)
         self._index = [_empty(num_rows), _empty(num_rows)]
 
     @property
     def row_bytes(self) -> int:
-        """Memory of one row, indexes apart."""
+        """Memory of one row, without indexes."""
         return 8 + 4 * self.width
 
     @property
@@ -78,13 +78,13 @@ class Table:
         return self._used * self.row_bytes + sum(index.nbytes for index in self._index)
 
     def view(self, side: int) -> TableView:
-        """What readers of one side get."""
+        """The view of one side."""
         return TableView(self._index[side], self._keys_R, self._rows_RW)
 
     def stage(self, rows: Iterable[Rows], gone: U64, side: int) -> Step:
-        """Put new rows into memory where nobody looks yet. `side` has the version before.
+        """Write new rows to unused memory -> the step. `side` has the version before.
 
-        What `rows` raises, it raises; nothing is left of the step then.
+        Passes errors of `rows` on; then the step is undone.
         """
         before_U = self._find(gone, side)
         had = before_U != EMPTY
@@ -100,7 +100,7 @@ class Table:
         return Step.of(*(np.concatenate([getattr(step, name) for step in steps]) for name in columns))
 
     def load(self, rows: Iterable[Rows]) -> None:
-        """Fill an empty table, that nobody reads, with chunks in order: a key may come again, and the last counts."""
+        """Fill an empty table without readers with chunks, in order. A key may repeat; its last row counts."""
         for chunk in rows:
             step = self._staged(chunk, 0)
             self.turn(step, 0)
@@ -109,7 +109,7 @@ class Table:
         self._index[1] = moved(self._index[0], len(self._index[0]), len(self._index[0]))
 
     def turn(self, step: Step, side: int, *, back: bool = False) -> None:
-        """Bring one side, that nobody reads, over a step, or back over it."""
+        """Apply a step to a side without readers, or undo it with `back`."""
         old_U, new_U = (step.after_U, step.before_U) if back else (step.before_U, step.after_U)
         had, has = old_U != EMPTY, new_U != EMPTY
         made_U, gone_U = new_U[has & ~had], old_U[had & ~has]
@@ -119,16 +119,16 @@ class Table:
         enter(index_I, self._keys_R, made_U)
 
     def count(self, step: Step, *, back: bool = False) -> None:
-        """Both sides went over a step."""
+        """Update the number of rows after both sides have the step."""
         more = int(np.count_nonzero(step.after_U != EMPTY)) - step.num_kept
         self.num_rows += -more if back else more
 
     def forget(self, step: Step) -> None:
-        """The version before a step is wanted no more: its rows are free."""
+        """Free the old rows of a step, once the version before it is dropped."""
         self._free.put(step.before_U[step.before_U != EMPTY])
 
     def discard(self, step: Step) -> None:
-        """A step was given up: no side has it."""
+        """Free the new rows of a step that no side has."""
         self._free.put(step.after_U[step.after_U != EMPTY])
 
     def _staged(self, chunk: Rows, side: int) -> Step:
@@ -143,7 +143,7 @@ class Table:
         return row_U
 
     def _numbers(self, count: int) -> I32:
-        """Numbers of rows that nobody looks at."""
+        """Numbers of unused rows."""
         again_U = self._free.take(count).copy()
         fresh, room = count - len(again_U), len(self._keys_R)
         if self._used + fresh > room:
@@ -156,7 +156,7 @@ class Table:
         return np.concatenate([again_U, fresh_U])
 
     def _roomy(self, side: int, more: int) -> I32:
-        """A side's index, at most half full after `more` keys; another one where it would not be."""
+        """A side's index with room for `more` keys while at most half full; a larger one where needed."""
         index_I = self._index[side]
         if 2 * (self.num_rows + more) <= len(index_I):
             return index_I
@@ -170,7 +170,7 @@ def _arrays(room: int, width: int) -> tuple[U64, F32]:
 
 
 def _empty(num_rows: int) -> I32:
-    """An index with room for so many keys and half as many again."""
+    """An empty index with room for 1.5 times `num_rows` keys."""
     places = MIN_PLACES
     while places < 3 * num_rows:
         places *= 2

@@ -1,7 +1,7 @@
-"""What keeps a replica fresh: one version after another, each as the difference to the one before, or whole.
+"""Updates of a replica: one version after another, each a difference to the one before, or whole.
 
-`trainer.replica.feeding.FeedUpdates` has them from the live feed of a running job; exports are another source of the
-same. How rows and tensors are held, and who is answered with them, is not known here.
+Their sources are the live feed of a running job (trainer.replica.feeding) and exports (trainer.replica.following).
+trainer.replica.state applies them.
 
 Shapes: U unique keys of one table, D floats that inference reads of a row.
 """
@@ -27,24 +27,23 @@ class Rows:
 
     keys_U: U64
     group_U: U16
-    """Slot group of each key: with it, the key gives back its sign."""
+    """Slot group of each key; key and group together give the sign."""
     rows_UD: F32
-    """First-order weight, if the table has them, then the vector: zeros where it has not joined yet."""
+    """First-order weight, if the table has them, then the vector: zeros before the row has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """What became of one table. A key is never both in a chunk and in `gone`."""
+    """The changes of one table. A key is never both in a chunk and in `gone`."""
 
     rows: Sequence[Rows]
-    """Chunks, none of them empty, to be applied in order: of a whole update a key may come twice, and counts as it
-    comes last."""
+    """Chunks, none of them empty, in order. In a whole update a key may repeat; its last row counts."""
     gone: U64
-    """Keys that have no row any more; of a whole update there are none. Some may never have had one here."""
+    """Deleted keys; empty in a whole update. The replica may never have had some of them."""
 
     @classmethod
     def joined(cls, parts: Sequence["TableUpdate"]) -> "TableUpdate":
-        """Of parts with different keys."""
+        """The union of parts with different keys."""
         none = np.empty(0, np.uint64)
         return cls(
             tuple(rows for part in parts for rows in part.rows), np.concatenate([none, *(p.gone for p in parts)])
@@ -59,37 +58,37 @@ class Update:
     timeline: str
     version: int
     whole: bool
-    """Whether it is all there is, in place of what was held; otherwise it is to be applied to the update before."""
+    """Whether it replaces everything; otherwise it applies to the version before."""
     tables: Mapping[str, TableUpdate]
     """Every table of the job, by name."""
     dense: Mapping[str, NDArray[Any]]
-    """Every tensor of the model by name, whole in every update."""
+    """Every tensor of the model by name, in every update."""
     event_time_s: float | None
     """Time of the newest event learnt, if events have times."""
     model: Mapping[str, Any] | None
-    """model.json (trainer.exports.describe): where `whole`, or where it changed; else None."""
+    """model.json (trainer.exports.describe), if `whole` or changed; else None."""
     onnx: bytes | None
-    """The dense part with a named input a slot (trainer.exports.onnx), whose weights are those of `dense` once filled
-    in; where `whole` or where it changed, and only if the model could be traced."""
+    """The dense part with named inputs (trainer.exports.onnx), to be run with the weights `dense`, if `whole` or
+    changed; None also where the model could not be traced."""
     golden: bytes | None = None
-    """golden.parquet (trainer.exports.golden): what this version must answer, where its source tells."""
+    """golden.parquet (trainer.exports.golden): predictions that this version must give, if its source has them."""
     event_times: EventTimes | None = None
-    """Of what was learnt since the update before; None where the source does not tell, or it is `whole`."""
+    """Event times since the update before; None where the source does not know them, or if `whole`."""
 
 
 class Updates(Protocol):
-    """Versions of one job, in order. One thread asks; any may close."""
+    """Versions of one job, in order. One thread calls `next`; any may call `close`."""
 
     def next(self, deadline: Deadline) -> Update | None:
-        """The next version, several that wait at once as one; None where there is no newer one by the deadline, or by
-        a bound of the source's own where it must first find out where to ask.
+        """The next version; several waiting versions come as one. None where there is none by the deadline, or by a
+        bound of the source while it looks for its peer.
 
-        The first is whole. Within a timeline the version never goes back; another timeline begins with a whole
-        update. Raises Unavailable where the source cannot be reached now: ask again, nothing is lost; Refused
-        where asking again will not help.
+        The first update is whole. Within a timeline versions only increase; another timeline begins with a whole
+        update. Raises Unavailable where the source cannot be reached now (call again, nothing is lost), and Refused
+        where another call cannot help.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads; a `next` under way ends soon with Unavailable."""
+        """Close connections and end threads. A running `next` soon raises Unavailable."""
         ...
