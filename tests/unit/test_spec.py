@@ -135,8 +135,8 @@ MISTAKES = {
     "weight is allowed",
     "tables.default.slots.user.bounds.low=11": "tables.default.slots.user.bounds: low = 11 is above high = 10: no "
     "weight is allowed",
-    "exports.main.gates.calibration=[2.0,0.5]": "exports.main.gates.calibration: the least, 2, is above the greatest, "
-    "0.5: none would pass",
+    "exports.main.gates.calibration=[2.0,0.5]": "exports.main.gates.calibration: the lowest, 2, is above the highest, "
+    "0.5: no export would pass",
     "slots.0.max_len=99999999999999999999": "slots.0.max_len: Input should be less than or equal to 1048576 (got "
     "99999999999999999999)",
     'sources.impressions={kind="simulated",rate=1e300}': "sources.impressions.rate: Input should be less than or equal "

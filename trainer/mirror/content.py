@@ -1,4 +1,8 @@
-"""Contents of a mirror: uploads commits, lists them, removes old ones.
+"""The mirror, a copy of commits and log in an object store: uploads commits, lists them, removes old ones.
+
+    files/<sha256>               immutable content, stored once for all commits that name it
+    commits/<commit name>.json   the manifest, as in the commit's folder; the commit exists once this does
+    log/<file name>              files of the job's log, as of the last upload
 
 trainer.blob moves the bytes; trainer.mirror.uploader decides when; trainer.mirror.fetch brings commits back.
 Only one process at a time may write to a mirror; the caller ensures it.
