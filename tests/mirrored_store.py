@@ -1,4 +1,4 @@
-"""Commits on disk without a trainer, and a look into a mirror that is a folder."""
+"""Makes commits on disk without a trainer, and reads a mirror in a folder."""
 
 from pathlib import Path
 

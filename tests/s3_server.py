@@ -1,6 +1,6 @@
 """A real S3 server in a process of its own, and a proxy before it that misbehaves on demand.
 
-moto keeps buckets in memory: the data lives as long as the process, so trouble comes from the proxy.
+moto keeps buckets in memory, so data lives as long as the process. Failures come from the proxy.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing
 
 
 def serve() -> None:
-    """The server's process: a free port, said on stdout; it ends with its standard input."""
+    """Main of the server's process: prints its free port; ends when its standard input does."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -38,7 +38,7 @@ def serve() -> None:
 
 
 class Proxy:
-    """Passes connections on; `cut_after` closes each after so many bytes towards the server, `refuse` answers 503."""
+    """Forwards connections. `cut_after` closes them after some bytes to the server, `refuse` answers 503."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -55,17 +55,17 @@ class Proxy:
         self.stalled = False
 
     def cut_after(self, num_bytes: int) -> None:
-        """From now on this many bytes come through to the server, over all connections; then every one is cut."""
+        """Forward this many more bytes to the server, over all connections; then cut them all."""
         self._drop()
         self.budget_bytes = num_bytes
 
     def refuse(self, times: int) -> None:
-        """Answer so many connections with "slow down"."""
+        """Answer the next connections with 503 Slow Down."""
         self._drop()
         self.refusals = times
 
     def stall(self) -> None:
-        """Take everything and pass nothing on."""
+        """Accept everything and forward nothing."""
         self._drop()
         self.stalled = True
 
@@ -121,7 +121,7 @@ class Proxy:
 
 @dataclass
 class S3Server:
-    """The server's port, and URIs of it."""
+    """The server's port, and addresses in it."""
 
     port: int
 
@@ -139,7 +139,7 @@ def running() -> Iterator[S3Server]:
         [sys.executable, "-c", "from tests.s3_server import serve; serve()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # a request that is cut off is a traceback there
+        stderr=subprocess.DEVNULL,  # the server prints a traceback for each cut request
         text=True,
         env={**os.environ, **ENVIRONMENT},
     )
@@ -152,7 +152,7 @@ def running() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
-    """A server for the tests of a module; a prefix each keeps them apart. Credentials are in the environment."""
+    """A server for the tests of a module, which use different prefixes. Credentials are in the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -163,7 +163,7 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    """A way to the server that can be cut."""
+    """A connection to the server that can be cut."""
     proxy = Proxy(s3.port)
     yield proxy
     proxy.close()

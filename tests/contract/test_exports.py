@@ -1,4 +1,4 @@
-"""Exports to a folder and to a real S3 server: what is written is read back, what fails leaves no _DONE."""
+"""Exports to a folder and to a real S3 server: they read back as written; a failed one leaves no _DONE."""
 
 import json
 import uuid
@@ -145,7 +145,7 @@ def test_any_type_and_shape_reads_back(tmp_path, dtype, section):
     job.close()
 
 
-def test_thresholds_keep_rows_back_and_say_how_many(job, address, made, tmp_path):
+def test_thresholds_exclude_rows_and_count_them(job, address, made, tmp_path):
     job.set(1, A, show=1.0)  # scores 0.1
     job.set(1, {("c", 1): [1, 1, 1, 1]}, show=100.0, delta=9.0)
     base = job.request(job.commit(1), "base", address, base_threshold=0.5)
@@ -220,7 +220,7 @@ def test_facts_are_in_the_manifest_and_numbers_that_are_none_are_null(job, addre
     assert manifest["event_time"] is None and manifest["parent"] is None
 
 
-# What follows
+# Steps after a complete export
 
 
 def test_current_json_names_the_newest_that_passed_with_its_chain(job, address, made, outlet):
@@ -251,7 +251,7 @@ def test_weights_that_are_no_numbers_are_not_pointed_to(job, address, made, outl
     assert not answer.current and "no finite numbers" in answer.failed_gates[0] and current(outlet) is None
 
 
-def test_asked_again_it_is_complete_and_nothing_is_there_twice(job, address, made, outlet):
+def test_a_repeated_request_changes_nothing(job, address, made, outlet):
     requests, answers = chain(job, address, made, 2)
     outlet.remove("current.json")
     again = [made(request) for request in requests]
@@ -259,7 +259,7 @@ def test_asked_again_it_is_complete_and_nothing_is_there_twice(job, address, mad
     assert current(outlet)["version"] == 2 and len(done_lines(outlet)) == 2
 
 
-def test_a_torn_line_of_the_donefile_goes(job, tmp_path, made):
+def test_an_incomplete_line_of_the_donefile_is_dropped(job, tmp_path, made):
     requests, _ = chain(job, str(tmp_path / "out"), made, 1)
     with (tmp_path / "out" / "small" / "donefile.txt").open("ab") as file:
         file.write(b'{"path": "t1/00')
@@ -269,7 +269,7 @@ def test_a_torn_line_of_the_donefile_goes(job, tmp_path, made):
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
 
 
-def test_old_exports_go(job, address, made, outlet):
+def test_old_exports_are_removed(job, address, made, outlet):
     parent, kept = None, {}
     for version, kind in enumerate(("base", "delta", "base", "delta", "base", "delta"), 1):
         job.set(version, A)
@@ -282,7 +282,7 @@ def test_old_exports_go(job, address, made, outlet):
     assert sorted(names(outlet)) == [f"t1/000000000{n}-{'base' if n % 2 else 'delta'}" for n in (3, 4, 5, 6)]
 
 
-# What goes wrong
+# Failures
 
 
 def failed(answer, outlet, path, words):
@@ -302,7 +302,7 @@ def test_a_delta_without_its_parent_is_final(job, address, scratch, made, outlet
     assert made(requests[0]).outcome == "complete"
 
 
-def test_a_delta_whose_changes_are_not_told_is_final(job, address, scratch, made, outlet):
+def test_a_delta_without_recorded_changes_is_final(job, address, scratch, made, outlet):
     requests, _ = chain(job, address, made, 1)
     job.set(2, A)
     request = job.request(job.commit(2, since=None), "delta", address, parent_of(requests[0]))
@@ -311,7 +311,7 @@ def test_a_delta_whose_changes_are_not_told_is_final(job, address, scratch, made
 
 
 @pytest.mark.parametrize("path", ["current.json", "t1/0000000001-base/manifest.json"])
-def test_what_a_newer_millrace_wrote_is_left_alone(job, address, scratch, made, outlet, path):
+def test_files_of_a_newer_millrace_are_left_alone(job, address, scratch, made, outlet, path):
     requests, _ = chain(job, address, made, 1)
     edit(outlet, path, format=99)
     job.set(2, A)
@@ -319,7 +319,7 @@ def test_what_a_newer_millrace_wrote_is_left_alone(job, address, scratch, made, 
     assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is of format 99").final
 
 
-def test_another_export_at_the_same_place_is_left_alone(job, address, scratch, made, outlet, tmp_path):
+def test_another_export_at_the_same_address_is_left_alone(job, address, scratch, made, outlet, tmp_path):
     requests, answers = chain(job, address, made, 1)
     other = requests[0].model_copy(update={"facts": {"positions": {"0": 7}}})
     answer = export(other, scratch)
@@ -341,7 +341,7 @@ def test_a_damaged_commit_is_final_and_says_which(job, address, scratch, outlet)
     assert export(job.request(commit, "base", address), scratch).final
 
 
-def test_what_an_earlier_try_left_goes(job, address, made, outlet, tmp_path):
+def test_leftovers_of_an_earlier_try_are_removed(job, address, made, outlet, tmp_path):
     outlet.put("t1/0000000001-base/rows-default-7.parquet", b"half")
     job.set(1, A)
     found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)

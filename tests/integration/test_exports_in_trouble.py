@@ -1,4 +1,4 @@
-"""Exports where the disk is full, the folder not writable, the object store away, the command after them wrong."""
+"""Exports with a full disk, a read-only folder, an object store that does not answer, a command that fails."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def num_rows(answer, tmp_path):
 # Disks
 
 
-def test_a_full_disk_is_said_and_what_is_half_done_goes(job, commit, make, tmp_path):
+def test_a_full_disk_is_reported_and_an_incomplete_export_removed(job, commit, make, tmp_path):
     with small_disk(tmp_path / "disk") as disk:
         request = job.request(commit, "base", str(disk.folder / "out"))
         disk.leave(0)  # every folder that is made takes none of it, every file does
@@ -68,7 +68,7 @@ def test_a_full_disk_is_said_and_what_is_half_done_goes(job, commit, make, tmp_p
         assert num_rows(make(request), tmp_path) == 3000
 
 
-def test_a_disk_without_names_is_said(job, commit, make, tmp_path):
+def test_a_disk_without_free_inodes_is_reported(job, commit, make, tmp_path):
     with small_disk(tmp_path / "disk", num_names=200) as disk:
         request = job.request(commit, "base", str(disk.folder / "out"))
         for number in range(12):
@@ -81,20 +81,20 @@ def test_a_disk_without_names_is_said(job, commit, make, tmp_path):
         assert num_rows(make(request), tmp_path) == 3000
 
 
-def test_a_path_that_cannot_be_made_is_said(job, commit, make, tmp_path):
+def test_a_path_that_cannot_be_made_is_reported(job, commit, make, tmp_path):
     (tmp_path / "file").write_text("in the way")
     answer = make(job.request(commit, "base", str(tmp_path / "file" / "out")))
     assert answer.outcome == "failed" and f"{tmp_path}/file" in answer.error and "cannot be written" in answer.error
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_folder_that_is_not_ours_is_said(job, commit, make, tmp_path):
+def test_a_folder_without_permission_is_reported(job, commit, make, tmp_path):
     (tmp_path / "out").mkdir(mode=0o500)
     answer = make(job.request(commit, "base", str(tmp_path / "out")))
     assert answer.outcome == "failed" and "Permission denied" in answer.error
 
 
-def test_a_full_store_is_said(job, commit, tmp_path):
+def test_a_full_store_is_reported(job, commit, tmp_path):
     with small_disk(tmp_path / "disk") as disk:
         disk.leave_names(0)
         answer = export(job.request(commit, "base", str(tmp_path / "out")), disk.folder / "live" / "export-x")
@@ -121,18 +121,18 @@ def prefix():
 
 @pytest.fixture
 def straight(s3, prefix, tmp_path):  # noqa: F811
-    """The place as it is, by a way that holds."""
+    """The destination through a good connection."""
     return open_outlet(s3.uri("bucket", prefix), "small", tmp_path / "gathered", Deadline.after(60))
 
 
 @pytest.fixture
 def shaky(s3, proxy, prefix):  # noqa: F811
-    """The same place, by way of the proxy."""
+    """The same destination, through the proxy."""
     return s3.uri("bucket", prefix, proxy.port)
 
 
 @pytest.mark.slow
-def test_a_way_cut_anywhere_leaves_no_done_or_all_of_it(job, commit, make, tmp_path, impatient, straight, proxy, shaky):  # noqa: F811
+def test_a_cut_connection_leaves_no_done_or_all_of_it(job, commit, make, tmp_path, impatient, straight, proxy, shaky):  # noqa: F811
     request = job.request(commit, "base", shaky)
     seen = set()
     for budget in (0, 3_000, 30_000, 90_000, *range(98_000, 130_000, 700)):
@@ -155,19 +155,19 @@ def test_a_way_cut_anywhere_leaves_no_done_or_all_of_it(job, commit, make, tmp_p
     assert len(straight.tail("donefile.txt").splitlines()) == 1
 
 
-def test_a_server_that_asks_to_slow_down_is_asked_again(job, commit, make, impatient, proxy, shaky):  # noqa: F811
+def test_a_request_is_repeated_after_slow_down(job, commit, make, impatient, proxy, shaky):  # noqa: F811
     proxy.refuse(2)
     assert make(job.request(commit, "base", shaky)).outcome == "complete"
     assert proxy.refusals == 0
 
 
-def test_a_silent_server_ends_it_within_its_deadline(job, commit, make, impatient, proxy, shaky):  # noqa: F811
+def test_a_silent_server_ends_an_export_within_its_deadline(job, commit, make, impatient, proxy, shaky):  # noqa: F811
     proxy.stall()
     answer = make(job.request(commit, "base", shaky, deadline=1.0))
     assert answer.outcome == "failed" and not answer.final and answer.seconds < 30
 
 
-def test_a_bucket_that_is_not_there_is_said(job, commit, make, s3):  # noqa: F811
+def test_a_missing_bucket_is_reported(job, commit, make, s3):  # noqa: F811
     answer = make(job.request(commit, "base", s3.uri("nowhere", "prefix")))
     assert answer.outcome == "failed" and "make it first" in answer.error
 
@@ -202,12 +202,12 @@ def test_the_command_gets_the_exports_address_and_little_environment(job, commit
         ("import subprocess; subprocess.Popen(['sleep', '60'])", "did not end in 0.5 s"),
     ],
 )
-def test_a_command_that_fails_is_told_and_the_export_is_complete(job, commit, make, tmp_path, script, words):
+def test_a_failed_command_is_reported_and_the_export_is_complete(job, commit, make, tmp_path, script, words):
     answer = commanded(job, commit, make, tmp_path, script, command_deadline=0.5 if "60" in script else 60.0)
     assert answer.outcome == "complete" and answer.current and words in answer.command_error
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path):
+def test_a_missing_program_is_reported(tmp_path):
     assert "no such program" in after.run(("./nothing",), "address", tmp_path, 5)
     assert "no such program" in after.run(("surely-no-program",), "address", tmp_path, 5)
     (tmp_path / "text").write_text("no program")
@@ -216,7 +216,7 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
     assert after.run((sys.executable, "-c", "pass"), "address", tmp_path, 60) is None
 
 
-def test_a_delta_follows_whatever_went_wrong(job, commit, make, impatient, proxy, shaky):  # noqa: F811
+def test_a_delta_succeeds_after_a_failure(job, commit, make, impatient, proxy, shaky):  # noqa: F811
     base = job.request(commit, "base", shaky)
     assert make(base).outcome == "complete"
     job.set(2, {("a", 1): [5, 5, 5, 5]})

@@ -1,4 +1,4 @@
-"""The mirror on a real S3 server, over a way to it that breaks."""
+"""The mirror on a real S3 server, over a connection that breaks."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ def uri(s3, prefix):  # noqa: F811
 
 @pytest.fixture
 def shaky(s3, proxy, prefix):  # noqa: F811
-    """The same mirror, by way of the proxy."""
+    """The same mirror, through the proxy."""
     return s3.uri("bucket", prefix, proxy.port)
 
 
@@ -86,7 +86,7 @@ def test_a_commit_goes_to_s3_and_comes_back_byte_for_byte(tmp_path, uri):
     assert files_below(tmp_path / "new" / "commits" / made.name) == files_below(made.folder)
 
 
-def test_two_machines_files_of_the_same_content_are_there_once(tmp_path, uri):
+def test_equal_contents_of_two_machines_are_stored_once(tmp_path, uri):
     here, there = (
         make_commit(tmp_path / name, v, {"a": b"same", "b": name.encode()}) for name, v in (("x", 1), ("y", 2))
     )
@@ -96,7 +96,7 @@ def test_two_machines_files_of_the_same_content_are_there_once(tmp_path, uri):
     assert Mirror.open(uri, soon()).blobs.sizes("files", soon()).keys() == contents
 
 
-def test_pruning_leaves_what_commits_name(tmp_path, uri):
+def test_pruning_keeps_contents_that_commits_name(tmp_path, uri):
     mirror = Mirror.open(uri, soon())
     for version in (1, 2, 3):
         mirror.upload(commit(tmp_path, version), [], soon())
@@ -105,17 +105,17 @@ def test_pruning_leaves_what_commits_name(tmp_path, uri):
     assert_whole(uri)
 
 
-def test_a_bucket_that_is_not_there_is_said(s3):  # noqa: F811
+def test_a_missing_bucket_is_reported(s3):  # noqa: F811
     with pytest.raises(BlobUnavailable, match=r"nowhere.*make it first"):
         lookup(s3.uri("nowhere", "prefix"), soon())
 
 
-def test_a_server_that_is_not_there_is_said_within_the_deadline(s3):  # noqa: F811
+def test_a_missing_server_is_reported_within_the_deadline(s3):  # noqa: F811
     with pytest.raises(BlobUnavailable, match="looking for the bucket"):
         lookup(s3.uri("bucket", "prefix", port=1), Deadline.after(1))
 
 
-def test_a_server_that_asks_to_slow_down_is_asked_again(tmp_path, proxy, shaky):  # noqa: F811
+def test_a_request_is_repeated_after_slow_down(tmp_path, proxy, shaky):  # noqa: F811
     mirror = Mirror.open(shaky, soon())
     proxy.refuse(2)
     mirror.upload(commit(tmp_path, 1), [], soon())
@@ -198,7 +198,7 @@ def test_a_fetch_cut_off_leaves_nothing_and_the_next_one_completes(tmp_path, pro
     assert fetch(shaky, tmp_path / "new", "job", soon()).name == made.name
 
 
-def test_damage_in_the_bucket_is_passed_over_until_nothing_is_left(tmp_path, uri):
+def test_damaged_commits_in_the_bucket_are_skipped_until_none_is_left(tmp_path, uri):
     mirror = Mirror.open(uri, soon())
     for version in (1, 2):
         mirror.upload(commit(tmp_path, version), [], soon())
@@ -214,7 +214,7 @@ def test_damage_in_the_bucket_is_passed_over_until_nothing_is_left(tmp_path, uri
     assert files_below(tmp_path / "new") == {}
 
 
-def test_a_damaged_file_here_is_repaired_from_there(tmp_path, uri):
+def test_a_damaged_local_file_is_repaired_from_the_bucket(tmp_path, uri):
     made = commit(tmp_path, 1)
     Mirror.open(uri, soon()).upload(made, [], soon())
     good = files_below(made.folder)
@@ -227,7 +227,7 @@ def test_a_damaged_file_here_is_repaired_from_there(tmp_path, uri):
 
 
 class Chief:
-    """What an uploader is told by its chief."""
+    """The functions that rank 0 gives to an uploader."""
 
     def __init__(self):
         self.pinned, self.asked, self.superseded = set(), threading.Event(), False
@@ -290,7 +290,7 @@ def test_pinned_commits_stay_in_the_mirror(tmp_path, uploader, uri, chief):
     assert versions(uri) == [4, 3, 1]
 
 
-def test_trouble_is_in_status_and_goes_when_the_way_is_free(tmp_path, uploader, proxy, shaky):  # noqa: F811
+def test_trouble_is_in_the_status_until_the_server_answers(tmp_path, uploader, proxy, shaky):  # noqa: F811
     background = uploader(shaky, max_behind_s=0.0)
     proxy.cut_after(0)
     background.offer(commit(tmp_path, 1))
@@ -301,7 +301,7 @@ def test_trouble_is_in_status_and_goes_when_the_way_is_free(tmp_path, uploader, 
     wait_for(lambda: background.status()["version"] == 1 and background.status()["trouble"] is None)
 
 
-def test_a_stop_without_a_way_ends_at_its_deadline_and_says_so(tmp_path, uploader, proxy, shaky):  # noqa: F811
+def test_a_stop_without_a_connection_ends_at_its_deadline_and_says_so(tmp_path, uploader, proxy, shaky):  # noqa: F811
     background = uploader(shaky)
     proxy.cut_after(0)
     background.offer(commit(tmp_path, 1))
@@ -309,7 +309,7 @@ def test_a_stop_without_a_way_ends_at_its_deadline_and_says_so(tmp_path, uploade
     assert background.status()["version"] is None
 
 
-def test_a_chief_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chief):
+def test_a_rank_0_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chief):
     chief.superseded = True
     background = uploader(uri)
     background.offer(commit(tmp_path, 1))

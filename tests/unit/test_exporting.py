@@ -1,4 +1,4 @@
-"""The decider that exports: what it logs, which commits it asks for and holds, what a restart goes on with."""
+"""The decider that exports: what it logs, which commits it requests and holds, how a restart continues."""
 
 import json
 import time
@@ -166,7 +166,7 @@ def test_an_export_is_cut_committed_held_made_and_logged(world):
     assert delta.parent.name == "0000000002-base" and delta.facts["event_time"] == [11 * HOUR + 1, 12 * HOUR]
 
 
-def test_one_event_from_2099_does_not_hold_exports_up_for_years(world):
+def test_one_event_from_2099_does_not_block_exports_for_years(world):
     world.close(10 * HOUR, day_end_s=24 * HOUR)
     assert world.close(1e6 * HOUR, low_s=10 * HOUR, day_end_s=24 * HOUR) == ["export 0000000002-base"]
     assert world.exporter.requests[0].facts["event_time"] == [10 * HOUR, 1e6 * HOUR], "but the manifest tells of it"
@@ -175,7 +175,7 @@ def test_one_event_from_2099_does_not_hold_exports_up_for_years(world):
     assert world.close(25 * HOUR, day_end_s=48 * HOUR) == ["export 0000000004-delta"]
 
 
-def test_what_falls_due_while_one_is_made_waits_for_it(world):
+def test_an_export_that_is_due_waits_for_the_one_in_progress(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     assert world.close(13 * HOUR) == []
@@ -207,7 +207,7 @@ def test_thresholds_are_in_the_log_and_cleared_by_the_one_stream_that_has_them(t
     assert (cut_of(delta).since, cut_of(delta).delta_threshold, cut_of(delta).delta_keep_days) == (2, 2.0, 7)
 
 
-def test_a_commit_that_fails_fails_its_export_and_the_next_takes_it_all(world):
+def test_a_failed_commit_fails_its_export_and_the_next_includes_everything(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete()
@@ -221,7 +221,7 @@ def test_a_commit_that_fails_fails_its_export_and_the_next_takes_it_all(world):
     assert world.exporter.requests[-1].all and world.exporter.requests[-1].parent.version == 2
 
 
-def test_one_that_is_given_up_lets_go_and_the_next_is_a_base(world):
+def test_an_export_that_is_given_up_releases_its_commit_and_the_next_is_a_base(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete(outcome="failed", error="no such bucket", final=True)
@@ -240,7 +240,7 @@ def test_a_parent_that_is_gone_makes_a_base_that_says_so(world):
     assert world.exporter.requests[-1].why == "each 1h; a base, for its parent 0000000002-base is gone"
 
 
-def test_a_log_without_room_hears_of_an_end_later_and_no_delta_builds_on_it_before(world):
+def test_an_end_is_logged_once_the_log_has_room_and_no_delta_builds_on_it_before(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.full = True
@@ -255,7 +255,7 @@ def test_a_log_without_room_hears_of_an_end_later_and_no_delta_builds_on_it_befo
 # The end, wishes
 
 
-def test_the_end_of_a_stream_gets_one_more_and_waits_for_it(world):
+def test_the_end_of_a_stream_makes_one_more_export_and_waits_for_it(world):
     world.close(10 * HOUR)
     assert world.exporting.wants_pass(ended=False) is False
     assert world.exporting.wants_pass(ended=True) is True
@@ -265,7 +265,7 @@ def test_the_end_of_a_stream_gets_one_more_and_waits_for_it(world):
     assert world.exporting.finish(stopping=False) and not world.exporting.wants_pass(ended=True)
 
 
-def test_the_end_comes_after_the_one_that_is_being_made(world):
+def test_the_last_export_comes_after_the_one_in_progress(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.close(11 * HOUR + 5)
@@ -288,7 +288,7 @@ def test_an_end_waits_while_a_table_is_swept(world, monkeypatch):
     assert world.close(samples=0, ended=True) == ["export 0000000003-base"]
 
 
-def test_a_stop_begins_nothing_and_waits_for_what_is_made_but_not_for_ever(world, monkeypatch, caplog):
+def test_a_stop_begins_no_export_and_waits_for_the_one_in_progress_for_a_while(world, monkeypatch, caplog):
     world.close(10 * HOUR)
     assert world.exporting.finish(stopping=True)
     world.close(11 * HOUR)
@@ -299,19 +299,19 @@ def test_a_stop_begins_nothing_and_waits_for_what_is_made_but_not_for_ever(world
     assert world.held() == {"t1-0000000002-g1": ["export-main"]}, "from this commit"
 
 
-def test_a_wish_is_granted_at_the_next_close_once(world):
-    wish = {"op": "export", "stream": "main", "kind": None, "id": "x"}
+def test_a_request_is_granted_once_at_the_next_close(world):
+    request = {"op": "export", "stream": "main", "kind": None, "id": "x"}
     assert world.exporting.asked({"op": "shrink", "id": "y"}) is None
     world.close(10 * HOUR)
     for _ in range(2):
         with pytest.raises(NotYet, match="at the next close"):
-            world.exporting.asked(wish)
+            world.exporting.asked(request)
     with pytest.raises(NotYet, match="another export"):
-        world.exporting.asked({**wish, "id": "z"})
+        world.exporting.asked({**request, "id": "z"})
     assert world.exporting.wants_pass(ended=False)
     assert world.close(samples=0) == ["export 0000000002-base"] and world.log[-1].id == "x"
     with pytest.raises(NotYet):
-        world.exporting.asked(wish)
+        world.exporting.asked(request)
     world.complete(current=True)
     assert world.close(samples=0) == ["exported 0000000002-base"]
     assert world.status()["last"] == {
@@ -319,23 +319,23 @@ def test_a_wish_is_granted_at_the_next_close_once(world):
     }  # fmt: skip
 
 
-def test_a_wish_that_cannot_be_is_refused(world):
-    def refused(**wish):
+def test_an_impossible_request_is_refused(world):
+    def refused(**request):
         with pytest.raises(SpecError) as error:
-            world.exporting.asked({"op": "export", "id": "x", **wish})
+            world.exporting.asked({"op": "export", "id": "x", **request})
         return str(error.value)
 
     assert "'man'" in refused(stream="man") and "main" in refused(stream="man")
     assert "'bass' is no kind" in refused(stream="main", kind="bass")
 
 
-def test_a_delta_is_refused_where_commits_do_not_keep_changes(tmp_path):
+def test_a_delta_is_refused_where_commits_do_not_record_changes(tmp_path):
     world = World(tmp_path, {"main": ExportSection(base=HOUR)})
     with pytest.raises(SpecError, match=r"exports.main.delta: is not set"):
         world.exporting.asked({"op": "export", "id": "x", "stream": "main", "kind": "delta"})
 
 
-def test_the_walls_clock_calls_while_nothing_comes(tmp_path, monkeypatch):
+def test_the_wall_clock_makes_exports_due_while_no_events_come(tmp_path, monkeypatch):
     world = World(tmp_path, {"main": ExportSection(base=HOUR, clock="wall")}, timed=False)
     now_s = 1e6 * HOUR + 10
     monkeypatch.setattr(time, "time", lambda: now_s)
@@ -357,7 +357,7 @@ def test_a_clock_of_events_without_times_is_refused(tmp_path):
 # Restarts
 
 
-def test_what_was_cut_before_the_commit_restored_is_made_from_its_held_commit(world):
+def test_an_export_cut_before_the_restored_commit_is_made_from_its_held_commit(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.close(11 * HOUR + 1)
@@ -371,7 +371,7 @@ def test_what_was_cut_before_the_commit_restored_is_made_from_its_held_commit(wo
     assert again.close(12 * HOUR) == ["exported 0000000002-base", "export 0000000004-delta"]
 
 
-def test_what_the_log_ended_is_not_made_again(world):
+def test_an_export_with_a_logged_end_is_not_made_again(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     state = world.exporting.state()
@@ -384,7 +384,7 @@ def test_what_the_log_ended_is_not_made_again(world):
     assert again.close(12 * HOUR) == ["exported 0000000002-base", "export 0000000003-delta"]
 
 
-def test_what_a_replay_comes_to_is_committed_and_made_again_unless_the_log_ended_it(world):
+def test_a_replayed_export_is_committed_and_made_again_unless_its_end_is_logged(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete()
@@ -401,7 +401,7 @@ def test_what_a_replay_comes_to_is_committed_and_made_again_unless_the_log_ended
     assert again.exporting.state() == world.exporting.state()
 
 
-def test_without_its_commit_it_is_given_up_and_nothing_is_lost(world):
+def test_an_export_without_its_commit_is_given_up_and_nothing_is_lost(world):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete()
@@ -469,7 +469,7 @@ def test_a_stream_that_had_no_deltas_for_a_while_begins_again_with_a_base(world)
     assert "did not record what changed since 0000000002-base" in again.exporter.requests[0].why
 
 
-def test_a_failure_of_what_the_chief_adds_does_not_fail_the_export(world, caplog):
+def test_a_failed_stage_does_not_fail_the_export(world, caplog):
     def stage(request, folder):
         raise SpecError("no module")
 
@@ -480,7 +480,7 @@ def test_a_failure_of_what_the_chief_adds_does_not_fail_the_export(world, caplog
     assert "is made without what rank 0 adds: no module" in caplog.text
 
 
-def test_gates_and_commands_that_fail_are_told(world, caplog):
+def test_failed_gates_and_commands_are_reported(world, caplog):
     world.close(10 * HOUR)
     world.close(11 * HOUR)
     world.complete(failed_gates=("auc 0.5 is below 0.6",), command_error="exit code 3")

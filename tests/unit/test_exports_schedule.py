@@ -122,9 +122,9 @@ def test_the_end_does_not_try_again_and_again_what_failed():
 def test_a_person_gets_what_is_asked_for_or_a_base_and_why():
     quiet = based()
     quiet.fresh = False
-    assert decide(HOURLY, quiet, now(1.0, wish="delta")).kind == "delta"
-    assert decide(HOURLY, quiet, now(1.0, wish="base")).why == "asked for"
-    due = decide(HOURLY, chain_after(), now(1.0, wish="delta"))
+    assert decide(HOURLY, quiet, now(1.0, requested="delta")).kind == "delta"
+    assert decide(HOURLY, quiet, now(1.0, requested="base")).why == "asked for"
+    due = decide(HOURLY, chain_after(), now(1.0, requested="delta"))
     assert (due.kind, due.why) == ("base", "asked for; a base, for it is the stream's first")
 
 

@@ -1,4 +1,4 @@
-"""The mirror in a folder: what goes in comes back whole, or not at all."""
+"""The mirror in a folder: commits come back whole or not at all."""
 
 import hashlib
 import json
@@ -79,13 +79,13 @@ def test_another_address_is_refused_with_a_hint(text, hint):
     assert hint in str(caught.value) and caught.value.path == "store.mirror"
 
 
-def test_a_password_in_the_address_is_refused_and_not_repeated():
+def test_a_password_in_an_address_is_refused_and_not_shown():
     with pytest.raises(SpecError) as caught:
         StoreSection(path="store", mirror="s3://someone:hunter2@bucket/prefix")
     assert "environment" in str(caught.value) and "hunter2" not in str(caught.value)
 
 
-# -- there and back
+# -- upload and fetch
 
 
 def test_a_commit_comes_back_byte_for_byte(tmp_path, uri, mirror):
@@ -97,14 +97,14 @@ def test_a_commit_comes_back_byte_for_byte(tmp_path, uri, mirror):
     assert read_commit(tmp_path / "new" / "commits" / made.name).manifest == made.manifest
 
 
-def test_the_same_content_is_there_once(tmp_path, mirror):
+def test_equal_contents_are_stored_once(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 1, {"a": b"same", "b": b"same"}), [], soon())
     mirror.upload(commit(tmp_path, 2, {"c": b"same", "d": b"other"}), [], soon())
     there = [key for key in files_below(tmp_path / "mirror") if key.startswith("files/")]
     assert sorted(there) == sorted(f"files/{hashlib.sha256(c).hexdigest()}" for c in (b"same", b"other"))
 
 
-def test_what_is_there_is_not_uploaded_again(tmp_path, mirror):
+def test_existing_contents_are_not_uploaded_again(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 1, {"a": b"same"}), [], soon())
     second = commit(tmp_path, 2, {"a": b"same"})
     (second.folder / "a").unlink()  # it could not even be read
@@ -122,7 +122,7 @@ def test_an_object_of_the_wrong_size_is_uploaded_again(tmp_path, uri, mirror):
 
 
 @pytest.mark.parametrize("damaged", [b"D1", b"d", b"d1 and more", None])
-def test_a_file_damaged_here_does_not_get_there(tmp_path, uri, mirror, damaged):
+def test_a_damaged_local_file_is_not_uploaded(tmp_path, uri, mirror, damaged):
     made = commit(tmp_path, 1)
     (made.folder / "dense").unlink()
     if damaged is not None:
@@ -133,7 +133,7 @@ def test_a_file_damaged_here_does_not_get_there(tmp_path, uri, mirror, damaged):
     assert hashlib.sha256(b"d1").hexdigest() not in mirror.blobs.sizes("files", soon())
 
 
-def test_the_log_goes_up_as_it_grows(tmp_path, mirror):
+def test_the_log_is_uploaded_as_it_grows(tmp_path, mirror):
     log = tmp_path / "00000001-0001.log"
     for text in (b"one\n", b"one\ntwo\n"):
         log.write_bytes(text)
@@ -151,10 +151,10 @@ def test_a_mirror_of_another_job_is_left_alone(tmp_path, uri, mirror):
     assert files_below(tmp_path / "mirror") == before and files_below(tmp_path / "new") == {}
 
 
-# -- what is damaged there
+# -- damage in the mirror
 
 
-def test_a_newer_commit_with_damage_is_passed_over_and_told(tmp_path, uri, mirror):
+def test_a_damaged_newer_commit_is_skipped_and_reported(tmp_path, uri, mirror):
     for version in (1, 2, 3, 4, 5):
         mirror.upload(commit(tmp_path, version), [], soon())
     objects = tmp_path / "mirror" / "files"
@@ -185,7 +185,7 @@ def test_no_whole_commit_is_an_error_that_names_the_damage(tmp_path, uri, mirror
     assert files_below(tmp_path / "new") == {}
 
 
-def test_a_commit_that_is_here_is_not_replaced(tmp_path, uri, mirror):
+def test_a_local_commit_is_not_replaced(tmp_path, uri, mirror):
     made = commit(tmp_path, 1)
     mirror.upload(made, [], soon())
     with pytest.raises(CommitPresent, match="there already"):
@@ -193,7 +193,7 @@ def test_a_commit_that_is_here_is_not_replaced(tmp_path, uri, mirror):
     assert read_commit(made.folder).manifest == made.manifest
 
 
-def test_what_a_fetch_that_died_left_is_no_hindrance(tmp_path, uri, mirror):
+def test_leftovers_of_a_killed_fetch_are_removed(tmp_path, uri, mirror):
     made = commit(tmp_path, 1)
     mirror.upload(made, [], soon())
     left = tmp_path / "new" / "commits" / f"{made.name}.unfinished"
@@ -208,7 +208,7 @@ def test_what_a_fetch_that_died_left_is_no_hindrance(tmp_path, uri, mirror):
     assert not left.exists()
 
 
-def test_a_store_that_cannot_be_written_is_told_apart_from_the_mirror(tmp_path, uri, mirror):
+def test_a_local_disk_that_cannot_be_written_has_its_own_error(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 1), [], soon())
     (tmp_path / "new").write_text("a file")
     with pytest.raises(Unwritable, match="new"):
@@ -226,12 +226,12 @@ def test_a_manifest_cannot_write_outside_its_commit(path):
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b'{"manifest": [], "sha256": ""}', b"\xff", b'{"manifest": {"format": 1}}']
 )
-def test_no_manifest_is_damage(text):
+def test_a_malformed_manifest_is_damage(text):
     with pytest.raises(CommitDamaged):
         read_manifest("t1-0000000001-g1", text)
 
 
-def test_single_files_are_repaired_and_the_rest_left(tmp_path, uri, mirror):
+def test_single_files_are_repaired_and_others_stay(tmp_path, uri, mirror):
     made = commit(tmp_path, 1)
     mirror.upload(made, [], soon())
     good = files_below(made.folder)
@@ -241,7 +241,7 @@ def test_single_files_are_repaired_and_the_rest_left(tmp_path, uri, mirror):
     assert files_below(made.folder) == good
 
 
-def test_a_repair_from_damage_leaves_what_was_there(tmp_path, uri, mirror):
+def test_a_failed_repair_keeps_the_old_file(tmp_path, uri, mirror):
     made = commit(tmp_path, 1)
     mirror.upload(made, [], soon())
     (tmp_path / "mirror" / "files" / hashlib.sha256(b"d1").hexdigest()).write_bytes(b"xx")
@@ -252,7 +252,7 @@ def test_a_repair_from_damage_leaves_what_was_there(tmp_path, uri, mirror):
     assert len(files_below(made.folder)) == 3
 
 
-def test_what_goes_on_begins_above_everything_the_mirror_knows(tmp_path, uri, mirror):
+def test_a_fetch_returns_the_highest_timeline_and_generation(tmp_path, uri, mirror):
     log = tmp_path / "00000006-0001.log"
     log.write_bytes(b"record\n")
     mirror.upload(commit(tmp_path, 1, timeline="t2", generation=4), [log], soon())
@@ -261,7 +261,7 @@ def test_what_goes_on_begins_above_everything_the_mirror_knows(tmp_path, uri, mi
     assert (fetched.timeline, fetched.generation) == (3, 6)
 
 
-# -- what goes
+# -- pruning
 
 
 def test_pruning_keeps_the_newest_and_the_pinned_and_what_they_name(tmp_path, mirror):
@@ -281,7 +281,7 @@ def test_the_newest_is_that_of_the_newest_timeline(tmp_path, uri, mirror):
     assert mirror.prune(1, (), [], soon()) == ["t1-0000000009-g1"]
 
 
-def test_log_that_neither_the_store_nor_a_commit_needs_goes(tmp_path, mirror):
+def test_unneeded_log_files_are_pruned(tmp_path, mirror):
     names = ["00000001-0001.log", "00000002-0001.log", "00000002-0002.log", "00000003-0001.log"]
     logs = [tmp_path / name for name in names]
     for path in logs:
@@ -294,7 +294,7 @@ def test_log_that_neither_the_store_nor_a_commit_needs_goes(tmp_path, mirror):
     assert sorted(mirror.blobs.sizes("log", soon())) == names[2:]
 
 
-def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
+def test_leftovers_of_killed_writers_are_pruned(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 1), [], soon())
     before = files_below(tmp_path / "mirror")
     for folder in ("files", "commits", "log"):
@@ -306,7 +306,7 @@ def test_leftovers_of_writers_that_died_go(tmp_path, mirror):
     assert files_below(tmp_path / "mirror") == before
 
 
-def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, uri, mirror):
+def test_commits_of_a_newer_millrace_are_neither_removed_nor_ignored(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 1), [], soon())
     mirror.upload(commit(tmp_path, 2), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000003-g1.json").write_bytes(
@@ -323,20 +323,20 @@ def test_what_a_newer_millrace_wrote_is_neither_removed_nor_ignored(tmp_path, ur
 # -- limits
 
 
-def test_no_time_left_is_said_and_nothing_appears(tmp_path, mirror):
+def test_a_passed_deadline_is_reported_and_nothing_is_written(tmp_path, mirror):
     with pytest.raises(BlobUnavailable, match="out of time") as caught:
         mirror.upload(commit(tmp_path, 1), [], Deadline.after(0))
     assert caught.value.exit_code == 75
     assert files_below(tmp_path / "mirror") == {}
 
 
-def test_a_mirror_that_cannot_be_written_is_unavailable_and_says_why(tmp_path, mirror):
+def test_a_mirror_that_cannot_be_written_says_why(tmp_path, mirror):
     (tmp_path / "mirror").write_text("a file where the folder should be")
     with pytest.raises(BlobUnwritable, match=r"mirror file://.*files"):
         mirror.upload(commit(tmp_path, 1), [], Deadline.after(0.5))
 
 
-def test_lookup_says_what_is_there(tmp_path, uri, mirror):
+def test_lookup_lists_commits_and_damage(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 3), [], soon())
     mirror.upload(commit(tmp_path, 5), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
@@ -348,7 +348,7 @@ def test_lookup_says_what_is_there(tmp_path, uri, mirror):
     assert list(found.damaged) == ["t1-0000000009-g1"]
 
 
-def test_a_machine_that_comes_back_harms_nothing_of_the_one_that_went_on(tmp_path, mirror):
+def test_a_machine_that_returns_cannot_harm_its_successor(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 3), [], soon())
     mirror.upload(commit(tmp_path / "other", 4, timeline="t2", generation=7), [], soon())
     with pytest.raises(MirrorTaken, match="timeline t2, this job is on t1.*a prefix of its own"):

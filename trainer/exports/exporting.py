@@ -76,7 +76,7 @@ class ExactCommits(Protocol):
 class _Stream:
     section: ExportSection
     chain: Chain = field(default_factory=Chain)
-    wish: tuple[Kind, str] | None = None
+    requested: tuple[Kind, str] | None = None
     """Kind and id of an export that a person requested."""
 
 
@@ -95,7 +95,7 @@ class Exporting:
         """Logged ends that have not acted yet, by stream, timeline and name of the export."""
         self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
         """Ends that wait for room in the log."""
-        self._wishing = threading.Lock()
+        self._requesting = threading.Lock()
         self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
         self._low_s: float | None = None
         """Lowest event time of all passes."""
@@ -105,7 +105,7 @@ class Exporting:
         self._saw_s = -math.inf
         self._day = self._forks = 0
         self._waits: list[str] = []
-        self._patience: Deadline | None = None
+        self._wait_until: Deadline | None = None
 
     # -- start and end
 
@@ -155,11 +155,11 @@ class Exporting:
             waits.append("one more, after tables are swept")
         if not waits and not self._unlogged:
             return True
-        if self._patience is None or waits != self._waits:
+        if self._wait_until is None or waits != self._waits:
             longest_s = max(stream.section.deadline for stream in self._streams.values())
-            self._waits, self._patience = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
+            self._waits, self._wait_until = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
             log.info("waiting for exports before the job ends: %s", ", ".join(waits))
-        if not self._patience.passed():
+        if not self._wait_until.passed():
             return False
         log.warning("the wait for exports is over: %s; the next run makes those that were begun", ", ".join(waits))
         return True
@@ -182,10 +182,10 @@ class Exporting:
             raise SpecError(f'{kind!r} is no kind of export; write "base" or "delta"')
         if kind == "delta" and stream.section.delta is None:
             raise SpecError("is not set, so commits do not record what changes", f"exports.{name}.delta")
-        with self._wishing:
+        with self._requesting:
             if id_ not in self._granted:
-                stream.wish = stream.wish or (kind or usual(stream.section), id_)
-                if stream.wish[1] != id_:
+                stream.requested = stream.requested or (kind or usual(stream.section), id_)
+                if stream.requested[1] != id_:
                     raise NotYet(f"another export of {name} was requested before and comes first")
         raise NotYet(f"an export of {name} is cut at the next close")
 
@@ -207,9 +207,9 @@ class Exporting:
     def _wait_turn(self, name: str, close: Closing) -> None:
         """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
         section, time_s = self._streams[name].section, self._time_s(name, close)
-        patience = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
+        deadline = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
         while self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping(), idle=True) is not None:
-            if self._in_flight(name) is None or patience.passed():
+            if self._in_flight(name) is None or deadline.passed():
                 return
             assert self._committer is not None, "begun"
             self._committer.finish(self._committer.version)
@@ -227,9 +227,9 @@ class Exporting:
             if name not in exported:
                 due = self._decide(name, time_s, ended=close.ended, sweeping={*self._sweeping(), *going})
             if due is not None:
-                with self._wishing:
-                    wish, stream.wish = stream.wish, None
-                    id_ = None if wish is None else wish[1]
+                with self._requesting:
+                    requested, stream.requested = stream.requested, None
+                    id_ = None if requested is None else requested[1]
                     self._granted.extend(() if id_ is None else (id_,))
                 found.append(export_operation(self._setting, name, due, close, time_s, id_))
         return found
@@ -388,7 +388,7 @@ class Exporting:
             arithmetic=self._setting.arithmetic,
             shared=self._setting.shared(name),
             ended=ended,
-            wish=None if stream.wish is None else stream.wish[0],
+            requested=None if stream.requested is None else stream.requested[0],
             sweeping=sweeping,
         )
         due = decide(stream.section, view, now)

@@ -42,8 +42,8 @@ class Gate:
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
-        told = {"passed": self.passed, "value": self.value, "limit": self.limit}
-        return told if self.passed else told | {"why": self.why}
+        content = {"passed": self.passed, "value": self.value, "limit": self.limit}
+        return content if self.passed else content | {"why": self.why}
 
 
 def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
@@ -74,9 +74,9 @@ def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float,
     limit = low if math.isinf(high) else [low, high]
     if not values:
         return Gate(False, None, limit, f"{measure} of the window: no task has one yet")
-    told = ", ".join(f"{value:.6g} ({task})" for task, value in wrong.items())
+    text = ", ".join(f"{value:.6g} ({task})" for task, value in wrong.items())
     beyond = f"is below {low:g}" if math.isinf(high) else f"is not within {low:g} and {high:g}"
-    return Gate(not wrong, values, limit, f"{measure} of the window {beyond}: {told}")
+    return Gate(not wrong, values, limit, f"{measure} of the window {beyond}: {text}")
 
 
 def _row_change(facts: Facts, limit: float) -> Gate:
@@ -88,5 +88,5 @@ def _row_change(facts: Facts, limit: float) -> Gate:
 
 
 def _gate(passed: bool, value: Any, limit: Any, said: str) -> Gate:
-    told = f"{value:,} {said}" if isinstance(value, int) else said
-    return Gate(passed, value, limit, f"{told} {limit:,}" if limit else told)
+    text = f"{value:,} {said}" if isinstance(value, int) else said
+    return Gate(passed, value, limit, f"{text} {limit:,}" if limit else text)

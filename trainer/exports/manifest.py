@@ -134,7 +134,7 @@ def current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]
 def done_line(manifest: Mapping[str, Any], *, passed: bool) -> bytes:
     """A line of the donefile."""
     parent = manifest["parent"]
-    told = {
+    line = {
         "path": path_of(manifest),
         **{name: manifest[name] for name in ("timeline", "version", "kind", "name", "stream", "event_time", "made_at")},
         "parent": None if parent is None else path_of(parent),
@@ -143,7 +143,7 @@ def done_line(manifest: Mapping[str, Any], *, passed: bool) -> bytes:
         "tombstones": sum(table["tombstones"] for table in manifest["tables"].values()),
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
     }
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def path_of(export: Mapping[str, Any]) -> str:

@@ -133,8 +133,8 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
         files: dict[str, dict[str, Any]] = {}
         tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
         _copy_model(export, outlet, files)  # 3
-        told = _manifest(chain, tables, files)
-        outlet.put(MANIFEST, manifest.as_bytes(told))  # 4
+        content = _manifest(chain, tables, files)
+        outlet.put(MANIFEST, manifest.as_bytes(content))  # 4
         outlet.put(DONE, b"")  # 5
         with writing(out):
             REAL.rename(unfinished, out)  # 6
@@ -142,7 +142,7 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    return told
+    return content
 
 
 def _write_table(
@@ -174,20 +174,20 @@ def _schema(chain: Sequence[Export], table: str) -> pa.Schema:
     return pa.schema([])
 
 
-def _column(chunk: Chunk, told: pa.Field) -> pa.Array:
+def _column(chunk: Chunk, column: pa.Field) -> pa.Array:
     """One column of an export's rows."""
-    match told.name:
+    match column.name:
         case "slot":
             return pa.DictionaryArray.from_arrays(pa.array(chunk.slot_R), pa.array(chunk.slots, pa.string()))
         case "vector":
             assert chunk.vector_RD is not None
-            return pa.FixedSizeListArray.from_arrays(pa.array(chunk.vector_RD.reshape(-1)), type=told.type)
+            return pa.FixedSizeListArray.from_arrays(pa.array(chunk.vector_RD.reshape(-1)), type=column.type)
         case "scale":
-            return pa.array(chunk.scale_R, told.type)
+            return pa.array(chunk.scale_R, column.type)
         case "weight":
-            return pa.array(chunk.weight_R, told.type)
+            return pa.array(chunk.weight_R, column.type)
         case name:
-            return pa.array(chunk.sign_R if name == "sign" else chunk.key_R, told.type)
+            return pa.array(chunk.sign_R if name == "sign" else chunk.key_R, column.type)
 
 
 @contextmanager

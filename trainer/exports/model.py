@@ -133,8 +133,8 @@ def _golden(
     except BadInput as error:
         return content, False, str(error), None
     if not served.whole:
-        told = "predicted by the exporter, since thresholds exclude rows"
-        return goldens.as_bytes(goldens.with_predictions(samples, found.predictions)), True, told, 0.0
+        note = "predicted by the exporter, since thresholds exclude rows"
+        return goldens.as_bytes(goldens.with_predictions(samples, found.predictions)), True, note, 0.0
     ok = found.difference <= goldens.TOLERANCE
     why = "" if ok else f"predictions differ by {found.difference:.3g}, more than {goldens.TOLERANCE:g}"
     return content, ok, why, found.difference

@@ -67,8 +67,8 @@ def open_exporting(
         stage=stage,
         exclusive=nullcontext if chief.beginning.joblog is None else chief.beginning.joblog.exclusive,
     )
-    told = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
-    exporting = Exporting(setting, ExporterProcess(told), chief.operator.note)
+    configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
+    exporting = Exporting(setting, ExporterProcess(configuration), chief.operator.note)
     chief.operator.add(exporting)
     try:
         yield exporting

@@ -78,10 +78,10 @@ def tell(outlet: Outlet, manifest: Mapping[str, Any], *, passed: bool) -> None:
 
 def _path_in(line: bytes) -> object:
     try:
-        told = documents.parse(line, DONEFILE)
+        content = documents.parse(line, DONEFILE)
     except documents.NotReadable:
         return None
-    return told.get("path") if isinstance(told, dict) else None
+    return content.get("path") if isinstance(content, dict) else None
 
 
 def prune(outlet: Outlet, keep: int, needed: Sequence[str], newest: str, stream: str) -> list[str]:
@@ -112,10 +112,10 @@ def _present(outlet: Outlet) -> list[Present]:
 def _is_anothers(outlet: Outlet, path: str, stream: str) -> bool:
     """Whether the manifest names another stream; False where it is damaged or missing."""
     try:
-        told = documents.parse(outlet.get(f"{path}/{MANIFEST}") or b"{}", path)
+        content = documents.parse(outlet.get(f"{path}/{MANIFEST}") or b"{}", path)
     except documents.NotReadable:
         return False
-    return isinstance(told, dict) and told.get("stream", stream) != stream
+    return isinstance(content, dict) and content.get("stream", stream) != stream
 
 
 def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path, folder: Path) -> int:

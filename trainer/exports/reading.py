@@ -214,11 +214,11 @@ def object_of(text: bytes, what: str) -> dict[str, Any]:
         raise ExportUnusable(str(error)) from error
 
 
-def check_fields(told: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:
+def check_fields(content: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:
     """Raise ExportUnusable for the first of `fields` that is missing or has another type."""
     for name, kind in fields.items():
-        if type(told.get(name)) is not kind:
-            raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(told.get(name))[:100]}")
+        if type(content.get(name)) is not kind:
+            raise ExportUnusable(f"{what} is damaged: its {name!r} is {json.dumps(content.get(name))[:100]}")
 
 
 def parent_of(export: Export) -> Export | None:

@@ -25,7 +25,7 @@ class Now:
     """Values of trainer.exports.chain.SHARED."""
     ended: bool = False
     """Whether the stream of events is at its end."""
-    wish: Kind | None = None
+    requested: Kind | None = None
     """Kind that a person requested."""
     sweeping: Collection[str] = ()
     """Tables whose rows a shrink has yet to remove."""
@@ -63,8 +63,8 @@ def decide(section: ExportSection, chain: Chain, now: Now) -> Due | None:
 
 def _called(section: ExportSection, chain: Chain, now: Now) -> tuple[Kind, str] | None:
     """The kind of export that is due, and the reason."""
-    if now.wish is not None:
-        return now.wish, "asked for"
+    if now.requested is not None:
+        return now.requested, "asked for"
     if chain.redo:
         return "base", f"at once, for {chain.failed}"
     something = chain.fresh or bool(chain.failed)

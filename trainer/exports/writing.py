@@ -117,20 +117,22 @@ class Making:
 
     def run(self) -> ExportAnswer:
         """1. Make the export, unless it is complete. 2. Do the steps after it."""
-        told = pointing.read_manifest(self.outlet, self.path)
-        if told is None:
-            told = self._make()  # 1
-        elif (differs := self._difference(told)) is not None:
+        content = pointing.read_manifest(self.outlet, self.path)
+        if content is None:
+            content = self._make()  # 1
+        elif (differs := self._difference(content)) is not None:
             raise Occupied(
                 f"{self.outlet.url(self.path)} holds another complete export: {differs}; give the stream a path of "
                 "its own, or move the other export away"
             )
-        return self._follow(told)  # 2
+        return self._follow(content)  # 2
 
-    def _difference(self, told: Mapping[str, Any]) -> str | None:
+    def _difference(self, content: Mapping[str, Any]) -> str | None:
         """How the existing export differs from the requested one. It may come from another run of the job."""
         ours = hashlib.sha256(dense_file(dense_of(self.request.commit))).hexdigest()
-        if (differs := manifest.difference(told, self.request)) is None and told["files"][DENSE]["sha256"] != ours:
+        if (differs := manifest.difference(content, self.request)) is None and content["files"][DENSE][
+            "sha256"
+        ] != ours:
             differs = f"its {DENSE} has other tensors"
         return differs
 
@@ -147,8 +149,8 @@ class Making:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            told = self._manifest(counts, tables, model, files, current_rows)
-            self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(told))  # 5
+            content = self._manifest(counts, tables, model, files, current_rows)
+            self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             reach(Point.EXPORT_MANIFEST)
             self.deadline.check("completing the export")
             self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
@@ -157,7 +159,7 @@ class Making:
                 pointing.discard(self.outlet, self.path)
             raise
         reach(Point.EXPORT_DONE)
-        return told
+        return content
 
     def _check_parent(self) -> None:
         parent = self.request.parent
@@ -181,14 +183,14 @@ class Making:
         self, sources: Mapping[str, TableRows], files: Files
     ) -> tuple[dict[str, Counts], dict[str, dict[str, Any]]]:
         """Write the rows of every table -> counts, and the manifest's entries."""
-        request, counts, told = self.request, {}, {}
+        request, counts, entries = self.request, {}, {}
         for table, section in request.tables.items():
             slots, dtype = Slots(request.slots[table]), request.section.dtype
             writer = TableWriter(table, section, slots, dtype, files.open, self.deadline)
             write = writer.base if request.kind == "base" else writer.delta
             counts[table] = write(sources[table], self._selection())
-            told[table] = counts[table].message(slots, section, dtype)
-        return counts, told
+            entries[table] = counts[table].message(slots, section, dtype)
+        return counts, entries
 
     def _served(self, sources: Mapping[str, TableRows]) -> Served:
         """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""
@@ -224,10 +226,12 @@ class Making:
     def _current_rows(self) -> int | None:
         """Rows of the current export's model. Raises ManifestUnusable where a newer Millrace wrote it."""
         current = pointing.read_current(self.outlet)
-        told = None if current is None else pointing.read_manifest(self.outlet, current["path"])
-        if told is None:
+        content = None if current is None else pointing.read_manifest(self.outlet, current["path"])
+        if content is None:
             return None
-        return sum(int(told["tables"][table]["model_rows"]) for table in self.request.tables if table in told["tables"])
+        return sum(
+            int(content["tables"][table]["model_rows"]) for table in self.request.tables if table in content["tables"]
+        )
 
     def _manifest(
         self,
@@ -241,22 +245,22 @@ class Making:
             window=self.request.facts.get("metrics", {}),
             model_rows=sum(each.model_rows for each in counts.values()),
             current_rows=current_rows,
-            norms={table: float(told["norm"]) for table, told in tables.items()},
+            norms={table: float(entry["norm"]) for table, entry in tables.items()},
             not_finite=sum(each.not_finite for each in counts.values()),
             golden=model.gate,
         )
         found = gates.passed(self.request.section.gates, facts)
         return manifest.whole(self.request, tables, found, files.written, model.message())
 
-    def _follow(self, told: Mapping[str, Any]) -> ExportAnswer:
+    def _follow(self, content: Mapping[str, Any]) -> ExportAnswer:
         """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""
         section = self.request.section
-        failed = tuple(gate["why"] for gate in told["gates"].values() if not gate["passed"])
+        failed = tuple(gate["why"] for gate in content["gates"].values() if not gate["passed"])
         before = self._chain()
-        mine = pointing.chain_of(self.outlet, told, before)
+        mine = pointing.chain_of(self.outlet, content, before)
         if not failed:
-            pointing.point(self.outlet, told, mine)  # 1
-        pointing.tell(self.outlet, told, passed=not failed)  # 2
+            pointing.point(self.outlet, content, mine)  # 1
+        pointing.tell(self.outlet, content, passed=not failed)  # 2
         removed: list[str] = []
         try:
             needed = [*mine, *(before if failed else [])]
@@ -270,10 +274,10 @@ class Making:
             current=not failed,
             failed_gates=failed,
             command_error=self._command(),  # 4
-            rows=sum(table["rows"] for table in told["tables"].values()),
-            tombstones=sum(table["tombstones"] for table in told["tables"].values()),
-            pending=sum(table["pending"] for table in told["tables"].values()),
-            num_bytes=sum(file["bytes"] for file in told["files"].values()),
+            rows=sum(table["rows"] for table in content["tables"].values()),
+            tombstones=sum(table["tombstones"] for table in content["tables"].values()),
+            pending=sum(table["pending"] for table in content["tables"].values()),
+            num_bytes=sum(file["bytes"] for file in content["files"].values()),
             removed=tuple(removed),
         )
 

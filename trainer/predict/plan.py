@@ -177,8 +177,8 @@ def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_even
         bounds = [(partition, partition.start, partition.end) for partition in partitions]
     num_parts = sum(max(0, -((begin - end) // segment_events)) for _, begin, end in bounds)
     if num_parts > MAX_PARTS:
-        told = f"{segment_events} gives {num_parts} parts of this input; the most is {MAX_PARTS}: choose more events"
-        raise SpecError(told, "segment_events")
+        problem = f"{segment_events} gives {num_parts} parts of this input; the most is {MAX_PARTS}: choose more events"
+        raise SpecError(problem, "segment_events")
     return tuple(
         Segment(part.name, part.number, at, min(at + segment_events, end), part.identity)
         for part, begin, end in bounds

@@ -190,16 +190,16 @@ def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
 def _predicted(parts: Parts, blocks: Iterator[Block], totals: dict[str, TensorTotal]) -> Iterator[Predicted]:
     """Predictions of blocks, in order; adds the model's tensors to `totals`."""
     for block in blocks:
-        told: list[Told] = []
+        outputs: list[Told] = []
         for batch, rows in _with_rows(parts.shards, block.batches):
-            told.append(parts.predictor.predict(batch, rows))
-            for name, values in told[-1].measured.items():
+            outputs.append(parts.predictor.predict(batch, rows))
+            for name, values in outputs[-1].measured.items():
                 totals.setdefault(name, TensorTotal()).add(values)
             parts.pace.rest()
         yield Predicted(
             block.samples,
-            {name: np.concatenate([each.prediction_B[name] for each in told]) for name in told[0].prediction_B},
-            {name: np.concatenate([each.tensors[name] for each in told]) for name in told[0].tensors},
+            {name: np.concatenate([each.prediction_B[name] for each in outputs]) for name in outputs[0].prediction_B},
+            {name: np.concatenate([each.tensors[name] for each in outputs]) for name in outputs[0].tensors},
         )
 
 

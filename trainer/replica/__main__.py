@@ -15,11 +15,11 @@ def main() -> None:
     if len(sys.argv) != 2:
         raise SpecError("needs one argument: a ReplicaConfig as JSON")
     try:
-        told = documents.parse_object(sys.argv[1], "the argument")
+        content = documents.parse_object(sys.argv[1], "the argument")
     except documents.NotReadable as error:
         raise SpecError(str(error)) from error
     logs.setup("replica")
-    run(validate(ReplicaConfig, told))
+    run(validate(ReplicaConfig, content))
 
 
 if __name__ == "__main__":

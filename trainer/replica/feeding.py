@@ -77,8 +77,8 @@ class _ShardParts:
                 self.whole = part.whole
             case pb.FeedPart.BASE | pb.FeedPart.ROWS:
                 into = self.base if part.kind == pb.FeedPart.BASE else self.open
-                for name, told in part.tables.items():
-                    into.setdefault(name, []).append(told)
+                for name, sent in part.tables.items():
+                    into.setdefault(name, []).append(sent)
             case pb.FeedPart.READ:
                 self.is_read = True
             case pb.FeedPart.VERSION:
@@ -119,9 +119,9 @@ class _ChiefParts:
     def take(self, version: int, given: int) -> tuple[Mapping[str, NDArray[Any]], float | None, EventTimes | None]:
         """Take the tensors, the newest event time, and event times since the version `given`; drop older versions."""
         tensors, facts = self.versions[version]
-        told = [facts.get("event_times") for other, (_, facts) in self.versions.items() if given < other <= version]
-        times = EventTimes.joined([EventTimes.of_message(each) for each in told if each]) if any(told) else None
-        self.versions = {other: told for other, told in self.versions.items() if other > version}
+        sent = [facts.get("event_times") for other, (_, facts) in self.versions.items() if given < other <= version]
+        times = EventTimes.joined([EventTimes.of_message(each) for each in sent if each]) if any(sent) else None
+        self.versions = {other: sent for other, sent in self.versions.items() if other > version}
         return tensors, facts.get("event_time_s"), times
 
 
@@ -258,7 +258,7 @@ class FeedUpdates:
         """Call with `following.turn` held."""
         shards, chief = following.shards, following.chief
         whole = any(shard.whole for shard in shards)
-        told = [shard.take(version) for shard in shards]
+        sent = [shard.take(version) for shard in shards]
         tensors, event_time_s, event_times = chief.take(version, following.given)
         following.turn.notify_all()
         model, onnx = chief.facts["model"], chief.onnx
@@ -274,7 +274,7 @@ class FeedUpdates:
             timeline=where.timeline,
             version=version,
             whole=whole,
-            tables=dict(_tables(model["tables"], told, whole=whole)),
+            tables=dict(_tables(model["tables"], sent, whole=whole)),
             dense=tensors,
             event_time_s=event_time_s,
             model=model if model != told_model else None,
@@ -297,9 +297,9 @@ class FeedUpdates:
 
 
 def _tables(
-    names: Mapping[str, Any], told: list[list[Mapping[str, list[Told]]]], *, whole: bool
+    names: Mapping[str, Any], sent: list[list[Mapping[str, list[Told]]]], *, whole: bool
 ) -> Iterator[tuple[str, TableUpdate]]:
     """The updates of every table, merged over its shards."""
-    for name in sorted({*names, *(table for shard in told for step in shard for table in step)}):
-        parts = [merged([step.get(name, []) for step in shard], whole=whole) for shard in told]
+    for name in sorted({*names, *(table for shard in sent for step in shard for table in step)}):
+        parts = [merged([step.get(name, []) for step in shard], whole=whole) for shard in sent]
         yield name, TableUpdate.joined(parts)

@@ -58,12 +58,12 @@ class Plan:
 
 def parsed(text: bytes, what: str) -> Current:
     """Parse current.json. Raises ExportUnusable."""
-    told = object_of(text, what)
-    number = told.get("format")
+    content = object_of(text, what)
+    number = content.get("format")
     if type(number) is int and number > FORMAT:
         raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
-    check_fields(told, FIELDS, what)
-    current = Current(told["timeline"], told["version"], tuple(map(str, told["chain"])))
+    check_fields(content, FIELDS, what)
+    current = Current(content["timeline"], content["version"], tuple(map(str, content["chain"])))
     if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
         raise ExportUnusable(f"{what} names a chain with paths outside its folder, or none")
     return current

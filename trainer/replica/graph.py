@@ -73,8 +73,8 @@ class Graph:
             if tensor is None:
                 raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is missing, and the model needs it")
             if tensor.dtype != kind or tensor.shape != shape:
-                told = f"{tensor.dtype}{list(tensor.shape)}; the traced model has it as {kind}{list(shape)}"
-                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is {told}")
+                problem = f"{tensor.dtype}{list(tensor.shape)}; the traced model has it as {kind}{list(shape)}"
+                raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} is {problem}")
             if not np.isfinite(tensor).all():
                 raise BadInput(f"tensor {name.removeprefix(PREFIX)!r} holds numbers that are not finite")
             found[name] = np.ascontiguousarray(tensor)

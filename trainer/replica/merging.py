@@ -25,11 +25,11 @@ def merged(steps: Sequence[Sequence[Told]], *, whole: bool) -> TableUpdate:
     gone: list[U64] = [NONE]
     seen_S = NONE
     for number, step in reversed(list(enumerate(steps))):
-        rows.append([_without(told.rows, seen_S) for told in step])
+        rows.append([_without(part.rows, seen_S) for part in step])
         if whole and not number:
             break  # the base, which is large: nothing is older
-        keys_U = np.union1d(seen_S, np.concatenate([NONE, *(told.rows.keys_P for told in step)]))
-        gone_U = np.unique(np.concatenate([NONE, *(told.gone_U for told in step)]))
+        keys_U = np.union1d(seen_S, np.concatenate([NONE, *(part.rows.keys_P for part in step)]))
+        gone_U = np.unique(np.concatenate([NONE, *(part.gone_U for part in step)]))
         gone.append(gone_U[_missing(gone_U, keys_U)])
         seen_S = np.union1d(keys_U, gone_U)
     kept = tuple(each for step in reversed(rows) for each in step if len(each.keys_U))

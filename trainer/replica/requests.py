@@ -41,10 +41,10 @@ class Tensor:
 
     __slots__ = ("data", "kind", "name", "shape")
 
-    def __init__(self, told: object) -> None:
+    def __init__(self, content: object) -> None:
         try:
-            self.name, self.kind, self.shape = told["name"], told["datatype"], told["shape"]  # type: ignore[index]
-            data = told["data"]  # type: ignore[index]
+            self.name, self.kind, self.shape = content["name"], content["datatype"], content["shape"]  # type: ignore[index]
+            data = content["data"]  # type: ignore[index]
         except (TypeError, KeyError) as error:
             raise BadRequest(f"an input needs name, datatype, shape and data; {error} is missing") from None
         if type(self.name) is not str or type(self.shape) is not list or type(data) is not list:
@@ -100,11 +100,11 @@ class Reader:
 
     def inputs(self, request: object) -> Inputs:
         """The samples of a request. Raises BadRequest."""
-        told = request.get("inputs") if isinstance(request, dict) else None
-        if type(told) is not list or not told:
+        content = request.get("inputs") if isinstance(request, dict) else None
+        if type(content) is not list or not content:
             raise BadRequest('a request must be an object with "inputs", a list of tensors')
         tensors: dict[str, Tensor] = {}
-        for each in told:
+        for each in content:
             tensor = Tensor(each)
             if tensor.name not in self._known:
                 known = nearest(tensor.name, sorted(self._known))
@@ -118,8 +118,8 @@ class Reader:
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
         """The outputs that a request of `num_samples` asks for; all where it names none. Raises BadRequest."""
-        told = request.get("outputs")
-        names = _names(told) if told else self.model.outputs
+        content = request.get("outputs")
+        names = _names(content) if content else self.model.outputs
         known = self.model.graph.outputs
         if unknown := [name for name in names if name not in known]:
             raise BadRequest(f"there is no output {unknown[0]!r:.100}; {nearest(unknown[0], known)}")
@@ -181,10 +181,10 @@ class Reader:
         return Signs(sign_N, np.array(offsets, np.int64), weight_N)
 
 
-def _names(told: object) -> list[str]:
+def _names(content: object) -> list[str]:
     """The names in a request's list of outputs."""
     try:
-        return [str(each["name"]) for each in told]  # type: ignore[attr-defined]
+        return [str(each["name"]) for each in content]  # type: ignore[attr-defined]
     except (TypeError, KeyError):
         raise BadRequest('"outputs" must be a list of objects with a name') from None
 

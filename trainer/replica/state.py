@@ -245,21 +245,21 @@ class State:
 
 def check(newest: Version | None, update: Update) -> None:
     """Raise UpdateRefused where an update may not follow the newest version."""
-    told = f"version {update.version} of timeline {update.timeline}"
+    label = f"version {update.version} of timeline {update.timeline}"
     if newest is None:
         if not update.whole:
-            raise UpdateRefused("no-base", f"{told} is a difference, and there is no version to apply it to")
+            raise UpdateRefused("no-base", f"{label} is a difference, and there is no version to apply it to")
     elif update.job != newest.job:
         raise UpdateRefused(
-            "another-job", f"{told} is of job {update.job!r}; this replica serves {newest.job!r}: start another for it"
+            "another-job", f"{label} is of job {update.job!r}; this replica serves {newest.job!r}: start another for it"
         )
     elif update.timeline != newest.timeline:
         if not update.whole:
             raise UpdateRefused(
-                "no-base", f"{told} is a difference, and the newest version is of timeline {newest.timeline}"
+                "no-base", f"{label} is a difference, and the newest version is of timeline {newest.timeline}"
             )
     elif update.version <= newest.number:
-        raise UpdateRefused("older", f"{told} is not newer than version {newest.number}")
+        raise UpdateRefused("older", f"{label} is not newer than version {newest.number}")
 
 
 def _model_of(update: Update, newest: Kept | None) -> Model:
