@@ -1,4 +1,4 @@
-"""What every Host promises, be it the service's, a foreground run's or the twin in memory."""
+"""The contract of every Host: that of the service, of a foreground run, and in memory."""
 
 import threading
 import tomllib

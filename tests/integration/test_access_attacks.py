@@ -1,4 +1,4 @@
-"""What was tried against a service over a real socket, and what came of it: nothing."""
+"""Attacks on a service over a real socket; none succeeds."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The API encrypted: a real handshake, and who is not let through it."""
+"""The API over TLS: a real handshake, and clients that fail it."""
 
 import socket
 import ssl

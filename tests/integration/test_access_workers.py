@@ -1,4 +1,4 @@
-"""Workers of a real job, asked by somebody who is not of the job; and where their secrets are not."""
+"""Strangers call the workers of a real job; and where the workers' secrets are not."""
 
 import json
 import os

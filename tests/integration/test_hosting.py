@@ -1,4 +1,4 @@
-"""The service as its owner runs it: jobs outlive it, and their launchers' deaths, and nothing is counted twice."""
+"""The service from outside: jobs survive its death and that of launchers, and no event counts twice."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Launchers that do not come to train: what is told of a job that cannot begin, or whose launcher dies at once."""
+"""Launchers that never train: the status of a job that cannot start, or whose launcher dies at once."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What an operator tried by predictions on a service over a real socket: passwords, jobs' folders, stores, exports."""
+"""Attacks by predictions on a service over a real socket: passwords, folders of jobs, stores, exports."""
 
 import json
 import os

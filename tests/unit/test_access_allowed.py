@@ -1,4 +1,4 @@
-"""What a spec from elsewhere may name: commands, models, brokers, folders; and that no key of it is forgotten."""
+"""Rules for specs over the API: commands, models, brokers, folders; every key that can hold text has a rule."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""`millrace token`: made, listed, taken back; shown once."""
+"""`millrace token`: create, list and revoke; a token is shown once."""
 
 import json
 

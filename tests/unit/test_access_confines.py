@@ -1,4 +1,4 @@
-"""What jobs keep for themselves: which paths and patterns could reach it, and which could not."""
+"""Reserved paths of jobs: which paths and patterns could reach one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the API may listen, and what must hold there."""
+"""Where the API may listen, and under which conditions."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and what they are told."""
+"""Authentication and roles: who is accepted, who is refused, and with which answer."""
 
 from http import HTTPStatus
 

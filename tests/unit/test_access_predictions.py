@@ -1,4 +1,4 @@
-"""What a prediction job may name: it is held to what specs are held to."""
+"""Rules for predictions over the API, which are stricter than those for specs."""
 
 import pytest
 

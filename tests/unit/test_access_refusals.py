@@ -1,4 +1,4 @@
-"""Refusals in the audit log: told once and at each tenfold, and never more than fits."""
+"""Refusals in the audit log: the first and every tenfold, within a bounded rate."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tokens: made, kept as hashes alone, found again, expired, revoked; the same in memory and in records."""
+"""Tokens: created, stored as hashes, looked up, expired, revoked; alike in memory and in the database."""
 
 import hmac
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The HTTP API: its answers, its problems, its metrics, its address."""
+"""The HTTP API: answers, problems, metrics and address."""
 
 import socket
 import urllib.request

@@ -1,4 +1,4 @@
-"""Changes of one job: of several who read the same state, one changes it."""
+"""Concurrent changes of one job: of several clients that read the same state, only one changes it."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What holds for every route: problems, pages, preconditions, requests that are repeated, what is written down."""
+"""Rules of every route: problems, pages, preconditions, idempotency keys, the audit log."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What each resource tells of a job that has a past, and what is done to it there."""
+"""Each resource of a job with a history: what it shows, and the actions on it."""
 
 import json
 import shutil

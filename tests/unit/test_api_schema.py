@@ -1,4 +1,4 @@
-"""Whatever a client sends that the API's document allows, or does not, has an answer that the document describes."""
+"""Any request, valid or not, gets an answer that the OpenAPI document describes."""
 
 import json
 from collections import Counter

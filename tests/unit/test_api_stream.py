@@ -1,4 +1,4 @@
-"""What is told as it happens: who listens is told each close once, has no thread, and cannot hold anything up."""
+"""Event streams: each listener gets each close once, needs no thread, and cannot block others."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Connections that are idle, slow, too long or ambiguous, over real sockets, at both servers."""
+"""Connections that send nothing, slowly, too much or ambiguous heads, over real sockets, at both servers."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What is done about a job, given what is wanted and what is seen: every case is a line."""
+"""Decisions about a job by desired and observed state: one line a case."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What a service's owner writes: paths start at the file, mistakes are named, and the example is right."""
+"""The configuration of a service: paths are relative to the file, mistakes are named, the example is valid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A job's folder: what service and launcher tell each other is whole or damaged, never something else."""
+"""A job's folder: its files are read whole, or reported as damaged."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a job's processes print is kept in bounded files, and read on from any place that was told."""
+"""Output of a job's processes: kept in bounded files, and read on from any position."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Operations: done in turn, told of while they go on, cancelled, and interrupted where the service dies."""
+"""Operations: run in order, with progress, cancelled, and interrupted if the service dies."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a launcher prints stays short, and keeps its end."""
+"""The output of a launcher: its file stays short and keeps the end."""
 
 import threading
 

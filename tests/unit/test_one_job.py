@@ -1,4 +1,4 @@
-"""The Host of a foreground run: its job's phase is what the run tells, to the end."""
+"""The Host of a foreground run: the phase of its job follows the run's state to the end."""
 
 import tomllib
 

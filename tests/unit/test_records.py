@@ -1,4 +1,4 @@
-"""The service's records: their tables are what the migrations make, writers wait for each other, what is old goes."""
+"""The database: its tables equal those of the migrations, writers wait for each other, old rows are deleted."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""What the live page is made of, but for the page: lines thinned, closes joined, figures worded, acts offered."""
+"""The live pages without a browser: downsampled lines, joined closes, formats, and offered actions."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The way to the live page: who is let in, what is refused before anything is made for them."""
+"""Access to the live pages: who is accepted, and what is refused before a page is built."""
 
 import asyncio
 import importlib.util
