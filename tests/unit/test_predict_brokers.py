@@ -105,5 +105,5 @@ def test_a_prediction_has_no_more_processes_than_the_limit(trainers, shards, fit
     if fits:
         check_workers(asked, LimitsSection())
     else:
-        with pytest.raises(SpecError, match="^trainers: .*at most 8 may be .limits.prediction_workers"):
+        with pytest.raises(SpecError, match="^trainers: .*at most 8 are allowed .limits.prediction_workers"):
             check_workers(asked, LimitsSection())
