@@ -36,7 +36,7 @@ class Past:
         self._num_rows = 0
 
     def begin(self, timeline="t1", base=None) -> "Past":
-        """A new generation."""
+        """Begin a new generation."""
         self.end()
         self.generation += 1
         self.timeline, self.base = timeline, base
@@ -45,7 +45,7 @@ class Past:
         return self
 
     def end(self) -> None:
-        """The generation ends."""
+        """End the generation."""
         if self.log is not None:
             self.log.close()
         if self._rows is not None:
@@ -53,24 +53,24 @@ class Past:
         self.log = self._rows = None
 
     def meet(self, *names: str, end: int | None = None) -> None:
-        """Partitions are met."""
+        """Log new partitions."""
         known = [Known(name, number, 0, end, "") for number, name in enumerate(names)]
         self.log.append(PartitionsOperation(partitions=known))
 
     def plan(self, number: int, **ranges: tuple[int, int]) -> None:
-        """A pass over these positions by partition."""
+        """Plan a pass over these positions, by partition."""
         ranks = tuple(Segment(name, n, begin, end) for n, (name, (begin, end)) in enumerate(ranges.items()))
         self.log.append(Plan(number, (ranks,)))
 
     def close(self, number: int, **ranges: tuple[int, int]) -> None:
-        """The pass, planned and closed."""
+        """Plan and close a pass."""
         self.plan(number, **ranges)
         events = sum(end - begin for begin, end in ranges.values())
         self.log.append(close(number, events=events, samples=events, digests=DIGESTS))
         self.positions |= {name: end for name, (_, end) in ranges.items()}
 
     def commit(self, version: int, rows: int = 100) -> str:
-        """A commit, with so many rows more than the one before; its name."""
+        """Make a commit with this many more rows than the one before; returns its name."""
         live = self.store / "live" / f"g{self.generation}"
         if self._rows is None:
             shutil.rmtree(live, ignore_errors=True)
@@ -92,7 +92,7 @@ class Past:
         return name
 
     def write_manifest(self, name, version, parts, files) -> None:
-        """Step 4."""
+        """Step 4 of a commit."""
         manifest = {
             "format": FORMAT, "job": "news", "timeline": self.timeline, "version": version, "name": name,
             "parent": None, "generation": self.generation, "world": 1, "made_at": "2026-01-02T03:04:05+00:00",

@@ -38,7 +38,7 @@ def mirror(folder):
 
 @pytest.fixture
 def again(finished, tmp_path):
-    """Runs the job in a copy of one of the stores, after some harm was done; -> its store and how the run ended."""
+    """Runs the job in a copy of one of the stores, after some damage; returns its store and the ended run."""
 
     def runs(store, harm, *settings):
         copy = tmp_path / store
@@ -51,7 +51,7 @@ def again(finished, tmp_path):
 
 
 def restored(store):
-    """What the last restart said of commits."""
+    """The restore operation of the last restart."""
     operations = [
         record.body for record in History.of(read(store / "log")).operations if record.body["op"] == "restore"
     ]
@@ -86,7 +86,7 @@ HARMS = {
 
 
 def unshared(commit):
-    """Make every file of a commit its own, so that harm to it is harm to it alone."""
+    """Copy every shared file of a commit, so that damage stays in that commit."""
     for name in commit.files:
         content = (commit.folder / name).read_bytes()
         (commit.folder / name).unlink()

@@ -64,7 +64,7 @@ class Chief:
         w.train(self.shards, self.version, some_batches(seed=self.version), seed=self.version, steps=4)
 
     def commit(self):
-        """One try; why it failed, or None."""
+        """Try once; the reason of the failure, or None."""
         time.sleep(EVERY_S)  # a commit is due, a pause is over
         assert self.committer.due(self.version)
         self.committer.begin(self.version, {"w": torch.ones(30_000)})
@@ -76,7 +76,7 @@ class Chief:
         return sum(stats.dirty_rows for stats in self.shards.stats(w.soon()).values())
 
     def assert_only(self, version):
-        """The commit of that version is there, whole, and nothing else: no folder, no file under a temporary name."""
+        """Only the whole commit of that version exists: no other folder, no file under a temporary name."""
         (commit,) = self.commits.whole()
         assert commit.version == version == self.committer.version and not problems_of(commit)
         assert [path.name for path in self.commits.folder.iterdir()] == [commit.name]
@@ -87,7 +87,7 @@ class Chief:
         assert not [path for path in self.store.rglob("*") if path.suffix in (".tmp", ".part")]
 
     def assert_holds_all(self):
-        """The newest commit brings back every row there is."""
+        """The newest commit restores every row."""
         commit = self.commits.whole()[-1]
         again = EmbeddedShards(w.TABLES, w.SEED, num_threads=1, live=self.store / "again")
         again.restore(commit.folder, commit.shards, commit.version, w.soon())
@@ -112,7 +112,7 @@ def chief(disk, monkeypatch):
 
 @pytest.mark.parametrize("what", ["room", "names"])
 def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(disk, chief, what):
-    """A little more room at each try, so that the disk is full at one step after the other."""
+    """Gives a little more room at each try, so that the disk is full at one step after the other."""
     chief.train()
     dirty_rows, reasons = chief.dirty_rows(), []
     for amount in itertools.count():
@@ -124,8 +124,8 @@ def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(dis
         chief.assert_only(1)
         assert "No space left on device" in reason and str(disk.folder) in reason
         assert chief.dirty_rows() == dirty_rows
-    # The first step and the last before the manifest; compaction, which gives room back when it likes, may let a try
-    # pass over one between. The test below has every step.
+    # The first step and the last one before the manifest. Compaction frees room at any time, so a try may miss a step
+    # between. The test below has every step.
     missing = [words for words in ("next.sst.part", "serializ") if not any(words in reason for reason in reasons)]
     assert len(reasons) > 10 and (what == "names" or not missing), reasons
     disk.free()

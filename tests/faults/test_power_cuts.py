@@ -28,20 +28,20 @@ FOLDER = 0
 
 @dataclass(frozen=True)
 class Content:
-    """A file's bytes: what is durable, and the changes since, each bytes that were appended or a length to cut to."""
+    """A file's durable bytes, and the changes since: appended bytes, or a length to cut to."""
 
     synced: bytes = b""
     loose: tuple[bytes | int, ...] = ()
 
     def now(self) -> bytes:
-        """What a reader sees while the machine runs."""
+        """The content for a reader while the machine runs."""
         whole = self.synced
         for change in self.loose:
             whole = whole[:change] if isinstance(change, int) else whole + change
         return whole
 
     def images(self) -> set[bytes]:
-        """What may be there after a cut."""
+        """The possible contents after a cut."""
         found = {self.synced}
         for index, change in enumerate(self.loose):
             whole = Content(self.synced, self.loose[:index]).now()
@@ -53,49 +53,49 @@ class Content:
 
 @dataclass(frozen=True)
 class Names:
-    """Which file each path names: what is durable, and the changes since, each {path: file, or None for gone}."""
+    """Files by path: the durable names, and the changes since, each {path: file, or None for removed}."""
 
     synced: dict[Path, int] = field(default_factory=dict)
     loose: tuple[dict[Path, int | None], ...] = ()
 
     def after(self, changes) -> dict[Path, int]:
-        """The names once `changes` were made to the durable ones."""
+        """The durable names with `changes` applied."""
         names = dict(self.synced)
         for change in changes:
             names |= change
         return {path: file for path, file in names.items() if file is not None}
 
     def images(self) -> Iterator[dict[Path, int]]:
-        """What may be there after a cut: any of the changes, each whole; a file is lost with its folder."""
+        """The possible names after a cut: any of the changes, each whole; a file is lost with its folder."""
         assert len(self.loose) <= MAX_LOOSE
         for kept in itertools.product([False, True], repeat=len(self.loose)):
             names = self.after(itertools.compress(self.loose, kept))
             yield {path: file for path, file in names.items() if path.parent in names or path.parent == Path()}
 
     def synced_in(self, folder: Path) -> "Names":
-        """The same once the names in `folder` are durable."""
+        """The same, after the names in `folder` are durable."""
         here = [change for change in self.loose if all(path.parent == folder for path in change)]
         return Names(self.after(here), tuple(change for change in self.loose if change not in here))
 
 
 class RecordingDisk(RealDisk):
-    """Does what it is asked below `root`, and keeps every state in which a cut could have found the disk."""
+    """A disk below `root` that records every state in which a cut could leave it."""
 
     def __init__(self, root: Path, forgets=()):
         self.root, self.forgets = root, set(forgets)
-        """The syncs that are only claimed to be done, as where a kill comes before them."""
+        """The syncs that are left out, as if a kill came before them."""
         self.contents, self.names, self.promised = {}, Names(), None
         self.moments = []
-        """(contents, names, what was promised by then)."""
+        """(contents, names, promises so far)."""
         self._numbers, self._open = itertools.count(1), {}
 
     def promise(self, what) -> None:
-        """From now on no cut may take `what` away."""
+        """From now on `what` survives every cut."""
         self.promised = what
         self._moment()
 
     def images(self) -> Iterator[tuple[dict[Path, bytes | None], object]]:
-        """Every image of every moment once, each {path: bytes, or None for a folder}, with what was promised."""
+        """Every image of every moment once, each {path: bytes, or None for a folder}, with the promises."""
         seen = set()
         for contents, names, promised in self.moments:
             for image in names.images():
@@ -172,7 +172,7 @@ class RecordingDisk(RealDisk):
 
 
 class NoSyncDisk(RealDisk):
-    """A disk for a machine that is not cut off."""
+    """A disk of a machine without power cuts."""
 
     def sync(self, file):
         pass
@@ -193,7 +193,7 @@ def store(tmp_path):
 
 
 def lay_out(image, root: Path) -> Path:
-    """Make `image` on the disk."""
+    """Write `image` to the disk."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     for path, data in sorted(image.items()):
@@ -206,7 +206,7 @@ def told(folder):
 
 
 class Story:
-    """A log and everything it was told; what it promised is what its calls returned for."""
+    """A log and all its records; a record is promised once its call has returned."""
 
     def __init__(self, store: Path, forgets=()):
         self.disk, self.folder = RecordingDisk(store, forgets), store / "log"
@@ -234,7 +234,7 @@ class Story:
         self._promise()
 
     def check(self, place: Path) -> int:
-        """Read every image, let the next generation claim it, and read it again; -> the number of images."""
+        """Read every image, claim it for the next generation, read it again. Returns the number of images."""
         images = list(self.disk.images())
         for image, promised in images:
             folder = lay_out(image, place) / "log"

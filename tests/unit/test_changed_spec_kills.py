@@ -15,7 +15,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("appends", range(5))
 def test_the_plans_left_after_a_kill_have_no_gap(tmp_path, monkeypatch, appends):
-    """Killed after so many records of: void 5, void 4, the new spec, the commit that is restored."""
+    """Killed after this many of the records void 5, void 4, the new spec, the restored commit."""
     past = Past(tmp_path / "store").begin()
     past.log.append(SpecOperation(spec=SPEC))
     for number in (1, 2, 3):

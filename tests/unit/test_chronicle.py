@@ -29,7 +29,7 @@ def joblog(tmp_path):
 
 
 class Planned:
-    """Hands out the plans it is asked for."""
+    """Answers each request with a plan."""
 
     def request(self, number, positions, num_positions):
         self.number = number

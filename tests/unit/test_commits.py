@@ -22,7 +22,7 @@ from trainer.commits import (
 
 
 def make(store, version, generation=1, timeline="t1"):
-    """A commit of two files; its name."""
+    """Write a commit of two files; returns its name."""
     name = name_of(timeline, version, generation)
     folder = store / "commits" / name
     (folder / "shard-0" / "default").mkdir(parents=True)

@@ -25,7 +25,7 @@ EVERY_S, MAX_FAILING_S = 30.0, 100.0
 
 
 class Shards:
-    """One shard, which writes a file; `fails` says what its calls raise, by name."""
+    """One shard, which writes a file; `fails` has the errors of its calls, by name."""
 
     def __init__(self, commits, done):
         self.commits, self.done, self.fails, self.since = commits, done, {}, []
@@ -66,7 +66,7 @@ class Mirror:
 
 
 class OneThread:
-    """In place of the commit's thread: works at once, or when told to."""
+    """Replaces the commit's thread: works at once, or on command."""
 
     def __init__(self, *_, **__):
         self.held, self.hold = [], False
@@ -115,7 +115,7 @@ class World:
         self.done.append(f"positions {positions['a']}")
 
     def close_pass(self, after_s=0.0, **asked):
-        """One more pass, and what the loop does after it; which versions are committed."""
+        """One more pass, and the loop's calls after it; returns the committed versions."""
         self.version += 1
         return self.tick(after_s, **asked)
 
@@ -136,11 +136,11 @@ class World:
         return not self.commit_if_due(version, ended=True) and self.committer.finish(version)
 
     def want(self, version, who="export-main"):
-        """Somebody reads this version, once it is closed."""
+        """A client requests this version, once it is closed."""
         self.committer.exactly(version, who, lambda commit, why: self.told.append((commit, why)))
 
     def reap(self):
-        """Take note of what was written meanwhile, and begin nothing."""
+        """Process a finished commit, and begin none."""
         assert not self.committer.due(0)
         return self.committer.status()
 
@@ -148,7 +148,7 @@ class World:
         return [commit.version for commit in self.commits.whole()]
 
     def assert_nothing_left_but(self, *versions):
-        """Nothing of a failed commit, under any name."""
+        """Nothing of a failed commit is left, under any name."""
         names = [self.commits.read(name).name for name in self.commits.names()]
         assert self.versions() == list(versions)
         assert sorted(path.name for path in self.commits.folder.glob("*")) == names
@@ -173,7 +173,7 @@ def world(make_world):
     return make_world()
 
 
-# When
+# When a commit is due
 
 
 def test_a_commit_is_due_when_its_time_has_come_and_something_is_new(world):
@@ -216,7 +216,7 @@ def test_an_orderly_end_commits_what_is_new_and_waits_for_it(world):
     assert world.finish(1) and world.done.count("write") == 1
 
 
-# For those who read one
+# Requested commits
 
 
 def test_a_requested_version_is_committed_at_its_close_and_held_before_pruning(make_world):
@@ -295,7 +295,7 @@ def test_shards_receive_the_version_since_which_changes_are_read(world):
     assert world.shards.since == [None, 1]
 
 
-# In which order
+# Order of effects
 
 
 def test_effects_outside_come_after_the_manifest_and_the_mirror_last(world):
@@ -332,11 +332,11 @@ def test_a_failed_cleanup_is_logged_and_the_commit_remains(world, monkeypatch, c
     assert world.reap()["version"] == 1 and world.done[-1] == "offer 1"
 
 
-# What fails
+# Failures
 
 
 def no_room(world, monkeypatch, step):
-    """Let a step of the next commits meet a full disk; how to make room again."""
+    """Make a step of the next commits meet a full disk; returns a function that makes room again."""
     if step == "shards":
         world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
     elif step in ("folder", "dense"):
@@ -446,7 +446,7 @@ def test_a_manifest_that_may_be_lost_is_removed_before_a_newer_generation_claims
 
 
 def failing_after_the_first(sync):
-    """Of a commit's folder the first sync is that of the folder above."""
+    """The first sync of a commit's folder is that of its parent."""
     calls = []
 
     def maybe(path):
@@ -480,7 +480,7 @@ def test_damaged_rows_end_rank_0_at_once(world):
 
 
 def test_a_commit_that_was_made_is_never_taken_back(world):
-    """A shard that is gone before it hears of the commit ends the generation, not the commit."""
+    """A shard that is gone before it is notified ends the generation, not the commit."""
     world.shards.fails = {"settle": ShardUnavailable("shard-0", 3, "gone")}
     world.close_pass(EVERY_S)
     with pytest.raises(ShardUnavailable):

@@ -74,7 +74,7 @@ def test_every_key_of_the_frozen_set_is_there_under_its_name():
 
 
 def test_a_default_moves_only_with_a_new_set():
-    """To move one: see trainer/defaults.py. A key that a default is nested in moves with it."""
+    """To change a default: see trainer/defaults.py. A key around a nested default changes with it."""
     first = {f"{section}.{key}": value for section, keys in frozen(FIRST).items() for key, value in keys.items()}
     moved = {key: (first[key], value) for key, value in now().items() if first[key] != value}
     plain = {key: pair for key, pair in moved.items() if not isinstance(pair[0], dict)}
@@ -83,7 +83,7 @@ def test_a_default_moves_only_with_a_new_set():
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A newest set that differs from the first in all that learning depends on."""
+    """A newest set that differs from the first in every key with an effect on learning."""
     table = {
         "TableSection": {"dim": 4, "init_range": 0.05},
         "Adagrad": {"lr": 0.02},

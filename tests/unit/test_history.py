@@ -26,7 +26,7 @@ def void(number):
 
 
 def of(*told, begin=1):
-    """The history that these records tell."""
+    """The history of these records."""
     return History.of([Record(begin + i, content, Place(Path("log"), i)) for i, content in enumerate(told)])
 
 
@@ -57,7 +57,7 @@ def test_a_withdrawn_pass_is_not_replayed_and_its_number_not_reused():
 
 
 def test_a_pass_with_the_number_of_a_withdrawn_one_is_replayed():
-    """As logs have it that were written before numbers were kept apart also after a replay."""
+    """Old logs have such numbers: a replay once reused them."""
     history = of(claim(1), plan(1), plan(2), void(2), close(1), claim(2), plan(2), close(2))
     assert numbers(history.after(0)) == [(1, True, 5), (2, True, 8)]
 

@@ -40,7 +40,7 @@ def job_of(tmp_path, monkeypatch):
 
 @pytest.fixture
 def taken(job_of, tmp_path):
-    """What an import makes of a source: (slot, sign) -> values; the job's settings may be given."""
+    """The result of an import: (slot, sign) -> values; settings of the job may be given."""
 
     def run(source, *settings, **asked):
         job = job_of(*settings)
@@ -396,7 +396,7 @@ def test_an_address_without_a_source_is_refused(tmp_path, job_of):
             import_into(job_of(), ImportRequest(str(where)))
 
 
-# What is chosen
+# Selection
 
 
 def test_names_of_slots_may_differ():

@@ -58,7 +58,7 @@ def small_parts(monkeypatch):
 
 
 def told(folder):
-    """What the log says, without where: (number, kind, pass)."""
+    """The records without their places: (number, kind, pass)."""
     return [(record.number, record.kind, record.body.get("number")) for record in read(folder)]
 
 
@@ -66,7 +66,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# What is written is read
+# Appended records
 
 
 def test_appended_records_are_read_in_order_with_their_places(claim, folder):
@@ -246,7 +246,7 @@ def test_a_short_file_is_continued(claim, folder):
 
 
 def closed(log, number):
-    """Close a pass whose successor is planned already, as the chief does; the close's record number."""
+    """Close a pass after the next one is planned, as rank 0 does; returns the close's record number."""
     log.append(Plan(number + 1, ()))
     record = log.append(close(number)).number
     assert log.roll()

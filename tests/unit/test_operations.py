@@ -32,7 +32,7 @@ EXPORT = {
 
 
 class Decider:
-    """Logs what it is given to log, and takes down what it hears."""
+    """Logs the given operations, and records its calls."""
 
     name = "decider"
 
@@ -77,7 +77,7 @@ class Shards:
 
 
 class World:
-    """A chief's operator over a log in `folder`, from generation to generation."""
+    """The operator of rank 0 over a log in `folder`, from generation to generation."""
 
     def __init__(self, folder, *overrides):
         self.folder, self.generations = folder, count(1)

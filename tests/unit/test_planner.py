@@ -21,7 +21,7 @@ from trainer.records import GapOperation
 
 
 class Stream:
-    """Ends as scripted; the last ones stay."""
+    """Its partitions end as scripted; the last script repeats."""
 
     def __init__(self, *ends, bounded=False, fails=None):
         self.ends, self.bounded, self.fails = list(ends), bounded, fails
@@ -133,7 +133,7 @@ def test_positions_are_shown_to_lag_tools():
 
 
 class SlowToCommit(Stream):
-    """Its first commit takes until it is let go."""
+    """Its first commit blocks until it is released."""
 
     def __init__(self, *ends):
         super().__init__(*ends)
@@ -195,7 +195,7 @@ def plan_of(planner, number=1, positions=None):
 
 
 class Listening(MemoryJournal):
-    """Tells what the planner had already answered when it wrote."""
+    """Records the number of answers that the planner had given when it wrote."""
 
     def __init__(self):
         super().__init__()
@@ -373,7 +373,7 @@ def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
 
 
 class Full(MemoryJournal):
-    """Has no room until it is told."""
+    """Has no room until `room` is set."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ def planner_of(stream, paused, wants_pass=lambda: False, **passes):
 
 
 def until(condition):
-    """Waits for the planner's thread, which looks every few hundredths of a second."""
+    """Waits for the planner's thread, which polls every few hundredths of a second."""
     looked = threading.Event()
     for _ in range(200):
         if condition():

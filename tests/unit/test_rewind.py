@@ -98,7 +98,7 @@ def test_a_store_whose_log_has_not_begun_has_every_commit_in_its_lineage():
 
 @pytest.fixture
 def damaged(past):
-    """Two generations' files, the first one with a bit flipped in what came after the commit."""
+    """Files of two generations; the first one has a flipped bit after the commit."""
     past.begin().close(4, a=(300, 400))
     past.end()
     path = past.store / "log" / "00000001-0001.log"
@@ -131,7 +131,7 @@ def test_a_new_log_is_continued(damaged):
 
 @pytest.mark.parametrize("renames", range(4))
 def test_an_interrupted_new_log_is_begun_again_and_older_generations_stay_out(damaged, monkeypatch, renames):
-    """Killed after so many renames: of the old file, the new one, the last old one."""
+    """Killed after this many renames: of the old file, the new one, the last old one."""
 
     class Killed(BaseException):
         pass
@@ -211,7 +211,7 @@ def test_an_invalid_skip_is_refused_and_nothing_is_claimed(past, wanted, error, 
 
 
 def test_a_partition_that_only_the_commit_knows_counts(past):
-    """The log before the commit may be gone."""
+    """The log before the commit may be pruned."""
     past.end()
     found = commit(past)
     partition = {"name": "c", "number": 2, "start": 7, "end": None, "identity": ""}

@@ -25,7 +25,7 @@ ALLOWED = {"op": "shrink", "id": "x", "table": "default", "allow": True}
 
 
 class Shards:
-    """Counts as it is told to; a survey in the background is there once `counted`."""
+    """Has a scripted count; a survey in the background is ready once `counted`."""
 
     def __init__(self):
         self.survey_is, self.counted, self.asked = Survey(100, {0: 5}, {1: 6}), True, []
@@ -43,7 +43,7 @@ class World:
         self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards, learn=learn)
 
     def close(self, day, *, ordered=(), replayed=False, ended=False, days=None, signals=()):
-        """A pass closes on this day; what is to be logged. In a replay `ordered` is what acts.
+        """A pass closes on this day; returns the due operations. In a replay `ordered` has those that act.
 
         `days`: those that its samples are of; unless given, all up to this one.
         """
@@ -116,7 +116,7 @@ def test_a_shrink_without_rows_is_not_logged(world):
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
 
 
-# -- what waits for an operator
+# -- holds
 
 
 def held(world):
@@ -282,7 +282,7 @@ def test_a_shrink_that_an_operator_allows_no_longer_waits():
 
 
 def test_a_replay_comes_to_the_same_state_as_the_run_that_logged(world):
-    """Of a day that jumped, a rule that changed, a slot that stopped: with holds and shrinks in the log."""
+    """With a day that jumped, a changed rule, a slot that stopped; with holds and shrinks in the log."""
     rest, again = [name for name in ALL if name != "slot.user"], World()
     passes = [(0, [0], ALL), (1, [1], ALL), (5, [5], ALL), (6, [6], rest), (7, [7], rest), (8, [8], rest)]
     for number, (day, days, signals) in enumerate(passes):
@@ -342,7 +342,7 @@ def test_a_commit_has_due_and_held_shrinks():
     assert World().shrinking.load_state({}) is None
 
 
-# -- asked for
+# -- requests
 
 
 def test_a_shrink_with_a_rule_of_its_own_leaves_the_daily_one_to_come(world):

@@ -15,7 +15,7 @@ START_MS = 1_700_000_000_000
 
 
 class Topic:
-    """Partitions of records with rising time stamps, asked as a broker is."""
+    """Partitions of records with rising time stamps, with the queries of a broker."""
 
     def __init__(self, *times_ms):
         self.times = {f"t/{i}": [START_MS + t for t in times] for i, times in enumerate(times_ms)}
@@ -28,7 +28,7 @@ class Topic:
         return {name: at for name, at in found.items() if at < len(self.times[name])}
 
     def passes(self, max_events, num_ranks=1, skew_ms=SKEW_MS, *, remembers=True):
-        """The time stamps that each pass holds, by partition."""
+        """The time stamps of each pass, by partition."""
         positions, number, lowest, found = {}, 0, {}, []
         while not drained(self.partitions, positions):
             number += 1

@@ -79,7 +79,7 @@ def test_commits_of_an_abandoned_timeline_do_not_count(past):
     assert replay_first(past.store, LATER) == SPEC
 
 
-# -- what was set while the job ran
+# -- overrides
 
 LR, DECAY = "tables.default.optimizer.lr", "tables.default.decay"
 SET = {"op": "set", "id": "a", "keys": {LR: 0.5, DECAY: 0.9}}
@@ -88,7 +88,7 @@ FASTER = {**SPEC, "tables": {"default": {"optimizer": {"lr": 0.7}}}}
 
 @pytest.fixture
 def setting(tmp_path):
-    """A set that acts at the close of 2, another thing that waits; a commit of 1."""
+    """A set that acts at the close of 2, other operations that wait; a commit of 1."""
     made = Past(tmp_path / "store").begin()
     spec(made, SPEC)
     made.close(1, a=(0, 100))
@@ -133,7 +133,7 @@ def test_overrides_of_a_commit_without_any_and_with_a_changed_job_file(setting):
 
 
 def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
-    """Its first start failed, on a slot's kind for example: nothing was made that contradicts a mended one."""
+    """Its first start failed, for example because of a slot's kind: no stored rows contradict the corrected spec."""
     past = Past(tmp_path / "store").begin()
     spec(past, SPEC)
     past.plan(1, a=(0, 100))

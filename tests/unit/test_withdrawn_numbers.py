@@ -13,7 +13,7 @@ from trainer.rewind import skip
 
 
 def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
-    """Else its plan would be taken for the withdrawn one, and its events would be left out of the next replay."""
+    """Otherwise its plan would count as withdrawn, and the next replay would leave out its events."""
     past = Past(tmp_path / "store").begin()
     past.log.append(SpecOperation(spec=SPEC))
     past.meet("a")
