@@ -2,7 +2,6 @@
 
 import pytest
 
-from millrace.deadline import Deadline
 from tests.fakes.exports import write_export
 from trainer.exports import pointing
 from trainer.exports.manifest import ManifestUnusable
@@ -27,7 +26,7 @@ def versions(folder):
 
 def pruned(folder, keep, stream="a"):
     newest = ["t1/0000000005-base", "t1/0000000007-delta"]
-    gone = pointing.prune(folder_outlet(folder, Deadline.after(30)), keep, newest, newest[-1], stream)
+    gone = pointing.prune(folder_outlet(folder), keep, newest, newest[-1], stream)
     return [int(path[3:13]) for path in gone]
 
 
@@ -41,7 +40,7 @@ def test_exports_of_an_older_millrace_count_and_go_like_any_other(folder):
     for version in range(1, 6):
         (done,) = (folder / "t1").glob(f"{version:010d}-*/_DONE")
         done.rename(done.with_name("DONE"))
-    assert pointing.read_manifest(folder_outlet(folder, Deadline.after(30)), "t1/0000000001-base")["version"] == 1
+    assert pointing.read_manifest(folder_outlet(folder), "t1/0000000001-base")["version"] == 1
     assert pruned(folder, keep=2) == []
     assert pruned(folder, keep=1) == [3, 1]
 
@@ -71,7 +70,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN, ids=["torn", "deep", "list", "nothing", "infinite", "newer"])
 def test_what_is_wrong_with_a_manifest_or_with_what_points_to_one_is_said(folder, text):
-    outlet, base = folder_outlet(folder, Deadline.after(30)), "t1/0000000001-base"
+    outlet, base = folder_outlet(folder), "t1/0000000001-base"
     for path, read in (
         ("current.json", lambda: pointing.read_current(outlet)),
         (f"{base}/manifest.json", lambda: pointing.read_manifest(outlet, base)),
@@ -85,4 +84,4 @@ def test_what_is_wrong_with_a_manifest_or_with_what_points_to_one_is_said(folder
 def test_a_field_that_is_not_there_is_named(folder):
     (folder / "current.json").write_text('{"format": 1, "path": "t1/0000000001-base"}')
     with pytest.raises(ManifestUnusable, match=r"current\.json is damaged: its 'chain' is null; restore it"):
-        pointing.read_current(folder_outlet(folder, Deadline.after(30)))
+        pointing.read_current(folder_outlet(folder))

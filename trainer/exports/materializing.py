@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace import documents
-from millrace.deadline import Deadline
 from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
 from trainer.blob.writer import BlobWriter
@@ -32,8 +31,6 @@ from trainer.markers import DONE
 
 ROWS = re.compile(r"(rows|tombstones)-.*\.parquet")
 DONEFILE = "donefile.txt"
-MATERIALIZE_S = 86_400.0
-"""Longest time for all of it."""
 
 
 def siblings(export: Export) -> list[Export]:
@@ -128,7 +125,7 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
     chain = [each.check() for each in chain_of(export)]  # 1
     unfinished = unfinished_name(out)
     shutil.rmtree(unfinished, ignore_errors=True)
-    outlet = folder_outlet(unfinished, Deadline.after(MATERIALIZE_S))
+    outlet = folder_outlet(unfinished)
     try:
         files: dict[str, dict[str, Any]] = {}
         tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2

@@ -29,7 +29,7 @@ def open_exporting(
     config: WorkerConfig,
     job: TrainerJob,
     schema: Schema,
-    chief: Lead,
+    rank0: Lead,
     shards: Shards,
     model: nn.Module,
     dense: DenseStrategy,
@@ -57,27 +57,27 @@ def open_exporting(
         job=job.name,
         store=config.store,
         folder=config.folder,
-        timeline=chief.beginning.timeline,
+        timeline=rank0.beginning.timeline,
         fingerprint=arithmetic,
         timed=next(iter(job.sources.values())).event_time.kind != "none",
         streams=job.exports,
         schema=schema,
-        tables=lambda: chief.operator.tables,
-        forks=lambda: sum(bool(found) for _, found in chief.chronicle.compared),
+        tables=lambda: rank0.operator.tables,
+        forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
         stage=stage,
-        exclusive=nullcontext if chief.beginning.joblog is None else chief.beginning.joblog.exclusive,
+        exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,
     )
     configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
-    exporting = Exporting(setting, ExporterProcess(configuration), chief.operator.note)
-    chief.operator.add(exporting)
+    exporting = Exporting(setting, ExporterProcess(configuration), rank0.operator.note)
+    rank0.operator.add(exporting)
     try:
         yield exporting
     finally:
         exporting.close()
 
 
-def begin_exporting(exporting: Exporting, chief: Lead, committer: Committer) -> None:
+def begin_exporting(exporting: Exporting, rank0: Lead, committer: Committer) -> None:
     """Resume the exports that were cut, once everything is restored; see Exporting.begin."""
-    beginning = chief.beginning
+    beginning = rank0.beginning
     replayed = [operation for logged in beginning.replay for operation in logged.operations]
     exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)

@@ -22,6 +22,8 @@ NAME = re.compile(r"(\d{10,})-(base|delta)")
 """Names of exports."""
 FETCH_S = 3600.0
 """Longest time to fetch one file."""
+FOLDER_S = 86_400.0
+"""Longest use of a folder of this machine: no limit in practice."""
 MAX_SMALL_BYTES = 64 << 20
 """Longest manifest that is read."""
 
@@ -91,12 +93,18 @@ class Outlet:
 
 
 def open_outlet(text: str, job: str, scratch: Path, deadline: Deadline) -> Outlet:
-    """The exports of a job at an address. Raises BlobUnavailable."""
-    return Outlet(open_blobs(parse(text), ROLE, deadline), job, scratch, deadline)
+    """The exports of a job at an address. Raises BlobUnavailable.
+
+    A folder is used without the deadline: the export itself checks it, between its steps, and can still clean up.
+    """
+    address = parse(text)
+    blobs = open_blobs(address, ROLE, deadline)
+    return Outlet(blobs, job, scratch, Deadline.after(FOLDER_S) if address.kind is Kind.FOLDER else deadline)
 
 
-def folder_outlet(folder: Path, deadline: Deadline) -> Outlet:
+def folder_outlet(folder: Path) -> Outlet:
     """Exports in a folder of this machine, without a job's folder in it."""
+    deadline = Deadline.after(FOLDER_S)
     blobs = open_blobs(Address(str(folder), Kind.FOLDER, str(folder.absolute()), {}), ROLE, deadline)
     return Outlet(blobs, "", folder, deadline)
 

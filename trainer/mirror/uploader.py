@@ -44,13 +44,13 @@ class Uploader:
         store: Path,
         keep: int,
         pinned: Callable[[], Collection[str]],
-        check_chief: Callable[[], None],
+        check_rank0: Callable[[], None],
         retry_s: float = RETRY_S,
         max_behind_s: float = MAX_BEHIND_S,
     ) -> None:
-        """`pinned` names commits to keep beside the newest `keep`; `check_chief` raises where we were replaced."""
+        """`pinned` names commits to keep beside the newest `keep`; `check_rank0` raises where we were replaced."""
         self._uri, self._store, self._keep = uri, store, keep
-        self._pinned, self._check_chief = pinned, check_chief
+        self._pinned, self._check_rank0 = pinned, check_rank0
         self._retry_s, self._max_behind_s = retry_s, max_behind_s
         self._changed = threading.Condition()
         self._waiting: Commit | None = None
@@ -121,7 +121,7 @@ class Uploader:
         if self._mirror is None:
             self._mirror = Mirror.open(self._uri, deadline)
         with locked(self._store / LOCK, Deadline.after(LOCK_S)):
-            self._check_chief()
+            self._check_rank0()
             log_files = sorted((self._store / "log").glob("*.log"))
             self._mirror.upload(commit, log_files, deadline)
             self._mirrored(commit)

@@ -26,7 +26,7 @@ from trainer.replica.finding import Find, Whereabouts
 from trainer.replica.merging import merged
 from trainer.replica.updates import TableUpdate, Update
 
-CHIEF = -1
+RANK0 = -1
 """Number of rank 0 among the numbers of shards."""
 POKE_S = 5.0
 """Longest time to tell rank 0 that its newest version is waited for."""
@@ -98,7 +98,7 @@ class _ShardParts:
 
 
 @dataclass(slots=True)
-class _ChiefParts:
+class _Rank0Parts:
     """What rank 0 sent and was not returned yet."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -130,19 +130,19 @@ class _Following:
 
     def __init__(self, where: Whereabouts, since: int, generation: int) -> None:
         self.where = where
-        self.chief = _ChiefParts()
+        self.rank0 = _Rank0Parts()
         self.shards = [_ShardParts() for _ in where.shards]
         self.turn = threading.Condition()
         self.error: MillraceError | None = None
         self.given = 0
         """Versions up to this one are not returned any more."""
         self._since, self._generation = since, generation
-        addresses = {CHIEF: where.chief} | dict(enumerate(where.shards))
+        addresses = {RANK0: where.chief} | dict(enumerate(where.shards))
         self._streams = {
-            number: FeedStream("rank 0" if number == CHIEF else f"shard {number}", address, where.secret)
+            number: FeedStream("rank 0" if number == RANK0 else f"shard {number}", address, where.secret)
             for number, address in addresses.items()
         }
-        self._threads = [threading.Thread(target=self._read, args=(CHIEF,), name="feed", daemon=True)]
+        self._threads = [threading.Thread(target=self._read, args=(RANK0,), name="feed", daemon=True)]
         self._threads[0].start()
 
     def _follow_shards(self) -> None:
@@ -152,7 +152,7 @@ class _Following:
             self._threads[-1].start()
 
     def _read(self, number: int) -> None:
-        parts = self.chief if number == CHIEF else self.shards[number]
+        parts = self.rank0 if number == RANK0 else self.shards[number]
         try:
             for part in self._streams[number].parts(self._since, self._generation):
                 with self.turn:
@@ -167,13 +167,13 @@ class _Following:
                 self.turn.notify_all()
 
     def _may_read(self) -> bool:
-        return len(self.chief.versions) < MAX_AHEAD or self.newest() is None or self.error is not None
+        return len(self.rank0.versions) < MAX_AHEAD or self.newest() is None or self.error is not None
 
     def _heard_read(self, number: int) -> None:
-        if number == CHIEF:
+        if number == RANK0:
             self._follow_shards()
         elif all(shard.is_read for shard in self.shards):
-            self._streams[CHIEF].poke(Deadline.after(POKE_S))
+            self._streams[RANK0].poke(Deadline.after(POKE_S))
 
     @property
     def is_mixed(self) -> bool:
@@ -183,15 +183,15 @@ class _Following:
     @property
     def is_near(self) -> bool:
         """Whether rank 0 has sent a newer version."""
-        return max(self.chief.versions, default=0) > self.given and bool(self.chief.facts)
+        return max(self.rank0.versions, default=0) > self.given and bool(self.rank0.facts)
 
     def newest(self) -> int | None:
         """The newest version that rank 0 and all shards have sent; None where none is new."""
-        common = set(self.chief.versions)
+        common = set(self.rank0.versions)
         for shard in self.shards:
             common &= shard.versions()
         newest = max(common, default=0)
-        return newest if newest > self.given and self.chief.facts else None
+        return newest if newest > self.given and self.rank0.facts else None
 
     def close(self) -> None:
         """End the streams. Their threads end soon after."""
@@ -256,12 +256,12 @@ class FeedUpdates:
 
     def _given(self, following: _Following, version: int) -> Update:
         """Call with `following.turn` held."""
-        shards, chief = following.shards, following.chief
+        shards, rank0 = following.shards, following.rank0
         whole = any(shard.whole for shard in shards)
         sent = [shard.take(version) for shard in shards]
-        tensors, event_time_s, event_times = chief.take(version, following.given)
+        tensors, event_time_s, event_times = rank0.take(version, following.given)
         following.turn.notify_all()
-        model, onnx = chief.facts["model"], chief.onnx
+        model, onnx = rank0.facts["model"], rank0.onnx
         told_model, told_onnx = (None, None) if whole else self._told
         self._told = model, onnx
         for shard in shards:
