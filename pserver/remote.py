@@ -243,8 +243,8 @@ class RemoteShards:
 
     def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
         """See Shards."""
-        told = wire.operations_json(operations)
-        request = pb.OperateRequest(caller=self._caller, version=version, operations_json=told)
+        encoded = wire.operations_json(operations)
+        request = pb.OperateRequest(caller=self._caller, version=version, operations_json=encoded)
         self._call_all("Operate", request, pb.Empty, deadline)
 
     def survey(self, shrink: Shrink, deadline: Deadline) -> Survey | None:

@@ -263,13 +263,13 @@ class _Servicer:
     @_guarded
     def Explain(self, request: pb.ExplainRequest, _context: Context) -> pb.JsonReply:
         _check_rank_0(request)
-        told = self._shard.explain(request.table, request.key, request.group)
-        return pb.JsonReply(json=json.dumps(told).encode())
+        found = self._shard.explain(request.table, request.key, request.group)
+        return pb.JsonReply(json=json.dumps(found).encode())
 
     @_guarded
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
         _check_rank_0(request)
-        with self._announcing:  # not the steps' lock: a port takes a moment
+        with self._announcing:  # opening a port takes a moment, so not under the lock of steps
             return pb.FeedReply(address=self._shard.feed(request.secret))
 
     @_guarded

@@ -49,7 +49,7 @@ class Loaded(Generic[Sent]):
 
 
 def encoded(outgoing: Message | Loaded[Message]) -> bytes:
-    """The bytes of a message, or of a Loaded one: protobuf's encoding, whose fields may be put one after another."""
+    """The bytes of a message or a Loaded message. Encoded fields of protobuf may simply be concatenated."""
     if not isinstance(outgoing, Loaded):
         return outgoing.SerializeToString()
     num_bytes = sum(array.nbytes for array in outgoing.arrays)

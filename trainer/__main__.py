@@ -22,8 +22,8 @@ def run(config: WorkerConfig) -> None:
     with open_trainer(config) as trainer:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
-        told = (config.secret, config.address_file, commit, trainer.answer)
-        with role.serve_role(progress.status, trainer.loop.drain, *told):
+        role_facts = (config.secret, config.address_file, commit, trainer.answer)
+        with role.serve_role(progress.status, trainer.loop.drain, *role_facts):
             trainer.loop.run()
             if config.rank == 0:
                 finish(trainer)

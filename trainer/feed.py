@@ -63,7 +63,7 @@ class Telling:
         config: WorkerConfig,
         job: TrainerJob,
         schema: Schema,
-        chief: Lead,
+        rank0: Lead,
         model: nn.Module,
         holders: Holders,
     ) -> "Telling":
@@ -78,10 +78,10 @@ class Telling:
 
         def described() -> Mapping[str, Any]:
             learnt = {name: row.tolist() for name, row in saved_rows(holders.dense.tensors(), widths).items()}
-            return describe(schema, chief.operator.tables, job.tasks, ExportSection(), learnt)
+            return describe(schema, rank0.operator.tables, job.tasks, ExportSection(), learnt)
 
         widths = widths_of(schema, job.tables)
-        facts = job.name, chief.beginning.timeline, config.generation
+        facts = job.name, rank0.beginning.timeline, config.generation
         closer = holders.closer
         latest_s = lambda: closer.latest_event_s  # noqa: E731
         return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of)
@@ -188,10 +188,10 @@ class ChiefFeed:
 
 
 @contextmanager
-def open_feed(content: Telling, shards: Shards, chief: Lead) -> Iterator[ChiefFeed]:
+def open_feed(content: Telling, shards: Shards, rank0: Lead) -> Iterator[ChiefFeed]:
     """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
     feed = ChiefFeed(content, shards)
-    chief.answers["feed"] = feed.answer
+    rank0.answers["feed"] = feed.answer
     try:
         yield feed
     finally:

@@ -106,9 +106,9 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         shards = _shards(config, job, schema, policy)
         held.callback(shards.close)
         progress.step.unanswered = shards.unanswered
-        chief = lead(config, job, schema, shards, beginning) if beginning is not None else None
-        if chief is not None:
-            held.callback(chief.close)
+        rank0 = lead(config, job, schema, shards, beginning) if beginning is not None else None
+        if rank0 is not None:
+            held.callback(rank0.close)
         maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
@@ -129,7 +129,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             dense,
             observer,
             progress,
-            chief,
+            rank0,
             BadFraction(job.pipe.max_bad_fraction),
             dead_letters,
             schema,
@@ -137,7 +137,7 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
         )
         holders = Holders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
-        keeping = _keeping(config, job, schema, chief, shards, model, holders, fingerprint(device))
+        keeping = _keeping(config, job, schema, rank0, shards, model, holders, fingerprint(device))
         parts = TrainerParts(
             job.train,
             job.tasks,
@@ -148,11 +148,11 @@ def open_trainer(config: WorkerConfig, reader: Reader | None = None) -> Iterator
             observer,
             closer,
             progress,
-            chief,
+            rank0,
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress),
         )
-        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if chief is None else chief.answer)
+        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob) -> Beginning:
@@ -169,7 +169,7 @@ def restore(ranks: Ranks, beginning: Beginning | None, shards: Shards, holders: 
     """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose."""
 
     def rows() -> None:
-        assert beginning is not None, "the chief's"
+        assert beginning is not None, "rank 0"
         commit = beginning.commit
         if commit is None:
             shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
@@ -192,7 +192,7 @@ def _keeping(
     config: WorkerConfig,
     job: TrainerJob,
     schema: Schema,
-    chief: Lead | None,
+    rank0: Lead | None,
     shards: Shards,
     model: nn.Module,
     holders: Holders,
@@ -201,16 +201,16 @@ def _keeping(
     """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
     with ExitStack() as held:
         exporting, committer, feed = None, None, None
-        if chief is not None and chief.beginning.joblog is not None:
-            parts = (schema, chief, shards, model, holders.dense, holders.observer, arithmetic)
+        if rank0 is not None and rank0.beginning.joblog is not None:
+            parts = (schema, rank0, shards, model, holders.dense, holders.observer, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
-        holders.closer.begin(None if chief is None else chief.begin(config.job, holders.closer.day))
-        if chief is not None and exporting is not None:
-            committing = _committing(config, job, chief, shards, holders, arithmetic, exporting.changes_since)
+        holders.closer.begin(None if rank0 is None else rank0.begin(config.job, holders.closer.day))
+        if rank0 is not None and exporting is not None:
+            committing = _committing(config, job, rank0, shards, holders, arithmetic, exporting.changes_since)
             committer = held.enter_context(committing)
-            begin_exporting(exporting, chief, committer)
-            content = Telling.of(config, job, schema, chief, model, holders)
-            feed = held.enter_context(open_feed(content, shards, chief))
+            begin_exporting(exporting, rank0, committer)
+            content = Telling.of(config, job, schema, rank0, model, holders)
+            feed = held.enter_context(open_feed(content, shards, rank0))
         yield committer, exporting, feed
 
 
@@ -218,14 +218,14 @@ def _keeping(
 def _committing(
     config: WorkerConfig,
     job: TrainerJob,
-    chief: Lead,
+    rank0: Lead,
     shards: Shards,
     holders: Holders,
     arithmetic: Mapping[str, str],
     changes_since: Callable[[], int | None],
 ) -> Iterator[Committer]:
     """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
-    beginning, planner = chief.beginning, chief.planner
+    beginning, planner = rank0.beginning, rank0.planner
     assert beginning.joblog is not None, "claimed"
     origin = Origin(job.name, beginning.timeline, config.generation, config.world, arithmetic)
 
@@ -233,11 +233,11 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, chief, holders)
+    mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, rank0, holders)
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
     committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.says = partial(_status_lines, config, chief, committer, changed)
+    holders.progress.says = partial(_status_lines, config, rank0, committer, changed)
     try:
         yield committer
     finally:
@@ -259,27 +259,27 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: Beginning, joblo
     if uri is None:
         return None
 
-    def check_chief() -> None:
+    def check_generation() -> None:
         with joblog.exclusive():
             pass
 
-    uploader = Uploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_chief)
+    uploader = Uploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_generation)
     if beginning.commit is not None:
         uploader.offer(beginning.commit)
     return uploader
 
 
-def _capture(config: WorkerConfig, chief: Lead, holders: Holders, dense: Mapping[str, Tensor]) -> Saved:
+def _capture(config: WorkerConfig, rank0: Lead, holders: Holders, dense: Mapping[str, Tensor]) -> Saved:
     """Rank 0, between passes: what a commit holds beside the rows. `dense`: the tensors that were consolidated."""
-    known = chief.beginning.known if chief.planner is None else chief.planner.known
-    skips = chief.beginning.skips if chief.planner is None else chief.planner.skips
+    known = rank0.beginning.known if rank0.planner is None else rank0.planner.known
+    skips = rank0.beginning.skips if rank0.planner is None else rank0.planner.skips
     facts = {
         "spec": config.job,
         "partitions": [each.message() for each in known.values()],
         "skips": [list(skip) for skip in skips],
-        "operations": chief.operator.state(),
+        "operations": rank0.operator.state(),
     }
-    return holders.capture(chief.chronicle.needed_from, facts, dense)
+    return holders.capture(rank0.chronicle.needed_from, facts, dense)
 
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
@@ -291,9 +291,9 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
     return changed
 
 
-def _status_lines(config: WorkerConfig, chief: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
+def _status_lines(config: WorkerConfig, rank0: Lead, committer: Committer, changed: Sequence[str]) -> dict[str, Any]:
     """Rank 0: lines of the status about log, operations, commits and recovery."""
-    beginning, chronicle = chief.beginning, chief.chronicle
+    beginning, chronicle = rank0.beginning, rank0.chronicle
     return {
         "generation": config.generation,
         "timeline": beginning.timeline,
@@ -302,8 +302,8 @@ def _status_lines(config: WorkerConfig, chief: Lead, committer: Committer, chang
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
         "trouble": chronicle.trouble,
-        "operations": chief.operator.status(),
-        "overrides": dict(chief.operator.overrides),
+        "operations": rank0.operator.status(),
+        "overrides": dict(rank0.operator.overrides),
     }
 
 

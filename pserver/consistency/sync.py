@@ -82,9 +82,9 @@ class Sync:
         """See Consistency: sums over all ranks. News travel in a message of their own, which a flag announces."""
         figures = np.array([*mine.weights, mine.num_samples, mine.num_batches, news is not None], np.float64)
         total = peers.sum_floats(figures)
-        told = peers.broadcast(news) if total[-1] else None
+        heard = peers.broadcast(news) if total[-1] else None
         weights = [float(weight) for weight in total[:-3]]
-        return StepFigures(weights, num_samples=int(total[-3]), num_batches=int(total[-2])), told
+        return StepFigures(weights, num_samples=int(total[-3]), num_batches=int(total[-2])), heard
 
     def num_bad(self, peers: Peers, good: bool) -> int:
         """See Consistency: counted over all ranks."""

@@ -292,7 +292,7 @@ def test_a_window_with_parts_of_another_length_starts_anew(after, flipped, caplo
     for day in range(3):
         close(old, batch(day, day=100 + day))
     gone_on(old, new)
-    assert caplog.messages == ["metrics.window or event_time changed: the window of the metrics begins anew"]
+    assert caplog.messages == ["metrics.window or event_time changed: the window of the metrics starts anew"]
     assert counted(new, "window") == 0 and counted(new, "life") == counted(old, "life") > 0
     for day in (103, 103.01):
         close(new, batch(7, day=day))

@@ -284,7 +284,7 @@ class Meter:
         self._life, self._window = Scope.like(self._pass), Window()
         same_parts = facts.get("part_s", self._part_s) == self._part_s  # older states lack it: taken as the same
         if not same_parts:
-            log.warning("metrics.window or event_time changed: the window of the metrics begins anew")
+            log.warning("metrics.window or event_time changed: the window of the metrics starts anew")
         nothing = np.zeros(0, np.int64)
         for scope, tensors in facts["tensors"].items():
             entries = {
@@ -309,7 +309,7 @@ class Meter:
 
 def _anew(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}; these begin anew or are dropped, the rest goes on"
+    return f"{', '.join(names[:5])}{more}; these start anew or are dropped, the rest continues"
 
 
 def _of_tensors(scope: Scope) -> dict[str, Measures]:
