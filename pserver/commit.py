@@ -126,7 +126,7 @@ class Stores:
         below = CHANGES.format(name)
         changes = Changes.joined([])
         if snapshot.changes_since is not None:
-            changes = Changes.of(taken.keys_U, taken.went_keys_U, taken.went_group_U)
+            changes = Changes.of(taken.keys_U, taken.deleted_keys_U, taken.deleted_group_U)
         made = self._changes[name].write(snapshot.version, changes, snapshot.changes_since, mine / below)
         path = f"{self._name}/{below}"
         snapshot.facts[name]["changes"] = [each.message(path) for each in made]

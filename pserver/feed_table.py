@@ -31,7 +31,7 @@ STORED_ROWS = 1 << 10
 """Rows looked up in the store at a time: a batch that needs rows from the store waits that long."""
 PAUSE_S = 0.0005
 """Pause after each piece, as in pserver.sweeping."""
-MAX_WENT_KEYS = 1 << 20
+MAX_DELETED_KEYS = 1 << 20
 """Most deleted keys remembered. Beyond it those of the oldest versions are dropped; a subscriber at such a version
 gets all rows."""
 NO_KEYS = np.empty(0, np.uint64)
@@ -115,7 +115,7 @@ class TableFeed:
                 self._deleted.append(keys_U)
             self._log.setdefault(self._version, []).append(keys_U)
             self._num_logged += len(keys_U)
-            while self._num_logged > MAX_WENT_KEYS:
+            while self._num_logged > MAX_DELETED_KEYS:
                 oldest = next(iter(self._log))
                 self._num_logged -= sum(len(each) for each in self._log.pop(oldest))
                 self.known_since = oldest + 1

@@ -36,9 +36,9 @@ class TableSnapshot:
     keys_U: U64
     """Keys of the rows changed since the last commit."""
     words_UW: U32
-    went_keys_U: U64
+    deleted_keys_U: U64
     """Keys deleted since; some may have rows again, and are in `keys_U` then."""
-    went_group_U: U16
+    deleted_group_U: U16
     rows_by_group: Mapping[int, int]
     """Number of rows by slot group, without deleted ones."""
     life: Mapping[str, Any]
@@ -48,8 +48,8 @@ class TableSnapshot:
 
     def gone(self) -> tuple[U64, U16]:
         """Keys and groups of deleted rows that did not come back. Slow for many keys: not while steps wait."""
-        gone_U = ~np.isin(self.went_keys_U, self.keys_U)
-        return self.went_keys_U[gone_U], self.went_group_U[gone_U]
+        gone_U = ~np.isin(self.deleted_keys_U, self.keys_U)
+        return self.deleted_keys_U[gone_U], self.deleted_group_U[gone_U]
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def test_what_changed_since_a_version_is_told_as_long_as_it_is_known(world, monk
     assert not base[0].whole and told == [([], [3]), ([5, 10], [])]
     assert world.subscribe(since=6)[1][0].whole  # a version of somebody else's
     assert world.subscribe(since=4, generation=2)[1][0].whole  # this job was restored at 0
-    monkeypatch.setattr("pserver.feed_table.MAX_WENT_KEYS", 1)
+    monkeypatch.setattr("pserver.feed_table.MAX_DELETED_KEYS", 1)
     for sign in (1, 2):
         world.table.operate(Forget(table="t", group=1, key=int(keys(sign).keys_U[0])), 5)
     assert world.subscribe(since=5)[1][0].whole
