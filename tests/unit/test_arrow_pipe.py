@@ -230,7 +230,7 @@ def test_negative_signs_reject_their_event():
     [
         ("serve(num=1)", "answered 1 batches instead of 2"),
         ("serve(num=0)", "answered 0 batches instead of 2"),
-        ("print('hello', flush=True); serve()", "no Arrow stream: b'hello"),
+        ("print('hello', flush=True); serve()", "not an Arrow stream: b'hello"),
         ("sys.exit(3)", r"ended with exit code 3"),
         ("sys.exit('the model is gone')", "the model is gone"),
         ("sys.stdin.buffer.peek(1); sys.exit(0)", "ended in the middle of a segment"),

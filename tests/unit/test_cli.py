@@ -107,7 +107,7 @@ def test_check_tells_that_a_spec_is_right(millrace_says, tmp_path):
 def test_check_notes_data_that_is_not_there_yet(millrace_says, tmp_path):
     job = write_job(tmp_path, num_lines=20)
     code, out, _ = millrace_says("spec", "check", job, "--set", 'sources.lines.paths=["*.gz"]', "--set", "store.path=s")
-    assert code == 0 and "note: a run would be refused until there is data: sources" in out and "'*.gz'" in out
+    assert code == 0 and "note: a run is refused until there is data: sources" in out and "'*.gz'" in out
 
 
 OWN_MODEL = "from torch import nn\nclass Tower(nn.Module):\n  pass\n"

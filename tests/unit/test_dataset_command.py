@@ -93,11 +93,11 @@ def test_a_command_that_takes_most_of_the_time_is_told_with_what_helps(spec):
 @pytest.mark.parametrize(
     ("times", "pipe", "words"),
     [
-        ((0.1, 9.0, 0.5), {}, 'generate_columns and speaks protocol = "arrow"; pipe.processes = 4 runs as many'),
-        ((0.1, 36.0, 0.5), {"processes": 4, "protocol": "arrow"}, "where it defines generate_columns$"),
-        ((0.1, 2.0, 7.0), {}, 'protocol = "arrow" is parsed faster'),
+        ((0.1, 9.0, 0.5), {}, 'generate_columns and uses protocol = "arrow"; pipe.processes = 4 runs that many'),
+        ((0.1, 36.0, 0.5), {"processes": 4, "protocol": "arrow"}, "if it defines generate_columns$"),
+        ((0.1, 2.0, 7.0), {}, 'protocol = "arrow" is faster to parse'),
         ((0.1, 2.0, 7.0), {"protocol": "arrow"}, "pipe.processes = 4 parses in parallel"),
-        ((9.0, 2.0, 1.0), {}, "plain files are read faster than gzip"),
+        ((9.0, 2.0, 1.0), {}, "plain files are faster to read than gzip"),
         ((3.0, 4.0, 3.0), {}, None),
     ],
 )

@@ -173,7 +173,7 @@ MISTAKES = {
     'slot = "..." or kind = "record" | "none"',
     'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
     # not built yet
-    'sources.more={kind="simulated",events=5}': "sources: several sources are not supported yet; 2 given",
+    'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
     "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
     "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
     "train.staleness=1": "train: staleness above 0 is not built yet",
@@ -236,8 +236,8 @@ MISTAKES = {
     'name a meta slot with the time, or use protocol = "arrow"',
     'sources.impressions.event_time={slot="clik"}': "sources.impressions.event_time.slot: there is no slot 'clik'; "
     "a meta slot is needed; did you mean 'click'?",
-    'sources.impressions.event_time={slot="impression"}': "sources.impressions.event_time.slot: 'impression' is no "
-    "meta slot of whole numbers, which times take: floats hold the unix time to 128 s only; have a slot with kind = "
+    'sources.impressions.event_time={slot="impression"}': "sources.impressions.event_time.slot: 'impression' is not a "
+    "meta slot of whole numbers, and floats hold a unix time to 128 s only; use a slot with kind = "
     '"meta", type = "int64"',
     'model={name="deepfm"} ; tables.default={dim=0}': "model.name: deepfm needs vectors: the table of slot 'user' has "
     "dim = 0; use lr, or raise it",
